@@ -1,0 +1,36 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Both make their own environment in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help install demo test test-slow check bench clean
+
+help: ## show what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+install: .venv/.installed ## make the environment (.venv) with everything the project uses
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## from text to answers with evidence on a fictional world, in minutes on a CPU
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash runs/demo.sh
+
+test: install ## the test suite (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -q
+
+test-slow: install ## the long tests too: three seeds of the small world and the like
+	$(BIN)/python -m pytest -q -m slow
+
+check: install ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy realmlm tests benchmarks
+
+bench: install ## benchmarks, printed with hardware and date
+	$(BIN)/python benchmarks/exact_search.py
+
+clean: ## remove what was made here
+	rm -rf .venv work build dist *.egg-info

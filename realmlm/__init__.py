@@ -1,0 +1,17 @@
+"""Retrieval-augmented language models whose retriever is learned, without labels, from the text itself."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from realmlm.serve.engine import Engine
+
+__version__ = "0.1.0"
+
+
+def load(model: "str | Path", corpus: "str | Path", *, device: str = "cpu") -> "Engine":
+    """A model over a corpus, ready to be asked: `realmlm.load("model", "corpus").ask("…")`."""
+    from realmlm.serve.engine import Engine  # torch comes in only here: the command line's help stays quick
+
+    return Engine(model, corpus, device=device)

@@ -1,0 +1,3 @@
+from realmlm.cli import main
+
+main()

@@ -1,0 +1,275 @@
+"""Artefacts: folders that exist whole or not at all.
+
+A folder of files and a `manifest.json` with the format version, the config that made it, counts, parents and a checksum of each file.
+It is written under a temporary name, fsynced and renamed; it is checked when opened. Arrays are safetensors files, memory-mapped.
+The format is specified in docs/formats.md.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_STAMPS = ".verified.json"
+_ALWAYS_HASHED = 256 * 2**20  # bytes; larger files are hashed again only when size or modification time changed
+
+_DTYPES = {
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": np.uint16,  # numpy has no bfloat16: the bits, for torch to view
+    "F32": np.float32,
+    "F64": np.float64,
+    "BOOL": np.bool_,
+}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if name != "BF16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an artefact says of itself."""
+
+    kind: str
+    config: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content: of the kind and of every file's checksum."""
+        return _digest({"kind": self.kind, "files": {name: entry["sha256"] for name, entry in sorted(self.files.items())}})
+
+
+@dataclass
+class Draft:
+    """An artefact being written: put files under `path`, fill in `counts`, `config` and `parents` until the block ends."""
+
+    path: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
+    """Write an artefact: on a clean exit of the block it stands at `path`; on any error nothing does, and what stood there stays."""
+    path = Path(path)
+    if path.exists() and not replace:
+        raise ArtefactExists(f"{path} already exists; choose another place or remove it first")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
+    temporary.mkdir()
+    draft = Draft(path=temporary)
+    try:
+        yield draft
+        _seal(draft, kind=kind)
+        if path.exists():
+            aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
+            path.rename(aside)
+            temporary.rename(path)
+            shutil.rmtree(aside)
+        else:
+            temporary.rename(path)
+        _fsync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left under temporary names in `folder` (their owner must hold the folder's lock)."""
+    for pattern in (".*.tmp", ".*.old"):
+        for leftover in Path(folder).glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def open_artefact(path: Path, *, kind: str, hint: str = "") -> Manifest:
+    """Read and check an artefact of a kind. `hint` is the command that would make one."""
+    manifest = read_manifest(path, kind=kind, hint=hint)
+    _verify_files(Path(path), manifest)
+    return manifest
+
+
+def read_manifest(path: Path, *, kind: str, hint: str = "") -> Manifest:
+    """What an artefact of a kind says of itself; its files are not looked at."""
+    advice = f"; {hint}" if hint else ""
+    file = Path(path) / MANIFEST
+    if not file.is_file():
+        raise ArtefactMissing(f"no {kind} in {path}{advice}")
+    manifest = _read_manifest(file)
+    if manifest.kind != kind:
+        raise ArtefactMissing(f"{path} holds a {manifest.kind}, not a {kind}{advice}")
+    return manifest
+
+
+def _read_manifest(file: Path) -> Manifest:
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        checksum = record.pop("checksum")
+        if record.get("format", 0) > FORMAT:
+            raise ArtefactDamaged(f"{file} has format {record['format']}, newer than this version reads ({FORMAT}); upgrade realmlm")
+        intact = checksum == _digest(record)
+        manifest = Manifest(**record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); make the artefact again") from error
+    if not intact:
+        raise ArtefactDamaged(f"{file} is damaged (its checksum does not match); make the artefact again")
+    return manifest
+
+
+def _verify_files(path: Path, manifest: Manifest) -> None:
+    stamps = _read_stamps(path)
+    fresh = {}
+    for name, entry in manifest.files.items():
+        file = path / name
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise ArtefactDamaged(f"{file} is missing; make the artefact again") from error
+        if status.st_size != entry["bytes"]:
+            raise ArtefactDamaged(f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; make the artefact again")
+        stamp = [status.st_size, status.st_mtime_ns]
+        if (status.st_size <= _ALWAYS_HASHED or stamps.get(name) != stamp) and _sha256(file) != entry["sha256"]:
+            raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; make the artefact again")
+        fresh[name] = stamp
+    if fresh != stamps and any(entry["bytes"] > _ALWAYS_HASHED for entry in manifest.files.values()):
+        _write_stamps(path, fresh)
+
+
+def _seal(draft: Draft, *, kind: str) -> None:
+    files, stamps = {}, {}
+    for file in sorted(draft.path.rglob("*")):
+        if file.is_file():
+            name = file.relative_to(draft.path).as_posix()
+            fsync_file(file)
+            status = file.stat()
+            files[name] = {"bytes": status.st_size, "sha256": _sha256(file)}
+            stamps[name] = [status.st_size, status.st_mtime_ns]
+    manifest = Manifest(kind=kind, config=draft.config, counts=draft.counts, parents=draft.parents, files=files)
+    record = json.loads(json.dumps(asdict(manifest)))
+    record["checksum"] = _digest(record)
+    write_text(draft.path / MANIFEST, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    _write_stamps(draft.path, stamps)
+    _fsync_folder(draft.path)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a small file atomically: it holds the old text or the new one."""
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
+    temporary.write_text(text, "utf-8")
+    fsync_file(temporary)
+    temporary.replace(file)
+
+
+def fsync_file(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_fsync_folder = fsync_file
+
+
+def _read_stamps(path: Path) -> dict[str, list[int]]:
+    try:
+        stamps = json.loads((path / _STAMPS).read_text("utf-8"))
+        return stamps if isinstance(stamps, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_stamps(path: Path, stamps: dict[str, list[int]]) -> None:
+    with suppress(OSError):  # a read-only artefact is hashed at each opening
+        (path / _STAMPS).write_text(json.dumps(stamps), "utf-8")
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _digest(record: Any) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+# --- arrays -------------------------------------------------------------------------------------------------------------------------
+
+
+class ArrayWriter:
+    """A safetensors file of one array that grows by rows, so that nothing larger than a block is ever in memory."""
+
+    _HEADER = 256  # bytes kept free for the header, which is known only at the end; JSON may be padded with spaces
+
+    def __init__(self, file: Path, dtype: Any, *, row: tuple[int, ...] = ()) -> None:
+        self.name, self.dtype, self.row, self.rows = file.stem, np.dtype(dtype), row, 0
+        self._stream = open(file, "wb")
+        self._stream.write(bytes(8 + self._HEADER))
+
+    def append(self, rows: Any) -> None:
+        rows = np.ascontiguousarray(rows, dtype=self.dtype)
+        assert rows.shape[1:] == self.row, (rows.shape, self.row)
+        self._stream.write(memoryview(rows).cast("B") if rows.size else b"")
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        shape = [self.rows, *self.row]
+        size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        header = json.dumps({self.name: {"dtype": _NAMES[self.dtype], "shape": shape, "data_offsets": [0, size]}})
+        self._stream.seek(0)
+        self._stream.write(self._HEADER.to_bytes(8, "little") + header.encode().ljust(self._HEADER))
+        self._stream.close()
+
+
+def save_arrays(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write several arrays into one safetensors file."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+
+
+def map_arrays(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file, memory-mapped: nothing is read until it is used, and nothing can be written back."""
+    try:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        return {name: _map(file, 8 + length, entry) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtefactDamaged(f"{file} is not a readable safetensors file ({error})") from error
+
+
+def map_array(file: Path) -> np.ndarray:
+    """The one array of a file written by ArrayWriter."""
+    (array,) = map_arrays(file).values()
+    return array
+
+
+def _map(file: Path, start: int, entry: dict[str, Any]) -> np.ndarray:
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    # copy-on-write: torch takes the array without a warning, the file stays untouched
+    return np.memmap(file, dtype=dtype, mode="c", offset=start + entry["data_offsets"][0], shape=shape)

@@ -1,0 +1,219 @@
+"""The command line: one command for each config, its flags and help generated from it; errors caught once."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from realmlm import __version__, config
+from realmlm.errors import BadInput, RealmError, require
+from realmlm.log import say
+
+# Work is imported where it is done: `realmlm --help` must not wait for torch.
+
+
+def _world(settings: config.World) -> None:
+    from realmlm.worlds import write_world
+
+    world = write_world(settings.out, settings.kind, seed=settings.seed)
+    say(f"{settings.out}: {len(world.passages):,} passages, {len(world.seen):,} facts to train on, {len(world.held_out):,} held out")
+
+
+def _corpus(settings: config.Corpus) -> None:
+    from realmlm.corpus.build import build_corpus
+
+    corpus = build_corpus(**config.flat(settings))
+    counts = corpus.manifest.counts
+    say(f"{settings.out}: {counts['passages']:,} passages of {counts['articles']:,} articles, {counts['wordpieces']:,} wordpieces")
+
+
+def _edit(settings: config.Edit) -> None:
+    from realmlm.corpus.readers import read_articles
+    from realmlm.corpus.store import Article, Corpus
+
+    corpus = Corpus.open(settings.corpus)
+    replace = {}
+    if settings.replace is not None:
+        title = corpus[settings.replace].title if settings.title is None else settings.title
+        replace = {settings.replace: Article(title, settings.text or "")}
+    articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
+    corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
+    say(f"{settings.corpus}: {len(corpus):,} passages now" + (f"; added {added[0]} to {added[-1]}" if added else ""))
+
+
+def _spans(settings: config.Spans) -> None:
+    from realmlm.corpus.spans import mark_spans, rule_tagger
+    from realmlm.corpus.store import Corpus
+    from realmlm.corpus.taggers import PhraseTagger, SpacyTagger, Tagger
+
+    corpus = Corpus.open(settings.corpus)
+    tagger: Tagger
+    if settings.phrases is not None:
+        tagger = PhraseTagger(_read_lines(settings.phrases))
+    else:
+        tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
+    spans = mark_spans(corpus, tagger, workers=settings.workers or os.cpu_count() or 1)
+    say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
+
+
+def _model(settings: config.Model) -> None:
+    from realmlm.model.create import create_model
+
+    say(create_model(**config.flat(settings)))
+
+
+def _index(settings: config.Index) -> None:
+    from realmlm.serve.engine import make_index
+
+    say(make_index(**config.flat(settings)))
+
+
+def _warmup(settings: config.Warmup) -> None:
+    from realmlm.train.warmup import run_warmup
+
+    run_warmup(settings)
+
+
+def _pretrain(settings: config.Pretrain) -> None:
+    from realmlm.train.pretrain import run_pretrain
+
+    run_pretrain(settings)
+
+
+def _finetune(settings: config.Finetune) -> None:
+    from realmlm.train.finetune import run_finetune
+
+    run_finetune(settings)
+
+
+def _evaluate(settings: config.Evaluate) -> None:
+    from realmlm.device import pick_device
+    from realmlm.evaluate.report import evaluate
+
+    values = config.flat(settings)
+    as_json = values.pop("json")
+    report = evaluate(**{**values, "device": str(pick_device(settings.device))})
+    print(json.dumps(report.as_json()) if as_json else report.table())
+
+
+def _ask(settings: config.Ask) -> None:
+    from realmlm.device import pick_device
+    from realmlm.serve.engine import Engine, as_json, as_text
+
+    engine = Engine(settings.model, settings.corpus, device=str(pick_device(settings.device)))
+    if settings.fill is not None:
+        answer = engine.fill(settings.fill, read=settings.read)
+    else:
+        answer = engine.ask(settings.question or "", read=settings.read)
+    print(json.dumps(as_json(answer), ensure_ascii=False) if settings.json else as_text(answer))
+
+
+def _refuse(error: BadInput) -> None:
+    raise error
+
+
+def _read_lines(file: Path) -> list[str]:
+    try:
+        return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read as UTF-8 text, one phrase a line ({type(error).__name__})") from error
+
+
+COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
+    "corpus": (config.Corpus, _corpus),
+    "edit": (config.Edit, _edit),
+    "spans": (config.Spans, _spans),
+    "model": (config.Model, _model),
+    "warmup": (config.Warmup, _warmup),
+    "pretrain": (config.Pretrain, _pretrain),
+    "finetune": (config.Finetune, _finetune),
+    "index": (config.Index, _index),
+    "evaluate": (config.Evaluate, _evaluate),
+    "ask": (config.Ask, _ask),
+    "world": (config.World, _world),
+}
+RESUMABLE = ("warmup", "pretrain", "finetune")
+
+
+def overview() -> str:
+    """The help of `realmlm` itself."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:{width}}  {_first_line(kind)}" for name, (kind, _) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"realmlm {__version__}: language models that retrieve before they predict, the retriever learned from text alone.",
+            "",
+            "usage: realmlm COMMAND …        realmlm COMMAND --help explains one",
+            "",
+            *lines,
+            "",
+            "The way from documents to answers: corpus → spans → model → warmup → pretrain → finetune → ask.",
+        ]
+    )
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; a user's error is one message and exit code 2, never a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return
+    if arguments[0] in ("--version", "-V"):
+        print(f"realmlm {__version__}")
+        return
+    try:
+        run_command(arguments[0], arguments[1:])
+    except RealmError as error:
+        say(f"error: {error}")
+        sys.exit(2)
+    except MemoryError:
+        say("error: out of memory; lower --optim.batch, raise --optim.accumulate, or use a smaller corpus or model")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        say("stopped; a training run goes on with --resume RUN")
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def run_command(name: str, arguments: list[str]) -> None:
+    if name not in COMMANDS:
+        raise BadInput(f"no command '{name}'; there are: {', '.join(COMMANDS)}")
+    kind, work = COMMANDS[name]
+    work(parse(name, kind, arguments))
+
+
+def parse(name: str, kind: type, arguments: list[str]) -> Any:
+    """A config from flags; with `--resume RUN`, from that run's own record, flags given beside it taking precedence."""
+    tyro = require("tyro", extra="all", why="the command line")
+    default = None
+    if name in RESUMABLE and "--resume" in arguments:
+        place = arguments.index("--resume")
+        if place + 1 >= len(arguments):
+            raise BadInput(f"--resume needs the folder of the run: realmlm {name} --resume RUN")
+        default = _recorded(name, kind, Path(arguments[place + 1]))
+        arguments = arguments[:place] + arguments[place + 2 :]
+    extra = (
+        "\n\nGo on with a run that was cut off: --resume RUN (its own settings, unless flags say otherwise)." if name in RESUMABLE else ""
+    )
+    options = {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=f"realmlm {name}", description=(kind.__doc__ or "") + extra, args=arguments, **options)
+
+
+def _recorded(name: str, kind: type, folder: Path) -> Any:
+    from realmlm.train.run import read_run
+
+    record = read_run(folder)
+    if record["stage"] != name:
+        raise BadInput(f"{folder} is a run of `realmlm {record['stage']}`, not of `realmlm {name}`")
+    return config.restore(kind, record["config"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,395 @@
+"""Every setting of every command: typed, explained, checked once. The command line and its help are generated from this file."""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from realmlm.errors import BadInput
+
+try:
+    from tyro.conf import Positional
+except ImportError:  # the command line's library; training without it takes these classes as they are
+    Item = Any
+    Positional = Annotated[Item, ()]  # type: ignore[misc]
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise BadInput(message)
+
+
+# --- settings shared by the training stages ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """How the weights move."""
+
+    steps: int = 1000
+    """Training steps."""
+    batch: int = 32
+    """Examples of a step."""
+    accumulate: int = 1
+    """Parts a step's batch is worked off in, to fit memory; the gradient is the same up to rounding."""
+    lr: float = 1e-4
+    """Peak learning rate of the reader."""
+    retriever_lr: float = 3e-5
+    """Peak learning rate of the retriever; the higher, the more fragile joint training is."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises linearly; then it falls linearly to zero."""
+    weight_decay: float = 0.01
+    """AdamW's weight decay, on matrices only."""
+    clip: float = 1.0
+    """Largest gradient norm, of retriever and reader each."""
+
+    def __post_init__(self) -> None:
+        check(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
+        check(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        check(
+            self.accumulate >= 1 and self.batch % self.accumulate == 0,
+            f"batch {self.batch} cannot be cut into {self.accumulate} equal parts",
+        )
+        check(0 <= self.warmup <= 1, f"warmup is a share between 0 and 1, not {self.warmup}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What happens around the steps."""
+
+    log_every: int = 10
+    """Steps between two rows of metrics."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints."""
+    seed: int = 0
+    """Of every random choice of the run."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
+    bf16: bool = True
+    """bfloat16 autocast on a GPU."""
+    threads: int = 0
+    """CPU threads of the trainer; 0 leaves torch's choice, less one where a refresher runs beside it on the CPU."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time; new indexes are swapped in at fixed steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refresh:
+    """How the index follows the document tower."""
+
+    every_steps: int = 500
+    """Training steps between two snapshots handed to the refresher; 0 leaves the index as it is."""
+    process: bool = True
+    """Re-embed in a process of its own while training goes on; otherwise in line, training waits."""
+    swap_after: int | None = None
+    """Swap the new index in exactly this many steps after its snapshot, waiting if it is late; default: as soon as it is there."""
+    device: str = "auto"
+    """Where the refresher embeds; auto takes the last GPU if there are several, else the trainer's device."""
+    dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored vectors."""
+
+    def __post_init__(self) -> None:
+        check(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
+        late = self.swap_after is not None and not 0 <= self.swap_after < max(self.every_steps, 1)
+        check(not late, f"refresh.swap-after must lie between 0 and refresh.every-steps, not {self.swap_after}")
+
+
+MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
+
+# --- commands --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Make a fictional world: passages, sentences and questions whose answers stand nowhere else. A laboratory for retrieval."""
+
+    out: Path
+    """Folder to make."""
+    kind: Literal["tiny", "small", "hard"] = "small"
+    """tiny: 150 entities, for tests; small: 1,000; hard: 1,500 with more facts, longer values and sentences that need no knowledge."""
+    seed: int = 0
+    """Another seed, another world."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Turn documents into a corpus: passages, cut on sentence borders and tokenised once."""
+
+    sources: Positional[tuple[Path, ...]]
+    """Files and folders: .txt .md .html .jsonl .csv .tsv, MediaWiki .xml; also .gz .bz2 .xz of these."""
+    out: Path
+    """Folder to make."""
+    tokenizer: str | None = None
+    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model."""
+    train_tokenizer: int | None = None
+    """Train a tokenizer of this many wordpieces on the documents instead."""
+    max_wordpieces: int = 288
+    """Longest passage."""
+    skip_bad: bool = False
+    """Leave out what cannot be read and count it, instead of stopping."""
+    workers: int | None = None
+    """Processes that cut and tokenise; default: one for each core."""
+
+    def __post_init__(self) -> None:
+        check(len(self.sources) > 0, "name at least one file or folder: realmlm corpus notes/ --out CORPUS --train-tokenizer 16000")
+        one = (self.tokenizer is None) != (self.train_tokenizer is None)
+        check(one, "say where the wordpieces come from: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
+        check(8 <= self.max_wordpieces <= 4096, f"max-wordpieces must lie between 8 and 4096, not {self.max_wordpieces}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Add, replace or remove passages of a corpus without making it again; indexes take the change up at their next use."""
+
+    corpus: Positional[Path]
+    """The corpus."""
+    add: tuple[Path, ...] = ()
+    """Documents to add, of any kind that `realmlm corpus` reads."""
+    remove: tuple[int, ...] = ()
+    """Ids of passages to remove."""
+    replace: int | None = None
+    """Id of a passage whose text becomes --text."""
+    text: str | None = None
+    """The new text of the passage named by --replace."""
+    title: str | None = None
+    """Its new title; default: the old one."""
+
+    def __post_init__(self) -> None:
+        check((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
+        check(
+            bool(self.add or self.remove or self.replace is not None),
+            "nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """Mark the spans of a corpus worth masking: names, dates, quantities."""
+
+    corpus: Positional[Path]
+    """The corpus."""
+    tagger: Literal["rules", "phrases", "spacy"] = "rules"
+    """rules: our own, light; phrases: a list of yours; spacy: a spaCy model's entities."""
+    phrases: Path | None = None
+    """File with one phrase a line, for --tagger phrases."""
+    spacy_model: str = "en_core_web_sm"
+    """For --tagger spacy."""
+    workers: int | None = None
+    """Processes; default: one for each core."""
+
+    def __post_init__(self) -> None:
+        check((self.tagger == "phrases") == (self.phrases is not None), "--tagger phrases and --phrases FILE go together")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Make a model to begin with: fresh weights, or a published encoder as towers and reader."""
+
+    corpus: Path
+    """The corpus whose tokenizer the model reads with."""
+    out: Path
+    """Folder to make."""
+    checkpoint: str | None = None
+    """Folder or name of a published encoder (BERT and its like); the corpus must be made with its tokenizer."""
+    family: str = "modernbert"
+    """transformers' model_type of a fresh encoder."""
+    layers: int = 6
+    """Layers of a fresh encoder."""
+    hidden: int = 512
+    """Its hidden size."""
+    heads: int = 8
+    """Its attention heads."""
+    dropout: float = 0.0
+    """Its dropout, in training."""
+    share_towers: bool = True
+    """Query and document tower are one encoder with two projections."""
+    projection: int = 128
+    """Size of the vectors that are searched."""
+    projection_norm: bool = True
+    """LayerNorm after each projection and scores divided by √size; without it the plain inner product of the paper."""
+    pooling: Literal["cls", "mean"] = "mean"
+    """What stands for a sequence: its first vector (the paper), or the mean of all."""
+    max_query: int = 64
+    """Wordpieces of a query that are read."""
+    max_answer: int = 10
+    """Longest answer span in wordpieces."""
+    seed: int = 0
+    """Of the fresh weights."""
+
+    def __post_init__(self) -> None:
+        check(self.hidden % self.heads == 0, f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """Embed a corpus with a model's document tower and write the index that is searched."""
+
+    model: Path
+    """The model."""
+    corpus: Path
+    """The corpus."""
+    out: Path | None = None
+    """Folder to make; default: kept beside the corpus, where evaluate and ask look for it."""
+    kind: Literal["exact", "ivf"] = "exact"
+    """exact: every vector is compared; ivf: faiss's inverted lists, re-scored exactly, recall measured and shown."""
+    dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored vectors."""
+    device: str = "auto"
+    """Where to embed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmup:
+    """Prepare a model for joint training: the reader learns to read passages (masked LM), the retriever to find them (ICT)."""
+
+    model: Path
+    """The model to begin with."""
+    corpus: Path
+    """The corpus; its spans are needed where masks are salient."""
+    out: Path
+    """Folder of the run; the model stands in its `model/`."""
+    masking: MASKING = "salient"
+    """Which wordpieces the reader must predict."""
+    pairing: Literal["own", "sibling", "null"] = "sibling"
+    """What lies beside the masked sentence: its own passage (learn to copy), another passage of its article, or nothing."""
+    remove: float = 0.9
+    """ICT: share of cases in which the sentence is taken out of its passage."""
+    reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
+    """Masked LM; 0 steps leave it out."""
+    retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256, retriever_lr=1e-4))
+    """ICT; 0 steps leave it out."""
+    loop: Loop = field(default_factory=Loop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain:
+    """Train retriever and reader together on text alone: masked LM through the search, the index refreshed as it goes."""
+
+    model: Path
+    """The model, warmed up."""
+    corpus: Path
+    """The knowledge Z that is searched."""
+    out: Path
+    """Folder of the run; the model stands in its `model/`."""
+    text: Path | None = None
+    """The corpus X that masked sentences come from; default: Z itself, a sentence's own passage never retrieved."""
+    k: int = 8
+    """Passages read for each sentence, the null document among them."""
+    masking: MASKING = "salient"
+    """Which wordpieces are masked."""
+    marginal: Literal["joint", "per-token"] = "joint"
+    """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own."""
+    freeze_retriever: int = 0
+    """First steps in which only the reader learns."""
+    probe: Path | None = None
+    """Held-out masked sentences with their gold passages (JSON lines), measured as training goes on."""
+    probe_every: int = 50
+    """Steps between two probes."""
+    optim: Optim = field(default_factory=Optim)
+    refresh: Refresh = field(default_factory=Refresh)
+    loop: Loop = field(default_factory=Loop)
+
+    def __post_init__(self) -> None:
+        check(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Train a model to answer questions from the passages it retrieves."""
+
+    model: Path
+    """The model, pre-trained."""
+    corpus: Path
+    """The corpus that is searched."""
+    questions: Path
+    """Questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD .json."""
+    out: Path
+    """Folder of the run; the model stands in its `model/`."""
+    read: int = 5
+    """Passages read for each question."""
+    candidates: int = 5000
+    """Passages over which the retriever is trained."""
+    optim: Optim = field(default_factory=lambda: Optim(lr=1e-5, retriever_lr=1e-5))
+    refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
+    loop: Loop = field(default_factory=Loop)
+
+    def __post_init__(self) -> None:
+        check(1 <= self.read <= self.candidates, f"read ({self.read}) must lie between 1 and candidates ({self.candidates})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure a model on questions: exact match, F1, recall of passages with the answer, each with a 95% interval."""
+
+    model: Path
+    """The model."""
+    corpus: Path
+    """The corpus that is searched."""
+    questions: Path
+    """Questions with answers; sentences with [MASK] are filled in instead."""
+    retriever: Literal["learned", "bm25", "none"] = "learned"
+    """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
+    read: int = 5
+    """Passages read for each question."""
+    limit: int | None = None
+    """Take only this many questions, evenly spread."""
+    predictions: Path | None = None
+    """File for the predictions with their evidence, one JSON line each."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    device: str = "auto"
+    """Where the model runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Answer a question, or fill in a sentence, and show the passages it was read from."""
+
+    question: Positional[str | None] = None
+    """The question."""
+    model: Path
+    """The model."""
+    corpus: Path
+    """The corpus that is searched."""
+    fill: str | None = None
+    """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
+    read: int = 5
+    """Passages to read."""
+    json: bool = False
+    """Print one JSON object."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def __post_init__(self) -> None:
+        check(
+            (self.question is None) != (self.fill is None),
+            'ask one thing: realmlm ask "your question" … or --fill "a sentence with [MASK]"',
+        )
+
+
+def record(values: Any) -> Any:
+    """Settings as JSON: records become objects, paths strings."""
+    if is_dataclass(values):
+        values = flat(values)
+    if isinstance(values, dict):
+        return {name: record(value) for name, value in values.items()}
+    if isinstance(values, tuple | list):
+        return [record(value) for value in values]
+    return str(values) if isinstance(values, Path) else values
+
+
+def restore(kind: Any, values: dict[str, Any]) -> Any:
+    """The config that `record` wrote down."""
+    hints, restored = get_type_hints(kind), {}
+    for item in fields(kind):
+        hint, value = hints[item.name], values[item.name]
+        if is_dataclass(hint):
+            value = restore(hint, value)
+        elif value is not None and (hint is Path or Path in get_args(hint)):
+            value = Path(value)
+        restored[item.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**restored)
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """A config as keyword arguments: its fields, nested settings kept as records."""
+    return {item.name: getattr(config, item.name) for item in fields(config)}

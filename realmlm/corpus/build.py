@@ -1,0 +1,368 @@
+"""Articles to a corpus: cut into passages on sentence borders, tokenised once, in parallel, in bounded memory."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from realmlm.artefact import publish
+from realmlm.corpus.readers import OnBad, SourceFile, find_files, read_files
+from realmlm.corpus.sentences import split_sentences
+from realmlm.corpus.store import MAX_CHARACTERS, Article, Block, Corpus, SegmentWriter
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput, NotEnough
+from realmlm.log import progress, say
+
+# P passages, A articles, T wordpieces
+
+TITLE_WORDPIECES = 32
+_CHUNK = 500_000  # characters of the articles handed to a worker at once
+_IN_PROCESS = 4  # chunks; fewer are cut here, sooner than workers could start
+_LINES = 512  # encoded at once: an Encoding takes some 200 bytes a wordpiece
+_SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
+_SAID = 20  # complaints shown one by one; the rest are counted
+_MOST_WORKERS = 16  # one reader feeds no more
+
+
+# --- cutting ------------------------------------------------------------------------------------------------------------------------
+
+
+class _Piece(NamedTuple):
+    """A sentence, or a part of one that is too long: wordpieces [first, past) and characters [start, end) of the joined articles."""
+
+    article: int
+    first: int
+    past: int
+    start: int
+    end: int
+
+
+def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int) -> Block:
+    """Cut articles into passages of whole sentences, as many as fit into `max_wordpieces`; a longer sentence is cut between words.
+
+    A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so a passage's wordpieces
+    are those of its text under any tokenizer that splits at white space (BERT's); one that marks the space before a word (byte-level,
+    sentencepiece) may see the first word of a line otherwise when the passage is encoded alone. The same holds where a word longer
+    than a passage was cut. What gives no wordpiece (an article of control characters) gives no passage.
+    """
+    text = "\n".join(article.text for article in articles)
+    borders_A = np.cumsum([0] + [len(article.text) + 1 for article in articles])[:-1]
+    lines = list(_lines(text))
+    ids_T, chars_T2 = _tokenise(lines, wordpieces)
+    pieces = _pieces(text, lines, borders_A, chars_T2, wordpieces.continues[ids_T] if len(ids_T) else ids_T, max_wordpieces)
+    passages = [passage for passage in _pack(pieces, max_wordpieces) if passage[-1].past > passage[0].first]
+    return _block(articles, text, passages, ids_T, chars_T2, wordpieces)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines and where they start; one too long for a passage's character offsets is cut, at a space if it has one."""
+    start = 0
+    for line in text.split("\n"):
+        at = 0
+        while len(line) - at > MAX_CHARACTERS:
+            space = line.rfind(" ", at + 1, at + MAX_CHARACTERS)
+            cut = space if space > 0 else at + MAX_CHARACTERS
+            yield start + at, line[at:cut]
+            at = cut
+        yield start + at, line[at:]
+        start += len(line) + 1
+
+
+def _tokenise(lines: list[tuple[int, str]], wordpieces: Wordpieces) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, and first and past-the-last character of each wordpiece in the joined text."""
+    ids: list[np.ndarray] = [np.zeros(0, np.int64)]
+    chars: list[np.ndarray] = [np.zeros((0, 2), np.int64)]
+    for begin in range(0, len(lines), _LINES):
+        some = lines[begin : begin + _LINES]
+        encodings = wordpieces.encode_batch([line for _, line in some])
+        ids.append(np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64))
+        pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
+        local_T2 = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
+        starts_T = np.repeat([start for start, _ in some], [len(encoding) for encoding in encodings])
+        chars.append(local_T2 + starts_T[:, None])
+    return np.concatenate(ids), np.concatenate(chars)
+
+
+def _pieces(
+    text: str, lines: list[tuple[int, str]], borders_A: np.ndarray, chars_T2: np.ndarray, continues_T: np.ndarray, max_wordpieces: int
+) -> Iterator[_Piece]:
+    spans = [(start + first, start + past) for start, line in lines for first, past in split_sentences(line)]
+    if not spans:
+        return
+    starts_S = np.array([start for start, _ in spans])
+    # a wordpiece belongs to the sentence its last character is in: the space before it may count as its first
+    firsts_S = np.searchsorted(np.maximum.accumulate(chars_T2[:, 1]), starts_S, side="right")
+    firsts_S[0] = 0
+    articles = (np.searchsorted(borders_A, starts_S, side="right") - 1).tolist()
+    firsts = [*firsts_S.tolist(), len(chars_T2)]
+    for number, (start, end) in enumerate(spans):
+        piece = _Piece(articles[number], firsts[number], firsts[number + 1], start, end)
+        if piece.past - piece.first <= max_wordpieces:
+            yield piece
+        else:
+            yield from _cut_piece(piece, text, chars_T2, continues_T, max_wordpieces)
+
+
+def _cut_piece(piece: _Piece, text: str, chars_T2: np.ndarray, continues_T: np.ndarray, max_wordpieces: int) -> Iterator[_Piece]:
+    """Cut a sentence that is too long: before a word after white space, else before any word, else before any character."""
+
+    def begins_character(token: int) -> bool:  # byte-level tokenizers make several wordpieces of one
+        return bool(chars_T2[token, 0] >= chars_T2[token - 1, 1])
+
+    def begins_word(token: int) -> bool:
+        return begins_character(token) and not continues_T[token]
+
+    def after_space(token: int) -> bool:
+        start = chars_T2[token, 0]
+        return begins_character(token) and (text[start - 1].isspace() or text[start].isspace())
+
+    first, start = piece.first, piece.start
+    while piece.past - first > max_wordpieces:
+        choices = range(first + max_wordpieces, first, -1)
+        past = next((token for good in (after_space, begins_word, begins_character) for token in choices if good(token)), choices[0])
+        end = max(start, int(chars_T2[past, 0]))
+        yield _Piece(piece.article, first, past, start, start + len(text[start:end].rstrip()))
+        first, start = past, piece.end - len(text[end : piece.end].lstrip())
+    yield _Piece(piece.article, first, piece.past, start, piece.end)
+
+
+def _pack(pieces: Iterable[_Piece], max_wordpieces: int) -> Iterator[list[_Piece]]:
+    """Greedily: each passage takes the pieces that follow in its article while they fit."""
+    passage: list[_Piece] = []
+    for piece in pieces:
+        if passage:
+            head = passage[0]
+            if piece.article != head.article or piece.past - head.first > max_wordpieces or piece.end - head.start > MAX_CHARACTERS:
+                yield passage
+                passage = []
+        passage.append(piece)
+    if passage:
+        yield passage
+
+
+def _block(
+    articles: list[Article], text: str, passages: list[list[_Piece]], ids_T: np.ndarray, chars_T2: np.ndarray, wordpieces: Wordpieces
+) -> Block:
+    kept = sorted({passage[0].article for passage in passages})
+    numbers = {article: number for number, article in enumerate(kept)}
+    texts = [text[passage[0].start : passage[-1].end].encode() for passage in passages]
+    titles = [articles[number].title.encode() for number in kept]
+    sources = [articles[number].source.encode() for number in kept]
+    title_ids = [encoding.ids[:TITLE_WORDPIECES] for encoding in wordpieces.encode_batch([articles[number].title for number in kept])]
+    ranges = [(passage[0].first, passage[-1].past) for passage in passages]
+    chars = [
+        np.clip(chars_T2[first:past] - passage[0].start, 0, passage[-1].end - passage[0].start)
+        for passage, (first, past) in zip(passages, ranges, strict=True)
+    ]
+    starts = [[piece.first - passage[0].first for piece in passage if piece.past > piece.first] for passage in passages]
+    return Block(
+        texts=np.frombuffer(b"".join(texts), np.uint8),
+        text_lengths=_lengths(texts),
+        titles=np.frombuffer(b"".join(titles), np.uint8),
+        title_lengths=_lengths(titles),
+        sources=np.frombuffer(b"".join(sources), np.uint8),
+        source_lengths=_lengths(sources),
+        title_tokens=np.array(list(chain.from_iterable(title_ids)), wordpieces.dtype),
+        title_token_lengths=_lengths(title_ids),
+        articles=np.array([numbers[passage[0].article] for passage in passages], np.int64),
+        tokens=np.concatenate([ids_T[:0], *(ids_T[first:past] for first, past in ranges)]).astype(wordpieces.dtype),
+        token_lengths=np.array([past - first for first, past in ranges], np.int64),
+        token_chars=np.concatenate([chars_T2[:0], *chars]).astype(np.uint16),
+        sentence_starts=np.array(list(chain.from_iterable(starts)), np.uint16),
+        sentence_lengths=_lengths(starts),
+    )
+
+
+def _lengths(items: Sequence[Sequence[object]]) -> np.ndarray:
+    return np.array([len(item) for item in items], np.int64)
+
+
+# --- the whole corpus ---------------------------------------------------------------------------------------------------------------
+
+
+def build_corpus(
+    sources: Sequence[str | Path],
+    out: str | Path,
+    *,
+    tokenizer: str | None = None,
+    train_tokenizer: int | None = None,
+    max_wordpieces: int = 288,
+    skip_bad: bool = False,
+    workers: int | None = None,
+) -> Corpus:
+    """Read the sources, cut and tokenise them, and publish the corpus at `out`: all of it, or nothing.
+
+    `tokenizer` is a `tokenizers` file, a folder with one or a model's name; `train_tokenizer` is the size of one to train on the
+    sources instead, on every 2^n-th article with the smallest n that keeps it to 64 million characters. Bad input raises, or with
+    `skip_bad` is left out and counted. The result does not depend on `workers`, the number of processes that cut (1: this one alone).
+    """
+    if (tokenizer is None) == (train_tokenizer is None):
+        raise BadInput("a corpus needs one tokenizer: give --tokenizer FILE_OR_MODEL, or --train-tokenizer 16000 to train one")
+    if not 8 <= max_wordpieces < 2**16:
+        raise BadInput(f"passages of {max_wordpieces} wordpieces cannot be made; choose 8 to {2**16 - 1}")
+    workers = min(_cores(), _MOST_WORKERS) if workers is None else max(workers, 1)
+    faults = _Faults(skip_bad)
+    with publish(Path(out), kind="corpus") as draft:
+        files, unknown = find_files([Path(source) for source in sources], on_bad=faults)
+        _say_unknown(unknown)
+        if train_tokenizer is not None:
+            pieces = _train(files, train_tokenizer, skip_bad=skip_bad)
+            had = f"trained on these sources, {train_tokenizer} pieces asked for"
+        else:
+            assert tokenizer is not None
+            pieces = Wordpieces.load(tokenizer)
+            had = f"loaded from {Path(tokenizer).name if Path(tokenizer).exists() else tokenizer}"
+        pieces.save(draft.path / "tokenizer.json")
+        writer = SegmentWriter(draft.path, token_dtype=pieces.dtype)
+        with closing(_cut_all(_read(files, "cutting", faults), pieces, max_wordpieces=max_wordpieces, workers=workers)) as blocks:
+            for block in blocks:
+                writer.append(block)
+        writer.close()
+        if not writer.passages:
+            raise BadInput(
+                f"no passage could be made of {', '.join(map(str, sources)) or 'no source'}; name files or folders with text in them"
+            )
+        draft.config |= {
+            "sources": [Path(os.path.abspath(source)).name for source in sources],
+            "max_wordpieces": max_wordpieces,
+            "tokenizer": had,
+        }
+        draft.counts |= {"passages": writer.passages, "articles": writer.articles, "wordpieces": writer.wordpieces, "skipped": faults.count}
+        draft.parents["tokenizer"] = pieces.fingerprint
+    faults.conclude()
+    return Corpus.open(out)
+
+
+class _Faults:
+    """What is done with bad input: raise it, or say it and count it."""
+
+    def __init__(self, skip: bool) -> None:
+        self._skip, self.count = skip, 0
+
+    def __call__(self, error: BadInput) -> None:
+        if not self._skip:
+            raise BadInput(f"{error}; correct it, or leave such input out with --skip-bad") from None
+        self.count += 1
+        if self.count <= _SAID:
+            say(f"left out: {error}")
+
+    def conclude(self) -> None:
+        if self.count:
+            say(f"{self.count:,} pieces of bad input left out" + (f", the first {_SAID} are named above" if self.count > _SAID else ""))
+
+
+def _say_unknown(unknown: list[Path]) -> None:
+    if unknown:
+        suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
+        say(f"{len(unknown):,} files of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes))
+
+
+def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad) -> Iterator[Article]:
+    with progress(what, sum(file.path.stat().st_size for file in files), unit="bytes") as bar:
+        yield from read_files(files, on_bad=on_bad, on_bytes=bar.advance)
+
+
+def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpieces:
+    def on_bad(error: BadInput) -> None:
+        if not skip_bad:
+            _Faults(skip=False)(error)  # counted and said when the articles are read again to be cut
+
+    texts = sample_texts((article.text for article in _read(files, "reading for the tokenizer", on_bad)), most=_SAMPLE)
+    if not texts:
+        raise BadInput("there is no text to train a tokenizer on; name files or folders with text in them")
+    say(f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {sum(map(len, texts)):,} characters")
+    return Wordpieces.train(texts, size)
+
+
+def sample_texts(texts: Iterable[str], *, most: int) -> list[str]:
+    """Every 2^n-th text with the smallest n that keeps their characters to `most`, in one pass that never holds much more."""
+    kept: list[str] = []
+    size, step = 0, 1
+    for number, text in enumerate(texts):
+        if number % step == 0:
+            kept.append(text[:most])
+            size += len(kept[-1])
+            while size > most:
+                kept, step = kept[::2], 2 * step
+                size = sum(map(len, kept))
+    return kept
+
+
+# --- in parallel --------------------------------------------------------------------------------------------------------------------
+
+
+def _cut_all(articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, workers: int) -> Generator[Block, None, None]:
+    """Blocks in the order of the articles, with a bounded number of chunks on their way."""
+    chunks = _chunks(articles)
+    head = list(islice(chunks, _IN_PROCESS))
+    chunks = chain(head, chunks)
+    if workers == 1 or len(head) < _IN_PROCESS:
+        yield from map(partial(cut_articles, wordpieces=wordpieces, max_wordpieces=max_wordpieces), chunks)
+        return
+    setting = (wordpieces.tokenizer.to_str(), max_wordpieces)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=setting)
+    pending: deque[Future[Block]] = deque()
+    try:
+        for chunk in chunks:
+            pending.append(pool.submit(_work, chunk))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise NotEnough(f"one of {workers} worker processes died, probably for want of memory; try fewer: --workers 1") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # those we may use, where the system tells
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
+    chunk: list[Article] = []
+    size = 0
+    for article in articles:
+        chunk.append(article)
+        size += len(article.text)
+        if size >= _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+_cut: Callable[[list[Article]], Block]  # of a worker process
+
+
+def _start_worker(tokenizer: str, max_wordpieces: int) -> None:
+    global _cut
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the parent decides what becomes of it
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _cut = partial(cut_articles, wordpieces=Wordpieces(Tokenizer.from_str(tokenizer)), max_wordpieces=max_wordpieces)
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(articles: list[Article]) -> Block:
+    return _cut(articles)

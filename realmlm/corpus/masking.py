@@ -1,0 +1,134 @@
+"""Masking schemes: which wordpieces of a sentence a model has to predict. One family, one interface (`Masking`).
+
+Salient spans are REALM's own (§3.4 of the paper); the others are what its ablation compares them with.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+
+# L wordpieces of a sentence, N spans, W words
+
+
+class Masking(Protocol):
+    """Chooses positions to be replaced by [MASK]: ascending, at least one, never all of several wordpieces."""
+
+    needs_spans: bool
+    """Does `choose` look at the spans? Then a sentence must have one."""
+
+    def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray: ...
+
+
+class SalientSpan:
+    """One of the marked spans, all equally likely. Those over `max_masks` wordpieces only if there is no other: then the shortest."""
+
+    needs_spans = True
+
+    def __init__(self, max_masks: int = 10) -> None:
+        self.max_masks = max_masks
+
+    def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        assert len(spans_N2), "salient span masking got a sentence without spans"
+        lengths_N = spans_N2[:, 1] - spans_N2[:, 0]
+        eligible = np.flatnonzero(lengths_N <= self.max_masks)
+        start, end = spans_N2[rng.choice(eligible) if len(eligible) else lengths_N.argmin()]
+        return _leave_one(np.arange(start, end), len(tokens_L), rng)
+
+
+class RandomUniform:
+    """Single wordpieces, each set of `rate` of them equally likely (BERT)."""
+
+    needs_spans = False
+
+    def __init__(self, rate: float = 0.15) -> None:
+        self.rate = rate
+
+    def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        length = len(tokens_L)
+        return _leave_one(np.sort(rng.choice(length, size=_budget(self.rate, length), replace=False)), length, rng)
+
+
+class WholeWord:
+    """Whole words in random order, the first one and then each that still fits into `rate` of the wordpieces."""
+
+    needs_spans = False
+
+    def __init__(self, wordpieces: Wordpieces, rate: float = 0.15) -> None:
+        self.continues, self.rate = wordpieces.continues, rate
+
+    def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        words_L = _words(tokens_L, self.continues)
+        sizes_W = np.bincount(words_L)
+        order = rng.permutation(len(sizes_W))
+        chosen, left = [order[0]], _budget(self.rate, len(tokens_L)) - sizes_W[order[0]]
+        for word in order[1:]:
+            if sizes_W[word] <= left:
+                chosen.append(word)
+                left -= sizes_W[word]
+        return _leave_one(np.flatnonzero(np.isin(words_L, chosen)), len(tokens_L), rng)
+
+
+class RandomSpan:
+    """Runs of whole words until `rate` of the wordpieces is reached (SpanBERT).
+
+    A run begins at any word not yet chosen; its length in words is geometric with p = 0.2, drawn anew above 10 (3.8 on average). It
+    stops at the end of the sentence and as soon as the rate is reached, which the last word alone may exceed.
+    """
+
+    needs_spans = False
+    _LENGTHS = np.arange(1, 11)
+    _CHANCES = 0.8**_LENGTHS / (0.8**_LENGTHS).sum()
+
+    def __init__(self, wordpieces: Wordpieces, rate: float = 0.15) -> None:
+        self.continues, self.rate = wordpieces.continues, rate
+
+    def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        words_L = _words(tokens_L, self.continues)
+        sizes_W = np.bincount(words_L)
+        chosen_W = np.zeros(len(sizes_W), dtype=bool)
+        budget = _budget(self.rate, len(tokens_L))
+        while sizes_W[chosen_W].sum() < budget:
+            first = rng.choice(np.flatnonzero(~chosen_W))
+            for word in range(first, min(first + rng.choice(self._LENGTHS, p=self._CHANCES), len(sizes_W))):
+                chosen_W[word] = True
+                if sizes_W[chosen_W].sum() >= budget:
+                    break
+        return _leave_one(np.flatnonzero(chosen_W[words_L]), len(tokens_L), rng)
+
+
+NAMES = ("salient", "random-span", "uniform", "whole-word")
+
+
+def masking(name: str, wordpieces: Wordpieces) -> Masking:
+    """The scheme of a name, with its usual settings."""
+    match name:
+        case "salient":
+            return SalientSpan()
+        case "random-span":
+            return RandomSpan(wordpieces)
+        case "uniform":
+            return RandomUniform()
+        case "whole-word":
+            return WholeWord(wordpieces)
+    raise BadInput(f"no masking scheme '{name}'; there are: {', '.join(NAMES)}")
+
+
+def _budget(rate: float, length: int) -> int:
+    return max(1, round(rate * length))
+
+
+def _words(tokens_L: np.ndarray, continues: np.ndarray) -> np.ndarray:
+    """For each wordpiece the number of its word; a first piece begins a word even where a cut sentence starts inside one."""
+    begins_L = ~continues[tokens_L]
+    begins_L[0] = True
+    return np.cumsum(begins_L) - 1
+
+
+def _leave_one(positions: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
+    """Without one of the positions, if they are all of several: something must be left to read."""
+    if len(positions) < length or length == 1:
+        return positions
+    return np.delete(positions, rng.integers(length))

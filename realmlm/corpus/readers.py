@@ -1,0 +1,337 @@
+"""Sources to articles: folders and files of many kinds, streamed, so that an article is the most that is in memory at once."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from xml.parsers import expat
+
+from realmlm.corpus.markup import HIDDEN_LINKS, html_to_text, markdown_to_text, wiki_to_text
+from realmlm.corpus.store import Article
+from realmlm.errors import BadInput
+
+OnBad = Callable[[BadInput], None]
+"""Told of each thing that cannot be read: it raises, or it counts and the thing is left out."""
+
+_UNPACK: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+_FIELD_LIMIT = 2**24  # characters of one CSV field; a quote that is never closed would swallow the file
+_CHUNK = 2**16
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file to be read: where it is, what its articles' `source` begins with, its kind (a suffix) and its compression."""
+
+    path: Path
+    name: str
+    kind: str
+    packing: str
+
+
+def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:
+    """All articles of folders and files, in the order of the sources and, within a folder, of the sorted paths."""
+    yield from read_files(find_files(sources, on_bad=on_bad)[0], on_bad=on_bad)
+
+
+def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFile], list[Path]]:
+    """The files to read, and those in folders that are of no known kind. Hidden files and folders are passed over."""
+    files: list[SourceFile] = []
+    unknown: list[Path] = []
+    for source in map(Path, sources):
+        base = Path(os.path.abspath(source)).parent
+        if source.is_dir():
+            before = len(files)
+            for path in sorted(source.rglob("*")):
+                if path.is_file() and not any(part.startswith(".") for part in path.relative_to(source).parts):
+                    file = _source_file(path, base)
+                    files += [file] if file else []
+                    unknown += [] if file else [path]
+            if len(files) == before:
+                on_bad(BadInput(f"{source} holds no file that can be read; kinds read are {_kinds()}"))
+        elif source.is_file():
+            file = _source_file(source, base)
+            files += [file] if file else []
+            if file is None:
+                on_bad(BadInput(f"{source} is of a kind that cannot be read; kinds read are {_kinds()}"))
+        else:
+            on_bad(BadInput(f"{source} does not exist" if not source.exists() else f"{source} is neither a file nor a folder"))
+    return files, unknown
+
+
+def _source_file(path: Path, base: Path) -> SourceFile | None:
+    suffix = path.suffix.lower()
+    packing = suffix if suffix in _UNPACK else ""
+    kind = Path(path.stem).suffix.lower() if packing else suffix
+    name = Path(os.path.abspath(path)).relative_to(base).as_posix()
+    return SourceFile(path=path, name=name, kind=kind, packing=packing) if kind in _READERS else None
+
+
+def _kinds() -> str:
+    return f"{' '.join(_READERS)}, each also with {' '.join(_UNPACK)}"
+
+
+def read_files(files: Sequence[SourceFile], *, on_bad: OnBad, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[Article]:
+    """The articles of files, in order; `on_bytes` hears how many bytes (compressed, as on disk) were read since it was last called."""
+    for file in files:
+        reading = _Reading(file, on_bad)
+        try:
+            with open(file.path, "rb", buffering=0) as raw:
+                counted: BinaryIO = io.BufferedReader(_Counted(raw, on_bytes), _CHUNK)
+                stream = _UNPACK[file.packing](counted) if file.packing else counted
+                yield from _READERS[file.kind](reading, stream)
+        except _UNREADABLE as error:
+            reading.bad(f"cannot be read to its end ({str(error) or type(error).__name__})")
+        if not (reading.found or reading.faults):
+            reading.bad("is empty: there is no article in it")
+
+
+class _Counted(io.RawIOBase):
+    """A file that tells how far it was read."""
+
+    def __init__(self, raw: io.FileIO, on_bytes: Callable[[int], None]) -> None:
+        self._raw, self._on_bytes = raw, on_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._raw.readinto(buffer) or 0
+        self._on_bytes(count)
+        return count
+
+
+class _Reading:
+    """One file being read: makes its articles, words what is wrong with it, and counts both."""
+
+    def __init__(self, file: SourceFile, on_bad: OnBad) -> None:
+        self.file, self._on_bad = file, on_bad
+        self.found = self.faults = 0
+
+    def bad(self, what: str, *, line: int | None = None) -> None:
+        self.faults += 1
+        self._on_bad(BadInput(f"{self.file.path}{f', line {line}' if line else ''}: {what}"))
+
+    def article(self, title: str, text: str, *, identity: object = None, line: int | None = None) -> Iterator[Article]:
+        """The article, or none with a complaint. Its source is the file's name with the article's own id, else the line."""
+        mark = f"#{identity}" if identity not in (None, "") else f":{line}" if line else ""
+        try:
+            (title + text + mark).encode()
+        except UnicodeEncodeError:
+            return self.bad("holds half of a surrogate pair, which is no character", line=line)
+        if not text.strip():
+            return self.bad("has no text", line=line)
+        self.found += 1
+        yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
+
+    def decode(self, data: bytes, *, line: int | None = None) -> str | None:
+        try:
+            return data.decode("utf-8-sig" if line in (None, 1) else "utf-8")
+        except UnicodeDecodeError as error:
+            where = line or data.count(b"\n", 0, error.start) + 1
+            self.bad(f"byte 0x{data[error.start]:02x} is not UTF-8; convert the file to UTF-8", line=where)
+            return None
+
+    def lines(self, stream: BinaryIO) -> Iterator[tuple[int, str]]:
+        """Lines with their numbers from 1; undecodable ones are left out with a complaint."""
+        for number, data in enumerate(stream, start=1):
+            line = self.decode(data, line=number)
+            if line is not None:
+                yield number, line
+
+
+def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    text = reading.decode(stream.read())
+    if text is not None:
+        yield from reading.article(_stem(reading.file), text)
+
+
+def _read_markdown(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    yield from _read_document(reading, stream, markdown_to_text)
+
+
+def _read_html(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    yield from _read_document(reading, stream, html_to_text)
+
+
+def _read_document(reading: _Reading, stream: BinaryIO, plain: Callable[[str], tuple[str, str]]) -> Iterator[Article]:
+    marked = reading.decode(stream.read())
+    if marked is not None:
+        title, text = plain(marked)
+        yield from reading.article(title or _stem(reading.file), text)
+
+
+def _stem(file: SourceFile) -> str:
+    return file.path.name.removesuffix(file.path.suffix if file.packing else "").rpartition(".")[0]
+
+
+def _read_json_lines(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    for number, line in reading.lines(stream):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reading.bad(f"is not JSON ({error})", line=number)
+            continue
+        if not isinstance(record, dict):
+            reading.bad('is not a JSON object with "title" and "text"', line=number)
+            continue
+        title, text, identity = record.get("title") or "", record.get("text"), record.get("id")
+        if not isinstance(text, str):
+            reading.bad(f'"text" is {"missing" if text is None else "not a string"}; the line has {_listed(record)}', line=number)
+        elif not isinstance(title, str):
+            reading.bad('"title" is not a string', line=number)
+        else:
+            yield from reading.article(title, text, identity=identity if isinstance(identity, str | int) else None, line=number)
+
+
+def _read_csv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    yield from _read_table(reading, stream, ",")
+
+
+def _read_tsv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    yield from _read_table(reading, stream, "\t")
+
+
+def _read_table(reading: _Reading, stream: BinaryIO, delimiter: str) -> Iterator[Article]:
+    csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
+    latest = 0
+
+    def plain_lines() -> Iterator[str]:
+        nonlocal latest
+        for number, line in reading.lines(stream):
+            latest = number
+            yield line
+
+    rows = csv.reader(plain_lines(), delimiter=delimiter, strict=True)
+    columns: list[str] = []
+    while True:
+        first = latest + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            reading.bad(f"is a broken row ({error})", line=first)
+            continue
+        if row is None:
+            return
+        if not columns and row:
+            columns = [name.strip().lower() for name in row]
+            if "text" not in columns:
+                return reading.bad(f"the header has no column 'text', only {_listed(columns)}", line=first)
+        elif row and len(row) != len(columns):
+            reading.bad(f"has {len(row)} fields where the header has {len(columns)}", line=first)
+        elif row:
+            record = dict(zip(columns, row, strict=True))
+            yield from reading.article(record.get("title", ""), record["text"], identity=record.get("id"), line=first)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(f"'{name}'" for name in list(names)[:12]) or "nothing"
+
+
+def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    """A MediaWiki dump's articles. Pages without prose (a table, a template) are no fault of the dump: they are left out."""
+    dump = _Dump()
+    try:
+        while chunk := stream.read(_CHUNK):
+            dump.parser.Parse(chunk)
+            yield from _pages(reading, dump)
+        dump.parser.Parse(b"", True)
+        yield from _pages(reading, dump)
+    except expat.ExpatError as error:
+        reading.bad(f"is not well-formed XML ({expat.ErrorString(error.code)})", line=error.lineno)
+    except _Refused as error:
+        reading.bad(str(error), line=dump.parser.CurrentLineNumber)
+    if not (reading.found or reading.faults) and dump.pages:
+        reading.bad(f"none of its {dump.pages} pages is an article with text")
+
+
+def _pages(reading: _Reading, dump: "_Dump") -> Iterator[Article]:
+    for page in dump.take():
+        text = wiki_to_text(page["text"], hidden_links=dump.hidden_links)
+        if text:
+            yield from reading.article(page["title"], text, identity=page["id"])
+
+
+class _Refused(Exception):
+    """XML that is no MediaWiki dump."""
+
+
+class _Dump:
+    """Picks the pages out of a dump as it streams by. No tree is built, and a DOCTYPE is refused: entities that expand without end
+    (or read other files) can only be declared there."""
+
+    _FIELDS = frozenset({("page", "title"), ("page", "ns"), ("page", "id"), ("revision", "text")})
+
+    def __init__(self) -> None:
+        self.parser = expat.ParserCreate()
+        self.parser.buffer_text = True
+        self.parser.StartDoctypeDeclHandler = self._refuse
+        self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
+        self.parser.CharacterDataHandler = self._characters
+        self.hidden_links = HIDDEN_LINKS
+        self.pages = 0
+        self._path: list[str] = []
+        self._page: dict[str, str] = {}
+        self._gathered: list[str] | None = None
+        self._done: list[dict[str, str]] = []
+
+    def take(self) -> list[dict[str, str]]:
+        done, self._done = self._done, []
+        return done
+
+    def _refuse(self, *_: object) -> None:
+        raise _Refused("has a DOCTYPE, which no MediaWiki dump has")
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if not self._path and name != "mediawiki":
+            raise _Refused(f"begins with <{name}>, not with <mediawiki>: it is no MediaWiki dump")
+        if name == "page":
+            self._page = {"title": "", "ns": "0", "id": "", "text": ""}
+        elif name == "redirect":
+            self._page["redirect"] = ""
+        names_links = name == "namespace" and attributes.get("key") in ("6", "14")
+        self._gathered = [] if names_links or (self._path and (self._path[-1], name) in self._FIELDS) else None
+        self._path.append(name)
+
+    def _characters(self, data: str) -> None:
+        if self._gathered is not None:
+            self._gathered.append(data)
+
+    def _end(self, name: str) -> None:
+        self._path.pop()
+        if self._gathered is not None:
+            gathered, self._gathered = "".join(self._gathered), None
+            if name == "namespace":
+                self.hidden_links |= {gathered.strip().lower()}
+            else:
+                self._page[name] = gathered
+        elif name == "page":
+            self.pages += 1
+            redirects = "redirect" in self._page or self._page["text"].lstrip()[:9].upper() == "#REDIRECT"
+            if self._page["ns"].strip() == "0" and not redirects:
+                self._done.append(self._page)
+
+
+_READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
+    ".txt": _read_text,
+    ".text": _read_text,
+    ".md": _read_markdown,
+    ".markdown": _read_markdown,
+    ".html": _read_html,
+    ".htm": _read_html,
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".xml": _read_dump,
+}

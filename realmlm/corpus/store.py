@@ -1,0 +1,297 @@
+"""The corpus on disk: passages with their titles, wordpieces and sentence borders, memory-mapped; and its edits.
+
+A corpus is an artefact of flat arrays (docs/formats.md). Passage ids are the positions in it. Edits are small numbered artefacts
+in `edits/`, each of the same form plus the ids it adds, replaces or removes; opening a corpus lays them over the base in order.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from realmlm.artefact import ArrayWriter, Draft, Manifest, map_array, open_artefact, publish
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+
+# P passages, A articles, T wordpieces
+
+MAX_CHARACTERS = 2**16 - 1  # of a passage: character offsets of wordpieces are stored in 16 bits
+
+
+@dataclass(frozen=True)
+class Article:
+    """A document as read, before it is cut."""
+
+    title: str
+    text: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of an article: what is retrieved and read."""
+
+    id: int
+    title: str
+    text: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some articles cut into passages, as flat arrays: what a worker hands back and a writer appends.
+
+    Lengths, not offsets: blocks can be joined by appending. Titles and sources are per article, `articles` says which one a passage
+    is of, counted from 0 within the block.
+    """
+
+    texts: np.ndarray  # uint8, UTF-8 of all passages
+    text_lengths: np.ndarray  # [P] bytes
+    titles: np.ndarray  # uint8
+    title_lengths: np.ndarray  # [A] bytes
+    sources: np.ndarray  # uint8
+    source_lengths: np.ndarray  # [A] bytes
+    title_tokens: np.ndarray
+    title_token_lengths: np.ndarray  # [A]
+    articles: np.ndarray  # [P]
+    tokens: np.ndarray  # [T]
+    token_lengths: np.ndarray  # [P]
+    token_chars: np.ndarray  # [T, 2] first and past-the-last character of a wordpiece, within its passage's text
+    sentence_starts: np.ndarray  # first wordpiece of each sentence, within its passage
+    sentence_lengths: np.ndarray  # [P] how many sentences a passage has
+
+
+_FLAT = ("texts", "titles", "sources", "title_tokens", "tokens", "token_chars", "sentence_starts")
+_COUNTED = ("text", "title", "source", "title_token", "token", "sentence")
+
+
+class SegmentWriter:
+    """Appends blocks to the arrays of a corpus being written; memory stays at one block."""
+
+    def __init__(self, folder: Path, *, token_dtype: type[np.unsignedinteger]) -> None:
+        dtypes: dict[str, type] = dict.fromkeys(("texts", "titles", "sources"), np.uint8)
+        dtypes |= {"title_tokens": token_dtype, "tokens": token_dtype, "token_chars": np.uint16, "sentence_starts": np.uint16}
+        self._flat = {
+            name: ArrayWriter(folder / f"{name}.safetensors", dtypes[name], row=(2,) if name == "token_chars" else ()) for name in _FLAT
+        }
+        self._offsets = {name: ArrayWriter(folder / f"{name}_offsets.safetensors", np.int64) for name in _COUNTED}
+        self._articles = ArrayWriter(folder / "articles.safetensors", np.int64)
+        self._ends = dict.fromkeys(_COUNTED, 0)
+        for writer in self._offsets.values():
+            writer.append([0])
+
+    @property
+    def passages(self) -> int:
+        return self._articles.rows
+
+    @property
+    def articles(self) -> int:
+        return self._offsets["title"].rows - 1
+
+    @property
+    def wordpieces(self) -> int:
+        return self._flat["tokens"].rows
+
+    def append(self, block: Block) -> None:
+        self._articles.append(block.articles.astype(np.int64) + self.articles)
+        for name, writer in self._flat.items():
+            writer.append(getattr(block, name))
+        for name, writer in self._offsets.items():
+            offsets = self._ends[name] + np.cumsum(getattr(block, f"{name}_lengths"), dtype=np.int64)
+            writer.append(offsets)
+            self._ends[name] = int(offsets[-1]) if len(offsets) else self._ends[name]
+
+    def close(self) -> None:
+        for writer in (*self._flat.values(), *self._offsets.values(), self._articles):
+            writer.close()
+
+
+class Segment:
+    """The arrays of a corpus, or of one edit of it; passages by row."""
+
+    def __init__(self, folder: Path) -> None:
+        self._flat = {name: map_array(folder / f"{name}.safetensors") for name in _FLAT}
+        self._offsets = {name: map_array(folder / f"{name}_offsets.safetensors") for name in _COUNTED}
+        self.articles = map_array(folder / "articles.safetensors")
+
+    def __len__(self) -> int:
+        return len(self.articles)
+
+    def _cut(self, flat: str, counted: str, row: int) -> np.ndarray:
+        offsets = self._offsets[counted]
+        return self._flat[flat][offsets[row] : offsets[row + 1]]
+
+    def text(self, row: int) -> str:
+        return bytes(self._cut("texts", "text", row)).decode("utf-8")
+
+    def title(self, row: int) -> str:
+        return bytes(self._cut("titles", "title", self.articles[row])).decode("utf-8")
+
+    def source(self, row: int) -> str:
+        return bytes(self._cut("sources", "source", self.articles[row])).decode("utf-8")
+
+    def tokens(self, row: int) -> np.ndarray:
+        return self._cut("tokens", "token", row)
+
+    def token_chars(self, row: int) -> np.ndarray:
+        return self._cut("token_chars", "token", row)
+
+    def title_tokens(self, row: int) -> np.ndarray:
+        return self._cut("title_tokens", "title_token", self.articles[row])
+
+    def sentence_starts(self, row: int) -> np.ndarray:
+        return self._cut("sentence_starts", "sentence", row)
+
+    @property
+    def token_lengths(self) -> np.ndarray:
+        return np.diff(self._offsets["token"])
+
+
+class Corpus:
+    """Passages by id. Open it with `Corpus.open(folder)`."""
+
+    def __init__(self, folder: Path, manifest: Manifest, edits: int | None = None) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._base = Segment(folder)
+        self._overlay: dict[int, tuple[Segment, int] | None] = {}  # id -> where its newest text stands; None: removed
+        numbers = _edit_numbers(folder)
+        self.edits = len(numbers) if edits is None else edits
+        for number in numbers[: self.edits]:
+            self._lay_over(folder / "edits" / f"{number:06d}")
+
+    @classmethod
+    def open(cls, folder: str | Path, *, edits: int | None = None) -> "Corpus":
+        """Open and check a corpus with its first `edits` edits (all of them if None)."""
+        folder = Path(folder)
+        return cls(folder, open_artefact(folder, kind="corpus", hint=f"make one: realmlm corpus notes/ --out {folder}"), edits)
+
+    def _lay_over(self, folder: Path) -> None:
+        manifest = open_artefact(folder, kind="corpus-edit")
+        segment = Segment(folder)
+        for row, number in enumerate(manifest.config["ids"]):
+            self._overlay[number] = (segment, row)
+        for number in manifest.config["removed"]:
+            self._overlay[number] = None
+
+    @cached_property
+    def wordpieces(self) -> Wordpieces:
+        return Wordpieces.load(self.folder / "tokenizer.json")
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    @property
+    def max_wordpieces(self) -> int:
+        return int(self.manifest.config["max_wordpieces"])
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Ids of all passages there are now, ascending."""
+        gone = [number for number, place in self._overlay.items() if place is None and number < len(self._base)]
+        added = sorted(number for number, place in self._overlay.items() if place is not None and number >= len(self._base))
+        return np.concatenate([np.delete(np.arange(len(self._base)), gone), np.array(added, dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _place(self, number: int) -> tuple[Segment, int]:
+        number = int(number)
+        place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
+        if place is None:
+            raise BadInput(f"no passage {number} in {self.folder}: ids go from 0, with gaps where passages were removed")
+        return place
+
+    def __contains__(self, number: int) -> bool:
+        return self._overlay.get(int(number), 0 <= number < len(self._base) or None) is not None
+
+    def __getitem__(self, number: int) -> Passage:
+        segment, row = self._place(number)
+        return Passage(id=int(number), title=segment.title(row), text=segment.text(row), source=segment.source(row))
+
+    def tokens(self, number: int) -> np.ndarray:
+        """Wordpieces of the passage's body."""
+        segment, row = self._place(number)
+        return segment.tokens(row)
+
+    def title_tokens(self, number: int) -> np.ndarray:
+        segment, row = self._place(number)
+        return segment.title_tokens(row)
+
+    def token_chars(self, number: int) -> np.ndarray:
+        """First and past-the-last character of each wordpiece in the passage's text."""
+        segment, row = self._place(number)
+        return segment.token_chars(row)
+
+    def sentences(self, number: int) -> np.ndarray:
+        """Borders of the passage's sentences in wordpieces: sentence i is tokens[borders[i]:borders[i + 1]]."""
+        segment, row = self._place(number)
+        return np.append(segment.sentence_starts(row).astype(np.int64), len(segment.tokens(row)))
+
+    def siblings(self, number: int) -> np.ndarray:
+        """Ids of the other passages of the same article; an edited passage is an article of its own."""
+        segment, row = self._place(number)
+        if segment is not self._base:
+            return np.zeros(0, dtype=np.int64)
+        first, last = np.searchsorted(segment.articles, [segment.articles[row], segment.articles[row] + 1])
+        return np.array([other for other in range(first, last) if other != row and other not in self._overlay], dtype=np.int64)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Wordpieces of each passage, in the order of `ids`."""
+        base = self._base.token_lengths
+        if not self._overlay:
+            return base
+        return np.array([len(self.tokens(number)) for number in self.ids], dtype=np.int64)
+
+    def changes_since(self, edits: int) -> tuple[list[int], list[int]]:
+        """Ids (written, removed) by the edits after the first `edits`: what an index that contains only those lacks."""
+        written: set[int] = set()
+        removed: set[int] = set()
+        for number in _edit_numbers(self.folder)[edits : self.edits]:
+            config = open_artefact(self.folder / "edits" / f"{number:06d}", kind="corpus-edit").config
+            written = (written | set(config["ids"])) - set(config["removed"])
+            removed = (removed | set(config["removed"])) - set(config["ids"])
+        return sorted(written), sorted(removed)
+
+    def edit(
+        self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()
+    ) -> tuple["Corpus", list[int]]:
+        """Write one edit and return the corpus as it is then, with the ids of the added passages. All of it happens, or nothing.
+
+        An article longer than a passage cannot replace one: remove it and add the new text.
+        """
+        from realmlm.corpus.build import cut_articles  # the knife uses this module's records
+
+        if self.edits != len(_edit_numbers(self.folder)):
+            raise BadInput(f"{self.folder} was edited since it was opened here, or opened as it was earlier; open it again, then edit")
+        replace, gone = dict(replace or {}), sorted({int(number) for number in remove})
+        for number in (*replace, *gone):
+            self._place(number)
+        if both := sorted(set(replace) & set(gone)):
+            raise BadInput(f"passage {both[0]} cannot be both replaced and removed")
+        written = cut_articles(list(replace.values()), self.wordpieces, max_wordpieces=self.max_wordpieces)
+        if not np.array_equal(written.articles, np.arange(len(replace))):
+            raise BadInput(f"a replacing text must fit one passage of {self.max_wordpieces} wordpieces; remove the old and add the new")
+        added = cut_articles(list(add), self.wordpieces, max_wordpieces=self.max_wordpieces)
+        first = int(max([len(self._base) - 1, *self._overlay])) + 1
+        new = list(range(first, first + len(added.articles)))
+        number = (_edit_numbers(self.folder) or [0])[-1] + 1
+        with publish(self.folder / "edits" / f"{number:06d}", kind="corpus-edit") as draft:
+            _write_segment(draft, [written, added], self.wordpieces)
+            draft.config |= {"ids": [*replace, *new], "removed": gone}
+            draft.parents["corpus"] = self.fingerprint
+        return Corpus(self.folder, self.manifest), new
+
+
+def _write_segment(draft: Draft, blocks: Iterable[Block], wordpieces: Wordpieces) -> None:
+    writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
+    for block in blocks:
+        writer.append(block)
+    writer.close()
+
+
+def _edit_numbers(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in (folder / "edits").glob("[0-9]*") if path.is_dir())

@@ -1,0 +1,44 @@
+"""What can go wrong for a user. Every message says what, where, and what to do next; the command line prints it and exits with 2."""
+
+import importlib
+from types import ModuleType
+
+
+class RealmError(Exception):
+    """Base of every error a user can cause or cure."""
+
+
+class BadInput(RealmError):
+    """A source file, question set or flag cannot be used as it is."""
+
+
+class ArtefactMissing(RealmError):
+    """A corpus, model, index or run is not where it was looked for."""
+
+
+class ArtefactExists(RealmError):
+    """Something already stands where a new artefact should go."""
+
+
+class ArtefactDamaged(RealmError):
+    """A file of an artefact is cut off, altered or unreadable."""
+
+
+class Mismatch(RealmError):
+    """Two artefacts do not belong together (other tokenizer, other corpus, other weights)."""
+
+
+class MissingExtra(RealmError):
+    """An optional library is needed and not installed."""
+
+
+class NotEnough(RealmError):
+    """Memory, a device or passages that a setting asks for are not there."""
+
+
+def require(module: str, *, extra: str, why: str) -> ModuleType:
+    """Import an optional library, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(f"{why} needs '{module}': pip install 'realmlm[{extra}]'") from error

@@ -1,0 +1,81 @@
+"""From passages to an index: embed with an `encode` callable, shard by shard, so that a build that was cut off goes on."""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realmlm.corpus.store import Corpus
+from realmlm.index.store import ShardedBuild
+from realmlm.log import progress
+
+SHARD = 65_536  # passages; at 128 × 2 bytes a shard is 16 MiB
+_BATCH_WORDPIECES = 32_768  # of one call of encode
+
+
+class Encode(Protocol):
+    """Titles and bodies of passages, in wordpieces, to vectors [N, dim] on the CPU. `fingerprint` names the weights behind it."""
+
+    dim: int
+    fingerprint: str
+
+    def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor: ...
+
+
+def embed_passages(corpus: Corpus, ids: np.ndarray, encode: Encode, *, dtype: torch.dtype) -> Tensor:
+    """Vectors of the given passages, in their order. Passages of like length are encoded together, so little is spent on padding."""
+    lengths = np.array([len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids], dtype=np.int64)
+    vectors = torch.empty(len(ids), encode.dim, dtype=dtype)
+    order = np.argsort(-lengths, kind="stable")
+    first = 0
+    while first < len(order):
+        chosen = order[first : first + max(1, _BATCH_WORDPIECES // int(lengths[order[first]]))]
+        titles = [corpus.title_tokens(number) for number in ids[chosen]]
+        bodies = [corpus.tokens(number) for number in ids[chosen]]
+        vectors[torch.from_numpy(chosen)] = encode(titles, bodies).to(dtype)
+        first += len(chosen)
+    return vectors
+
+
+def build_index(
+    path: Path,
+    corpus: Corpus,
+    encode: Encode,
+    *,
+    step: int = 0,
+    kind: str = "exact",
+    dtype: torch.dtype = torch.float16,
+    shard: int = SHARD,
+    quiet: bool = False,
+) -> None:
+    """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same weights finished are kept."""
+    ids = corpus.ids
+    borders = [*range(0, len(ids), shard), len(ids)]
+    plan = {
+        "weights": encode.fingerprint,
+        "corpus": corpus.fingerprint,
+        "corpus_edits": corpus.edits,
+        "borders": borders,
+        "dim": encode.dim,
+        "dtype": str(dtype).removeprefix("torch."),
+        "kind": kind,
+        "step": step,
+    }
+    build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
+    if quiet:
+        for number in build.missing():
+            _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype)
+    else:
+        with progress("embedding", len(ids), unit="passages") as bar:
+            missing = build.missing()
+            bar.advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
+            for number in missing:
+                _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype)
+                bar.advance(borders[number + 1] - borders[number])
+    build.publish(path)
+
+
+def _put(build: ShardedBuild, number: int, corpus: Corpus, ids: np.ndarray, encode: Encode, dtype: torch.dtype) -> None:
+    build.put(number, torch.from_numpy(ids), embed_passages(corpus, ids, encode, dtype=dtype))

@@ -1,0 +1,174 @@
+"""The refresh: a second job re-embeds the corpus with a snapshot of the weights while training goes on.
+
+Trainer and refresher share nothing but a folder. The trainer publishes `snapshots/step-N`; the refresher embeds the corpus with it, shard
+by shard, and publishes `index/step-N`. Both appear by rename. Either may die at any moment: what was published stays, finished shards are
+not embedded twice, and a refresher whose trainer is gone ends by itself.
+"""
+
+import fcntl
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from realmlm.artefact import sweep
+from realmlm.corpus.store import Corpus
+from realmlm.errors import RealmError
+from realmlm.index.encode import SHARD, Encode, build_index
+from realmlm.log import say
+
+LoadEncoder = Callable[[Path, str], Encode]  # (snapshot folder, device)
+
+_POLL_S = 0.05
+_PATIENCE = 5  # restarts without a single finished index before giving up
+
+
+def step_folder(parent: Path, step: int) -> Path:
+    return parent / f"step-{step:08d}"
+
+
+def _steps(parent: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in parent.glob("step-*"))
+
+
+def refresh_once(folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str, dtype: torch.dtype, shard: int) -> int | None:
+    """Build the index of the oldest snapshot that has none, then drop the snapshot. Gives its step, or None if there is nothing to do."""
+    for step in _steps(folder / "snapshots"):
+        snapshot, index = step_folder(folder / "snapshots", step), step_folder(folder / "index", step)
+        if not index.exists():
+            build_index(index, corpus, load(snapshot, device), step=step, dtype=dtype, shard=shard, quiet=True)
+        shutil.rmtree(snapshot)
+        return step
+    return None
+
+
+def serve_refreshes(
+    folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int, threads: int, trainer: int
+) -> None:
+    """The refresher's process: build what is asked for until the trainer is gone."""
+    torch.set_num_threads(threads)
+    with _lock(folder):
+        sweep(folder / "index")
+        known = Corpus.open(corpus, edits=edits)
+        _die_with(trainer)
+        while os.getppid() == trainer:
+            if refresh_once(folder, known, load, device=device, dtype=dtype, shard=shard) is None:
+                time.sleep(_POLL_S)
+
+
+def _die_with(trainer: int) -> None:
+    """End this process soon after its trainer, in the middle of a build too."""
+    import threading
+
+    def watch() -> None:
+        while os.getppid() == trainer:
+            time.sleep(_POLL_S)
+        os._exit(0)  # nothing to tidy: whatever is half-written has a temporary name
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Only one refresher works in a folder; a successor waits until the one of a killed trainer is gone."""
+    stream = open(folder / ".refresher.lock", "w")
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    return stream
+
+
+class Refresher:
+    """The trainer's side: hands snapshots over, says when an index is there, keeps the process alive."""
+
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Corpus,
+        load: LoadEncoder,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        process: bool,
+        threads: int = 1,
+        shard: int = SHARD,
+    ) -> None:
+        self.folder, self.restarts = folder, 0
+        self._corpus, self._load, self._device, self._dtype, self._shard, self._threads = corpus, load, device, dtype, shard, threads
+        self._in_process, self._fruitless = process, 0
+        self._worker: BaseProcess | None = None
+        for name in ("snapshots", "index"):
+            (folder / name).mkdir(exist_ok=True)
+
+    def forget_after(self, step: int) -> None:
+        """Drop what an earlier life of this run handed over after `step`, once its refresher is gone."""
+        with _lock(self.folder):
+            for name in ("snapshots", "index"):
+                for late in _steps(self.folder / name):
+                    if late > step:
+                        shutil.rmtree(step_folder(self.folder / name, late))
+
+    def snapshot_folder(self, step: int) -> Path:
+        return step_folder(self.folder / "snapshots", step)
+
+    def index_folder(self, step: int) -> Path:
+        return step_folder(self.folder / "index", step)
+
+    def ask(self, step: int, write: Callable[[Path], None]) -> None:
+        """Hand over the weights of this step; in line, the index is there when this returns."""
+        if not (self.index_folder(step).exists() or self.snapshot_folder(step).exists()):
+            write(self.snapshot_folder(step))
+        if self._in_process:
+            self._keep_alive()
+        else:
+            refresh_once(self.folder, self._corpus, self._load, device=self._device, dtype=self._dtype, shard=self._shard)
+
+    def ready(self, step: int) -> bool:
+        """Is the index of this step published? Starts a process in place of a dead one."""
+        if self.index_folder(step).exists():
+            self._fruitless = 0
+            return True
+        if self._in_process:
+            self._keep_alive()
+        return False
+
+    def wait(self, step: int) -> None:
+        while not self.ready(step):
+            time.sleep(_POLL_S)
+
+    def keep_only(self, steps: set[int]) -> None:
+        """Drop index versions that nothing refers to any more."""
+        for step in _steps(self.folder / "index"):
+            if step not in steps:
+                shutil.rmtree(self.index_folder(step), ignore_errors=True)
+
+    def _keep_alive(self) -> None:
+        if self._worker is not None and self._worker.is_alive():
+            return
+        if self._worker is not None:
+            self.restarts, self._fruitless = self.restarts + 1, self._fruitless + 1
+            say(f"the refresher ended (exit code {self._worker.exitcode}); starting another")
+            if self._fruitless > _PATIENCE:
+                raise RealmError(f"the refresher died {self._fruitless} times in a row; see its error above, or use --no-refresh.process")
+        arguments = (
+            self.folder,
+            self._corpus.folder,
+            self._corpus.edits,
+            self._load,
+            self._device,
+            self._dtype,
+            self._shard,
+            self._threads,
+        )
+        self._worker = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=(*arguments, os.getpid()), daemon=True)
+        self._worker.start()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            with suppress(ValueError):
+                self._worker.kill()
+                self._worker.join()

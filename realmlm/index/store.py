@@ -1,0 +1,284 @@
+"""Index artefacts on disk: built shard by shard, published by rename, opened memory-mapped, changed by small edits.
+
+A version is an artefact of the kind "index": `shard-00000.safetensors` … each with `vectors` [n, D] and `ids` [n], for an approximate
+index also `ivf.safetensors`. Changes of the corpus are artefacts of their own, `edits/000001` …, replayed in order when it is opened.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from realmlm.artefact import MANIFEST, Manifest, fsync_file, map_arrays, open_artefact, publish, read_manifest, save_arrays, write_text
+from realmlm.errors import ArtefactDamaged, BadInput, Mismatch, NotEnough
+from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
+from realmlm.index.ivf import IVFIndex, IVFSettings, lists_from_bytes
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_HINT = "make one: realmlm index"
+
+
+# --- building -----------------------------------------------------------------------------------------------------------------------
+
+
+class ShardedBuild:
+    """A version in the making: finished shards survive a crash. Several processes may put different shards.
+
+    The plan is all that decides what the version will hold: `weights` and `corpus` (fingerprints), `corpus_edits` (how many are
+    contained), `step`, `dim`, `dtype` (float32, float16 or bfloat16), `kind` (exact or ivf), `borders` (shard i holds the passages from the
+    borders[i]-th up to, not including, the borders[i + 1]-th), and for ivf, where they are not the usual ones, the settings as `ivf`.
+    """
+
+    def __init__(self, partial_folder: Path, plan: dict[str, Any]) -> None:
+        """Go on with what stands in `partial_folder` (named `*.partial`) if it was begun with an equal plan; else begin anew."""
+        assert partial_folder.name.endswith(".partial"), partial_folder  # it may be deleted
+        if plan["dtype"] not in _DTYPES:
+            raise BadInput(f"index vectors cannot be stored as {plan['dtype']}; choose one of {', '.join(_DTYPES)}")
+        if plan["kind"] not in ("exact", "ivf"):
+            raise BadInput(f"there is no index kind {plan['kind']}; choose exact or ivf")
+        if len(plan["borders"]) < 2:
+            raise NotEnough(f"no passage to index for {partial_folder}; add texts to the corpus first")
+        self.folder, self.plan = Path(partial_folder), plan
+        self._sound: set[int] = set()
+        text = json.dumps(plan, indent=1, sort_keys=True)
+        try:
+            begun = (self.folder / "plan.json").read_text("utf-8") == text
+        except (OSError, ValueError):
+            begun = False
+        if not begun:
+            self.discard()
+            self.folder.mkdir(parents=True)
+            write_text(self.folder / "plan.json", text)
+
+    @property
+    def shards(self) -> int:
+        return len(self.plan["borders"]) - 1
+
+    def missing(self) -> list[int]:
+        """Shards that are still to be put: absent, cut off or altered. Each finished shard is hashed once."""
+        for shard in range(self.shards):
+            if shard not in self._sound and self._is_sound(shard):
+                self._sound.add(shard)
+        return [shard for shard in range(self.shards) if shard not in self._sound]
+
+    def put(self, shard: int, ids_N: Tensor, vectors_ND: Tensor) -> None:
+        """Write a shard; once this returns it survives a crash."""
+        expected = self.plan["borders"][shard + 1] - self.plan["borders"][shard]
+        if len(ids_N) != expected:
+            raise BadInput(f"shard {shard} came with {len(ids_N)} passages; the plan says {expected}")
+        vectors_ND = vectors_ND.detach().cpu().to(_DTYPES[self.plan["dtype"]])
+        check_vectors(ids_N, vectors_ND, self.plan["dim"])
+        file = self.folder / _shard(shard)
+        temporary = file.with_suffix(".part")
+        save_file({"ids": ids_N.cpu().to(torch.int64).contiguous(), "vectors": vectors_ND.contiguous()}, temporary)
+        fsync_file(temporary)
+        checksum = _sha256(temporary)
+        temporary.replace(file)
+        write_text(file.with_suffix(".json"), json.dumps({"sha256": checksum}))
+        fsync_file(self.folder)
+        self._sound.add(shard)
+
+    def publish(self, path: Path) -> None:
+        """Turn the finished build into the version at `path`. A kill at any moment leaves no version or a whole one, and no lost shard."""
+        if missing := self.missing():
+            raise NotEnough(f"{self.folder} lacks {len(missing)} of {self.shards} shards, first {missing[0]}; put them before publishing")
+        with publish(path, kind="index") as draft:
+            for shard in range(self.shards):
+                _link(self.folder / _shard(shard), draft.path / _shard(shard))
+            exact = _map_shards(draft.path, self.shards, self.plan["dtype"], "cpu")
+            ids_N = exact.ids
+            if (twice := ids_N[1:][ids_N[1:] == ids_N[:-1]]).numel():
+                raise BadInput(f"passage id {int(twice[0])} is in two shards; give each passage once")
+            ivf = None
+            if self.plan["kind"] == "ivf":
+                settings = IVFSettings(**self.plan.get("ivf", {}))
+                index = IVFIndex.build(exact, settings)
+                save_arrays(draft.path / "ivf.safetensors", {"ivf": index.to_bytes()})
+                ivf = {**asdict(settings), "nprobe": index.nprobe, "recall": index.recall}
+            draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")} | {"ivf": ivf}
+            draft.counts = {"passages": len(ids_N), "shards": self.shards, "corpus_edits": self.plan["corpus_edits"]}
+            draft.parents = {name: self.plan[name] for name in ("weights", "corpus")}
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the folder and all that was finished in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._sound.clear()
+
+    def _is_sound(self, shard: int) -> bool:
+        file = self.folder / _shard(shard)
+        try:
+            return bool(json.loads(file.with_suffix(".json").read_text("utf-8"))["sha256"] == _sha256(file))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+
+# --- versions -----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexInfo:
+    """What a version says of itself, its edits included."""
+
+    step: int
+    dim: int
+    dtype: str
+    weights: str
+    corpus: str
+    passages: int
+    corpus_edits: int
+    """Edits of the corpus that are contained."""
+    recall: float | None
+    """Measured recall of an approximate index; None: exact."""
+
+
+def versions(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of the complete versions in a folder, ascending."""
+    complete = (path for path in Path(folder).glob("step-*") if (path / MANIFEST).is_file())
+    return sorted((int(match[1]), path) for path in complete if (match := re.fullmatch(r"step-(\d{8,})", path.name)))
+
+
+def newest(folder: Path) -> tuple[int, Path] | None:
+    """(step, path) of the version with the highest step, None if there is none."""
+    return max(versions(folder), default=None)
+
+
+def index_info(path: Path) -> IndexInfo:
+    """Step, parents and counts of a version. Manifests are read, vectors are not."""
+    manifest = read_manifest(path, kind="index", hint=_HINT)
+    edits = [read_manifest(edit, kind="index-edit").counts for edit in _edits(path)]
+    return IndexInfo(
+        step=manifest.config["step"],
+        dim=manifest.config["dim"],
+        dtype=manifest.config["dtype"],
+        weights=manifest.parents["weights"],
+        corpus=manifest.parents["corpus"],
+        passages=manifest.counts["passages"] + sum(edit["added"] - edit["removed"] for edit in edits),
+        corpus_edits=edits[-1]["corpus_edits"] if edits else manifest.counts["corpus_edits"],
+        recall=manifest.config["ivf"]["recall"] if manifest.config["ivf"] else None,
+    )
+
+
+def contained_edits(path: Path) -> int:
+    """How many edits of the corpus a version contains, its own edits included."""
+    return index_info(path).corpus_edits
+
+
+def open_index(
+    path: Path, *, device: torch.device | str = "cpu", expect_weights: str | None = None, expect_corpus: str | None = None
+) -> Index:
+    """Check a version, map it into memory and replay its edits.
+
+    Raises Mismatch if it was made with another document tower than `expect_weights` or of another corpus than `expect_corpus`
+    (None: whichever). On the CPU nothing is copied. An approximate index stays on the CPU whatever the device.
+    """
+    path = Path(path)
+    info = index_info(path)
+    if expect_weights is not None and info.weights != expect_weights:
+        raise Mismatch(
+            f"the index {path} was made with other document weights ({info.weights[:12]}, not {expect_weights[:12]}); "
+            "give the model it was made with, or make it again: realmlm index"
+        )
+    if expect_corpus is not None and info.corpus != expect_corpus:
+        raise Mismatch(
+            f"the index {path} was made of another corpus ({info.corpus[:12]}, not {expect_corpus[:12]}); "
+            "give the corpus it was made of, or make it again: realmlm index"
+        )
+    manifest = open_artefact(path, kind="index", hint=_HINT)
+    approximate = manifest.config["kind"] == "ivf"
+    exact = _map_shards(path, manifest.counts["shards"], info.dtype, "cpu" if approximate else device)
+    index: Index = _with_lists(exact, path, manifest) if approximate else exact
+    for edit in _edits(path):
+        open_artefact(edit, kind="index-edit")
+        _replay(index, edit, info.dtype)
+    return index
+
+
+def _with_lists(exact: ExactIndex, path: Path, manifest: Manifest) -> IVFIndex:
+    settings = dict(manifest.config["ivf"])
+    nprobe, recall = settings.pop("nprobe"), settings.pop("recall")
+    lists = lists_from_bytes(map_arrays(path / "ivf.safetensors")["ivf"])
+    return IVFIndex(exact, lists, settings=IVFSettings(**settings), nprobe=nprobe, recall=recall)
+
+
+# --- edits --------------------------------------------------------------------------------------------------------------------------
+
+
+def save_edit(path: Path, *, added_ids: Tensor, added_vectors: Tensor, removed_ids: Tensor, corpus_edits: int) -> Path:
+    """Write a change of the corpus beside a version: `added_ids` have these vectors from now on, `removed_ids` are gone.
+
+    An added passage may replace one, a removed one need not have been there: what counts is the state after the edit.
+    `corpus_edits` says how many edits of the corpus are contained then. Returns the folder of the edit.
+    """
+    path = Path(path)
+    info = index_info(path)
+    if corpus_edits <= info.corpus_edits:
+        raise BadInput(f"{path} contains {info.corpus_edits} edits of the corpus already; this one says {corpus_edits}")
+    index = _map_shards(path, read_manifest(path, kind="index").counts["shards"], info.dtype, "cpu")
+    edits = _edits(path)
+    for edit in edits:
+        _replay(index, edit, info.dtype)
+    added_ids, removed_ids = as_ids(added_ids, index.device), as_ids(removed_ids, index.device)
+    added_vectors = added_vectors.detach().to(index.device, index.dtype).reshape(-1, info.dim)
+    gone = torch.cat([added_ids, removed_ids]).unique()
+    gone = gone[index.contains(gone)]
+    index.remove(gone)
+    index.add(added_ids, added_vectors)  # refuses what could not be replayed
+    place = path / "edits" / f"{len(edits) + 1:06d}"
+    with publish(place, kind="index-edit") as draft:
+        arrays = {"added_ids": added_ids, "removed_ids": gone, "vectors": added_vectors}
+        save_file({name: array.contiguous() for name, array in arrays.items()}, draft.path / "edit.safetensors")
+        draft.counts = {"added": len(added_ids), "removed": len(gone), "corpus_edits": corpus_edits}
+    return place
+
+
+def _edits(path: Path) -> list[Path]:
+    """The edits of a version, in order."""
+    edits = sorted(edit for edit in (path / "edits").glob("*") if re.fullmatch(r"\d{6}", edit.name))
+    for number, edit in enumerate(edits, 1):
+        if int(edit.name) != number:
+            raise ArtefactDamaged(f"{path / 'edits' / f'{number:06d}'} is missing, but {edit.name} is there; make the index again")
+    return edits
+
+
+def _replay(index: Index, edit: Path, dtype: str) -> None:
+    arrays = _map_tensors(edit / "edit.safetensors", dtype)
+    index.remove(arrays["removed_ids"])
+    index.add(arrays["added_ids"], arrays["vectors"])
+
+
+# --- files --------------------------------------------------------------------------------------------------------------------------
+
+
+def _shard(number: int) -> str:
+    return f"shard-{number:05d}.safetensors"
+
+
+def _map_shards(folder: Path, shards: int, dtype: str, device: torch.device | str) -> ExactIndex:
+    mapped = [_map_tensors(folder / _shard(number), dtype) for number in range(shards)]
+    return ExactIndex.from_blocks([(arrays["vectors"], arrays["ids"]) for arrays in mapped], device=device)
+
+
+def _map_tensors(file: Path, dtype: str) -> dict[str, Tensor]:
+    tensors = {name: torch.from_numpy(array) for name, array in map_arrays(file).items()}
+    return tensors | {"vectors": tensors["vectors"].view(_DTYPES[dtype])}
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,136 @@
+"""What a person sees while it runs: lines, progress with time left, and rows of metrics on screen and in `metrics.jsonl`."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from realmlm.artefact import write_text
+
+Item = TypeVar("Item")
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal. Results go to stdout; this is the talk beside them."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Counts towards a total and shows speed and time left: a bar where there is a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, description: str, total: int | None, *, unit: str = "", every_s: float = 10.0, start: int = 0) -> None:
+        self.description, self.total, self.unit, self.done = description, total, unit, start
+        self._start, self._begun, self._every = start, time.monotonic(), every_s
+        self._spoken, self._terminal = self._begun, sys.stderr.isatty() and "CI" not in os.environ
+
+    def advance(self, count: int = 1) -> None:
+        self.done += count
+        now = time.monotonic()
+        if now - self._spoken >= (0.2 if self._terminal else self._every):
+            self._spoken = now
+            self._show(now)
+
+    def line(self, now: float) -> str:
+        rate = (self.done - self._start) / max(now - self._begun, 1e-9)
+        text = f"{self.description}  {self.done:,}"
+        if self.total:
+            text += f"/{self.total:,} ({100 * self.done / self.total:.0f}%)"
+        text += f" {self.unit}  {rate:,.0f}/s" if rate >= 10 else f" {self.unit}  {rate:.2f}/s"
+        if self.total and rate:
+            text += f"  {duration((self.total - self.done) / rate)} left"
+        return text
+
+    def clear(self) -> None:
+        """Take the bar off the line, before something else is printed."""
+        if self._terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+    def _show(self, now: float) -> None:
+        if not self._terminal:
+            say(self.line(now))
+            return
+        width = 24
+        filled = round(width * self.done / self.total) if self.total else 0
+        bar = "█" * filled + "░" * (width - filled) if self.total else ""
+        print(f"\r\x1b[2K{bar} {self.line(now)}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self.clear()
+        elapsed = time.monotonic() - self._begun
+        say(f"{self.description}  {self.done:,} {self.unit} in {duration(elapsed)}")
+
+
+@contextmanager
+def progress(description: str, total: int | None = None, *, unit: str = "") -> Iterator[Progress]:
+    bar = Progress(description, total, unit=unit)
+    try:
+        yield bar
+    except BaseException:
+        bar.clear()
+        raise
+    bar.close()
+
+
+def track(items: Iterable[Item], description: str, *, total: int | None = None, unit: str = "") -> Iterator[Item]:
+    """Iterate with progress."""
+    with progress(description, total, unit=unit) as bar:
+        for item in items:
+            yield item
+            bar.advance()
+
+
+def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Metrics:
+    """Rows of numbers, one JSON line each; the same row on screen. Rows past `keep_until` (of a life that was cut short) are dropped."""
+
+    def __init__(self, file: Path, *, keep_until: int = -1) -> None:
+        self.file = file
+        if file.exists():
+            kept = [json.dumps(row) for row in read_metrics(file) if row["step"] <= keep_until]
+            write_text(file, "".join(line + "\n" for line in kept))
+        self._stream = open(file, "a", encoding="utf-8")
+
+    def row(self, values: dict[str, Any]) -> None:
+        self._stream.write(json.dumps(values) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; a last line that a killed process cut off is left out."""
+    rows = []
+    for line in file.read_text("utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def show_row(values: dict[str, Any]) -> str:
+    """One row for the screen: `step 120  loss 3.21  …`."""
+    return "  ".join(f"{name} {_number(value)}" for name, value in values.items() if value is not None)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_number(number)}" for name, number in value.items())
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 0.01 and value else f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)

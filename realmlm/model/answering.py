@@ -1,0 +1,192 @@
+"""Answering: retrieve, read, and sum over passages: p(y|x) = Σ_z p(z|x) p(y|z,x), with the evidence kept.
+
+B queries, K passages each (with the null document in column 0 where it is weighed), M masks, L wordpieces, W span widths, V vocabulary.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+from realmlm.model.inputs import NULL, Inputs, reader_inputs
+from realmlm.model.marginal import span_log_probabilities
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import Query, Retrieved, Retriever
+
+SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
+CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A passage that was read, and what it says: where the answer stands in it, p(z|x) and p(y|z,x). The null document has no id."""
+
+    passage_id: int | None
+    title: str
+    passage: str
+    start: int | None
+    end: int | None
+    retrieval_probability: float
+    reading_probability: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, p(y|x), and the passages it was read from, best retrieved first."""
+
+    answer: str
+    probability: float
+    evidence: tuple[Evidence, ...]
+
+
+class Answerer:
+    """Model, corpus and a way to retrieve, ready for questions and for sentences with [MASK]."""
+
+    def __init__(self, model: Realm, wordpieces: Wordpieces, corpus: Corpus, retriever: Retriever) -> None:
+        self.model, self.wordpieces, self.corpus, self.retriever = model, wordpieces, corpus, retriever
+
+    def query(self, text: str) -> Query:
+        tokens = self.wordpieces.encode(text)
+        if not len(tokens):
+            raise BadInput("the question is empty")
+        return Query(text, tokens)
+
+    # --- questions -------------------------------------------------------------------------------------------------------------------
+
+    def ask(self, questions: list[str], *, read: int = 5) -> list[Answer]:
+        """An answer to each question."""
+        queries = [self.query(question) for question in questions]
+        answers: list[Answer] = []
+        for first in range(0, len(queries), BATCH):
+            some = queries[first : first + BATCH]
+            answers += self.read_spans(some, self.retriever(some, read))
+        return answers
+
+    @torch.inference_mode()
+    def read_spans(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
+        """Answers from what was retrieved; without any passage, from the reader's own memory."""
+        if retrieved.ids_BK.shape[1] == 0:
+            return [self._closed_book(query) for query in queries]
+        k = retrieved.ids_BK.shape[1]
+        bodies = [self.corpus.tokens(number) for row in retrieved.ids_BK.tolist() for number in row]
+        inputs = self._joint([query.tokens for query in queries for _ in range(k)], bodies)
+        log_NLW = span_log_probabilities(*self.model.reader.spans(inputs)).cpu()
+        p_BK = retrieved.scores_BK.softmax(-1)
+        second_N = inputs.second_N.tolist()
+        answers = []
+        for row in range(len(queries)):
+            pairs = range(row * k, row * k + k)
+            spans = [self._best_spans(log_NLW[pair], int(retrieved.ids_BK[row, pair - row * k]), second_N[pair]) for pair in pairs]
+            answers.append(self._combine(retrieved.ids_BK[row].tolist(), p_BK[row].tolist(), spans))
+        return answers
+
+    def _joint(self, queries: list[np.ndarray], bodies: list[np.ndarray]) -> Inputs:
+        limits = {"max_query": self.model.config.max_query, "max_length": self.model.config.max_joint}
+        return reader_inputs(queries, bodies, self.wordpieces, **limits).to(self.model.device)
+
+    def _best_spans(self, log_LW: Tensor, passage: int, second: int) -> list[tuple[int, int, float]]:
+        """Character spans of a passage with their probability p(s|z,x), best first."""
+        chars = self.corpus.token_chars(passage)
+        widths = log_LW.shape[1]
+        values, places = log_LW.flatten().topk(min(SPANS_KEPT, log_LW.numel()))
+        spans = []
+        for value, place in zip(values.exp().tolist(), places.tolist(), strict=True):
+            start = place // widths - second
+            if value > 0:
+                spans.append((int(chars[start, 0]), int(chars[start + place % widths, 1]), value))
+        return spans
+
+    def _combine(self, ids: list[int], p_K: list[float], spans: list[list[tuple[int, int, float]]]) -> Answer:
+        """Sum over passages and over the places where the same words stand."""
+        passages = [self.corpus[number] for number in ids]
+        reading: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(ids))
+        place: dict[tuple[str, int], tuple[int, int]] = {}
+        surface: dict[str, str] = {}
+        for number, (passage, found) in enumerate(zip(passages, spans, strict=True)):
+            for start, end, probability in found:
+                words = _same_words(passage.text[start:end])
+                reading[words][number] += probability
+                place.setdefault((words, number), (start, end))
+                surface.setdefault(words, passage.text[start:end])
+        if not reading:
+            return Answer("", 0.0, ())
+        total = {words: float(np.dot(p_K, values)) for words, values in reading.items()}
+        best = max(total, key=lambda words: total[words])
+        evidence = []
+        for number, passage in enumerate(passages):
+            where = place.get((best, number), (None, None))
+            evidence.append(Evidence(passage.id, passage.title, passage.text, where[0], where[1], p_K[number], reading[best][number]))
+        return Answer(surface[best], total[best], tuple(evidence))
+
+    def _closed_book(self, query: Query) -> Answer:
+        """The question followed by masks, as many as serve best."""
+        best, best_mean = Answer("", 0.0, ()), -np.inf
+        for masks in range(1, CLOSED_BOOK_MASKS + 1):
+            tokens = np.concatenate([query.tokens[: self.model.config.max_query - masks], np.full(masks, self.wordpieces.mask)])
+            nothing = Retrieved(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.zeros(1))
+            (answer,) = self.fill_masks([Query(query.text, tokens)], nothing)
+            mean = float(np.log(max(answer.probability, 1e-30))) / masks
+            if mean > best_mean:
+                best, best_mean = answer, mean
+        return best
+
+    # --- masked sentences --------------------------------------------------------------------------------------------------------------
+
+    def fill(self, sentences: list[str], *, read: int = 5) -> list[Answer]:
+        """What stands at the [MASK]s of each sentence; each [MASK] is one wordpiece."""
+        queries = [self.query(sentence) for sentence in sentences]
+        answers: list[Answer] = []
+        for first in range(0, len(queries), BATCH):
+            some = queries[first : first + BATCH]
+            answers += self.fill_masks(some, self.retriever(some, read))
+        return answers
+
+    @torch.inference_mode()
+    def fill_masks(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
+        """The likeliest wordpiece of each mask under the mixture over passages, from what was retrieved."""
+        places = [np.flatnonzero(query.tokens[: self.model.config.max_query] == self.wordpieces.mask) for query in queries]
+        for query, masks in zip(queries, places, strict=True):
+            if not len(masks):
+                raise BadInput(f'nothing to fill in: "{query.text}" has no [MASK] among its first {self.model.config.max_query} wordpieces')
+        null = retrieved.null_B is not None
+        scores_BK = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1) if null else retrieved.scores_BK  # type: ignore[index]
+        k = scores_BK.shape[1]
+        bodies = [body for row in retrieved.ids_BK.tolist() for body in ([NULL] * null + [self.corpus.tokens(number) for number in row])]
+        inputs = self._joint([query.tokens for query in queries for _ in range(k)], bodies)
+        width = max(len(masks) for masks in places)
+        positions_BM = torch.tensor([[*masks, *[0] * (width - len(masks))] for masks in places], device=self.model.device)
+        log_BKMV = self.model.reader.masks(inputs, positions_BM.repeat_interleave(k, 0)).unflatten(0, (len(queries), k))
+        p_BK = scores_BK.softmax(-1).to(log_BKMV.device)
+        chosen_BM = (log_BKMV + p_BK.log()[:, :, None, None]).logsumexp(1).argmax(-1)
+        chosen_BKM1 = chosen_BM[:, None, :, None].expand(-1, k, -1, 1)
+        token_BKM = log_BKMV.gather(3, chosen_BKM1)[..., 0].cpu()
+        answers = []
+        for row, masks in enumerate(places):
+            words = self.wordpieces.decode(chosen_BM[row, : len(masks)].tolist())
+            reading_K = token_BKM[row, :, : len(masks)].sum(-1).exp().tolist()
+            ids = [None] * null + retrieved.ids_BK[row].tolist()
+            answers.append(self._filled(words, ids, p_BK[row].tolist(), reading_K))
+        return answers
+
+    def _filled(self, words: str, ids: list[int | None], p_K: list[float], reading_K: list[float]) -> Answer:
+        evidence = []
+        for number, p, reading in zip(ids, p_K, reading_K, strict=True):
+            if number is None:
+                evidence.append(Evidence(None, "", "", None, None, p, reading))
+                continue
+            passage = self.corpus[number]
+            first = passage.text.casefold().find(words.casefold())
+            found = first >= 0 and len(passage.text.casefold()) == len(passage.text)
+            start, end = (first, first + len(words)) if found else (None, None)
+            evidence.append(Evidence(passage.id, passage.title, passage.text, start, end, p, reading))
+        return Answer(words, float(np.dot(p_K, reading_K)), tuple(evidence))
+
+
+def _same_words(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -1,0 +1,63 @@
+"""The equations of the paper, in log space. Everything here is differentiable and has no state.
+
+B queries, K passages each (the null document among them), M masked wordpieces, N (query, passage) pairs, L wordpieces, W span widths.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def marginal_log_likelihood(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
+    """log p(y|x) = log Σ_z p(z|x) p(y|z,x), eq. 1. Inputs are unnormalised f(x,z) and log p(y|z,x)."""
+    return torch.logsumexp(retrieval_BK.log_softmax(-1) + reader_BK, dim=-1)
+
+
+def joint_reading(token_BKM: Tensor, valid_BM: Tensor) -> Tensor:
+    """log p(y|z,x) = Σ_j log p(y_j|z,x), the product over the masks of a query, from log p(y_j|z,x)."""
+    return (token_BKM * valid_BM[:, None, :]).sum(-1)
+
+
+def per_token_marginal(retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor) -> Tensor:
+    """Σ_j log Σ_z p(z|x) p(y_j|z,x): the passage is chosen anew for every mask. The form in the authors' released code."""
+    mixed_BM = torch.logsumexp(retrieval_BK.log_softmax(-1)[:, :, None] + token_BKM, dim=1)
+    return (mixed_BM * valid_BM).sum(-1)
+
+
+def posterior(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
+    """p(z|x,y): how much of the answer's probability each passage carries."""
+    return (retrieval_BK.log_softmax(-1) + reader_BK).softmax(-1)
+
+
+def retrieval_reward(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
+    """r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the gradient of log p(y|x) by f(x,z) (section 3.3, appendix A)."""
+    return posterior(retrieval_BK, reader_BK) - retrieval_BK.softmax(-1)
+
+
+def retrieval_utility(reader_BK: Tensor, null_B: Tensor) -> Tensor:
+    """RU(z|x) = log p(y|z,x) − log p(y|∅,x) (appendix D)."""
+    return reader_BK - null_B[:, None]
+
+
+def span_log_probabilities(scores_NLW: Tensor, allowed_NLW: Tensor) -> Tensor:
+    """log p(s|z,x) over all spans of a passage: softmax over starts and widths; spans that are not allowed get −inf.
+
+    A passage without any allowed span (an empty one) gives −inf everywhere, not NaN.
+    """
+    scores_NS = scores_NLW.masked_fill(~allowed_NLW, -torch.inf).flatten(1)
+    return (scores_NS - _safe_logsumexp(scores_NS)[:, None]).view_as(scores_NLW)
+
+
+def answer_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
+    """log p(y|z,x) = log Σ_{s ∈ S(z,y)} p(s|z,x); −inf where the passage does not hold the answer."""
+    return torch.logsumexp(span_NLW.masked_fill(~gold_NLW, -torch.inf).flatten(1), dim=-1)
+
+
+def _safe_logsumexp(scores_NS: Tensor) -> Tensor:
+    empty_N = torch.isneginf(scores_NS).all(-1)
+    return torch.logsumexp(scores_NS.masked_fill(empty_N[:, None], 0.0), dim=-1)
+
+
+def in_batch_contrast(query_BD: Tensor, document_BD: Tensor) -> Tensor:
+    """Inverse cloze task: −log p(z_i|x_i) among the documents of the batch (Lee et al. 2019)."""
+    return F.cross_entropy(query_BD @ document_BD.T, torch.arange(len(query_BD), device=query_BD.device), reduction="none")

@@ -1,0 +1,143 @@
+"""REALM: the retriever's two towers and the reader, saved and loaded as one model artefact."""
+
+import copy
+import hashlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from realmlm.artefact import open_artefact, publish
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import ArtefactDamaged, BadInput
+from realmlm.model.encoders import Encoder, Reader, Tower, build_encoder, encoder_config, load_encoder
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a model is made of; it travels with the weights."""
+
+    tower: dict[str, Any] = field(default_factory=dict)
+    """transformers config of the encoder in the query and the document tower."""
+    reader: dict[str, Any] = field(default_factory=dict)
+    """transformers config of the reader's encoder."""
+    share_towers: bool = True
+    """Query and document tower are one encoder with two projections."""
+    projection: int = 128
+    """Size of the vectors that are searched."""
+    projection_norm: bool = True
+    """LayerNorm after each projection, scores divided by √size; without it the plain inner product of the paper."""
+    pooling: Literal["cls", "mean"] = "cls"
+    """What stands for a sequence: its first vector, or the mean of all."""
+    max_query: int = 64
+    """Wordpieces of a query that are read."""
+    max_passage: int = 288
+    """Wordpieces of a passage's body that are read."""
+    max_answer: int = 10
+    """Longest answer span in wordpieces."""
+
+    @property
+    def max_document(self) -> int:
+        return self.max_passage + 35  # [CLS] title (32) [SEP] body [SEP]
+
+    @property
+    def max_joint(self) -> int:
+        return self.max_passage + self.max_query + 3
+
+
+class Realm(nn.Module):
+    """A retriever and a reader that are learned together."""
+
+    def __init__(self, config: ModelConfig, *, tower: nn.Module | None = None, reader: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        first = Encoder(tower if tower is not None else build_encoder(config.tower))
+        second = first if config.share_towers else copy.deepcopy(first)
+        scale = config.projection**-0.5 if config.projection_norm else 1.0
+        settings: dict[str, Any] = {"dim": config.projection, "norm": config.projection_norm, "pooling": config.pooling}
+        self.document = Tower(first, **settings)
+        self.query = Tower(second, **settings, scale=scale)
+        self.reader = Reader(Encoder(reader if reader is not None else build_encoder(config.reader)), max_answer=config.max_answer)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def retriever_parameters(self) -> list[nn.Parameter]:
+        unique = {id(parameter): parameter for tower in (self.document, self.query) for parameter in tower.parameters()}
+        return list(unique.values())
+
+    def untie(self) -> None:
+        """Give the query tower weights of its own, so that it can be trained while the index stays as it is."""
+        if self.config.share_towers:
+            self.query.encoder = copy.deepcopy(self.document.encoder)
+            self.config = ModelConfig(**{**asdict(self.config), "share_towers": False})
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Every weight once: a shared encoder is named by the document tower."""
+        skip = "query.encoder." if self.config.share_towers else "\0"
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(skip)}
+
+    def load_own_state(self, state: dict[str, Tensor]) -> None:
+        expected = self.own_state()
+        missing, surplus = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+        if missing or surplus:
+            raise BadInput(f"the weights do not fit the model: missing {missing[:5] or 'none'}, surplus {surplus[:5] or 'none'}")
+        for name, tensor in state.items():
+            if tensor.shape != expected[name].shape:
+                raise BadInput(f"the weights do not fit the model: {name} is {tuple(tensor.shape)}, not {tuple(expected[name].shape)}")
+        self.load_state_dict(state, strict=False)
+
+    def save_pretrained(
+        self, folder: str | Path, wordpieces: Wordpieces, *, parents: dict[str, str] | None = None, replace: bool = False
+    ) -> None:
+        """Write config, weights and tokenizer as a model artefact."""
+        with publish(Path(folder), kind="model", replace=replace) as draft:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self.own_state().items()}, draft.path / WEIGHTS)
+            wordpieces.save(draft.path / "tokenizer.json")
+            draft.config = asdict(self.config)
+            draft.counts["parameters"] = sum(parameter.numel() for parameter in self.parameters())
+            draft.parents = {"tokenizer": wordpieces.fingerprint, **(parents or {})}
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, device: str | torch.device = "cpu") -> tuple["Realm", Wordpieces]:
+        """A model and its tokenizer, as saved."""
+        folder = Path(folder)
+        manifest = open_artefact(folder, kind="model", hint=f"make one: realmlm model --corpus CORPUS --out {folder}")
+        model = cls(ModelConfig(**manifest.config))
+        try:
+            model.load_own_state(load_file(folder / WEIGHTS))
+        except (OSError, ValueError, BadInput) as error:
+            raise ArtefactDamaged(f"{folder / WEIGHTS} cannot be loaded: {error}") from error
+        return model.to(device).eval(), Wordpieces.load(folder / "tokenizer.json")
+
+
+def new_model(config: ModelConfig, wordpieces: Wordpieces, *, checkpoint: str | None = None, seed: int = 0) -> Realm:
+    """A model to begin with: fresh weights by seed, or all three encoders from a published checkpoint."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if checkpoint is None:
+            return Realm(config)
+        tower, reader = load_encoder(checkpoint), load_encoder(checkpoint)
+        known = tower.get_input_embeddings().num_embeddings
+        if known < len(wordpieces):
+            raise BadInput(
+                f"'{checkpoint}' knows {known} wordpieces, the corpus's tokenizer has {len(wordpieces)}; "
+                f"make the corpus with --tokenizer {checkpoint}"
+            )
+        full = ModelConfig(**{**asdict(config), "tower": encoder_config(tower), "reader": encoder_config(reader)})
+        return Realm(full, tower=tower, reader=reader)
+
+
+def tower_fingerprint(tower: Tower) -> str:
+    """Identity of a tower's weights, bit for bit: an index belongs to the tower that made its vectors."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tower.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

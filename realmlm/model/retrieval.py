@@ -1,0 +1,128 @@
+"""Retrieving: from queries to the passages that are read, and the scores f(x,z) with gradient.
+
+B queries, K passages each, U different passages among them, D vector size.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
+from realmlm.errors import Mismatch
+from realmlm.index.encode import build_index, embed_passages
+from realmlm.index.exact import Index
+from realmlm.index.store import index_info, open_index, save_edit
+from realmlm.log import say
+from realmlm.model.inputs import NULL, document_inputs, query_inputs
+from realmlm.model.realm import Realm
+from realmlm.model.snapshot import DocumentEncoder
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question or a sentence with [MASK], as text and as wordpieces."""
+
+    text: str
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """What a retriever offers for reading: passages best first, their scores f(x,z), and f(x,∅) where it weighs the null document."""
+
+    ids_BK: Tensor
+    scores_BK: Tensor
+    null_B: Tensor | None
+
+
+class Retriever(Protocol):
+    """Chooses passages for queries."""
+
+    def __call__(self, queries: list[Query], k: int) -> Retrieved: ...
+
+
+class NoRetriever:
+    """Offers the null document only: what the reader knows by itself."""
+
+    def __call__(self, queries: list[Query], k: int) -> Retrieved:
+        count = len(queries)
+        return Retrieved(torch.zeros(count, 0, dtype=torch.int64), torch.zeros(count, 0), torch.zeros(count))
+
+
+class LearnedRetriever:
+    """The model's own towers over an index."""
+
+    def __init__(self, model: Realm, wordpieces: Wordpieces, index: Index) -> None:
+        self.model, self.wordpieces, self.index = model, wordpieces, index
+
+    @torch.inference_mode()
+    def __call__(self, queries: list[Query], k: int) -> Retrieved:
+        inputs = query_inputs([query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query)
+        query_BD = self.model.query(inputs.to(self.model.device))
+        null_D = embed_documents(self.model, self.wordpieces, [NULL], [NULL])[0]
+        hits = self.index.search(query_BD, k)
+        return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), (query_BD @ null_D).cpu())
+
+
+def embed_documents(model: Realm, wordpieces: Wordpieces, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+    """Embed_doc with gradient."""
+    inputs = document_inputs(titles, bodies, wordpieces, max_length=model.config.max_document)
+    return model.document(inputs.to(model.device))
+
+
+def fresh_scores(model: Realm, wordpieces: Wordpieces, corpus: Corpus, query_BD: Tensor, ids_BK: Tensor) -> Tensor:
+    """f(x,z) recomputed with the current weights for the null document (column 0) and the retrieved passages, gradient into both towers.
+
+    A passage retrieved for several queries is embedded once.
+    """
+    ids_U, place_BK = torch.unique(ids_BK.cpu(), return_inverse=True)
+    titles = [NULL, *(corpus.title_tokens(number) for number in ids_U.tolist())]
+    bodies = [NULL, *(corpus.tokens(number) for number in ids_U.tolist())]
+    document_UD = embed_documents(model, wordpieces, titles, bodies)
+    scores_BU = query_BD @ document_UD.T
+    null_B1 = torch.zeros(len(ids_BK), 1, dtype=torch.int64)
+    return scores_BU.gather(1, torch.cat([null_B1, place_BK + 1], dim=1).to(scores_BU.device))
+
+
+def check_readable(model_name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus) -> None:
+    """A model can only read a corpus cut with its own tokenizer, in passages no longer than it reads."""
+    check_same_tokenizer(corpus.wordpieces, wordpieces, first_name=str(corpus.folder), second_name=model_name)
+    if corpus.max_wordpieces > model.config.max_passage:
+        raise Mismatch(
+            f"{corpus.folder} has passages of up to {corpus.max_wordpieces} wordpieces, {model_name} reads {model.config.max_passage}; "
+            f"make the corpus again with --max-wordpieces {model.config.max_passage}"
+        )
+
+
+def index_for(
+    model: Realm,
+    wordpieces: Wordpieces,
+    corpus: Corpus,
+    *,
+    path: Path | None = None,
+    kind: str = "exact",
+    dtype: torch.dtype = torch.float16,
+) -> Index:
+    """The index of this corpus by this model's document tower: opened, built if there is none, brought up to the corpus's edits.
+
+    Without a path it is kept beside the corpus under the tower's fingerprint: models that differ only in query tower or reader share it.
+    """
+    encode = DocumentEncoder.of(model, wordpieces)
+    path = path or corpus.folder / "index" / f"{encode.fingerprint[:16]}-{kind}"
+    if not path.exists():
+        say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
+        build_index(path, corpus, encode, kind=kind, dtype=dtype)
+    known = index_info(path).corpus_edits
+    if known < corpus.edits:
+        written, removed = corpus.changes_since(known)
+        say(f"{path}: taking up {len(written)} new and {len(removed)} removed passages")
+        vectors = embed_passages(corpus, np.array(written, dtype=np.int64), encode, dtype=dtype)
+        save_edit(
+            path, added_ids=torch.tensor(written), added_vectors=vectors, removed_ids=torch.tensor(removed), corpus_edits=corpus.edits
+        )
+    return open_index(path, device=str(model.device), expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)

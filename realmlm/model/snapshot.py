@@ -1,0 +1,59 @@
+"""Snapshots: the document tower alone, as the refresher takes it to embed the corpus."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from realmlm.artefact import open_artefact, publish
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.model.encoders import Encoder, Tower, build_encoder
+from realmlm.model.inputs import document_inputs
+from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
+
+
+class DocumentEncoder:
+    """Titles and bodies in wordpieces to vectors; what the index is built with."""
+
+    def __init__(self, tower: Tower, wordpieces: Wordpieces, *, max_document: int) -> None:
+        self.tower, self._wordpieces, self._max_document = tower, wordpieces, max_document
+        self.fingerprint = tower_fingerprint(tower)
+        self.dim = tower.projection.out_features
+
+    @classmethod
+    def of(cls, model: Realm, wordpieces: Wordpieces) -> "DocumentEncoder":
+        return cls(model.document, wordpieces, max_document=model.config.max_document)
+
+    @torch.inference_mode()
+    def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+        training = self.tower.training
+        self.tower.eval()
+        device = self.tower.projection.weight.device
+        inputs = document_inputs(titles, bodies, self._wordpieces, max_length=self._max_document).to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            vectors = self.tower(inputs)
+        self.tower.train(training)
+        return vectors.float().cpu()
+
+
+def write_snapshot(folder: Path, model: Realm, wordpieces: Wordpieces, *, step: int) -> None:
+    """Hand the document tower's weights of this step over, atomically."""
+    with publish(folder, kind="snapshot") as draft:
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.document.state_dict().items()}
+        save_file(state, draft.path / "document.safetensors")
+        wordpieces.save(draft.path / "tokenizer.json")
+        (draft.path / "model.json").write_text(json.dumps(asdict(model.config)), "utf-8")
+        draft.config = {"step": step, "weights": tower_fingerprint(model.document)}
+
+
+def load_snapshot(folder: Path, device: str) -> DocumentEncoder:
+    """The encoder of a snapshot, on a device."""
+    open_artefact(folder, kind="snapshot")
+    config = ModelConfig(**json.loads((folder / "model.json").read_text("utf-8")))
+    tower = Tower(Encoder(build_encoder(config.tower)), dim=config.projection, norm=config.projection_norm, pooling=config.pooling)
+    tower.load_state_dict(load_file(folder / "document.safetensors"))
+    return DocumentEncoder(tower.to(device).eval(), Wordpieces.load(folder / "tokenizer.json"), max_document=config.max_document)

@@ -1,0 +1,198 @@
+"""Fine-tuning on questions: the reader by the marginal over spans of the passages it reads, the retriever over many candidates.
+
+B questions, K passages read, C candidates, L wordpieces, W span widths, M masks, D vector size.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from realmlm.config import Finetune, Loop, Optim, Refresh, flat, record
+from realmlm.corpus.questions import read_questions
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import NotEnough
+from realmlm.log import say
+from realmlm.model.inputs import NULL, mask_queries, query_inputs, reader_inputs
+from realmlm.model.marginal import answer_log_likelihood, marginal_log_likelihood, span_log_probabilities
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import check_readable, embed_documents
+from realmlm.train.examples import epoch_positions
+from realmlm.train.gold import Gold, locate_answers
+from realmlm.train.live import LiveIndex
+from realmlm.train.loop import Clock, fit, prepare
+from realmlm.train.run import Run
+
+
+class QuestionAnswering:
+    """−log p(y|x) over the passages read, −log p(gold|x) over the candidates, and −log p(y|∅,x) for what the reader knows by itself."""
+
+    def __init__(
+        self,
+        model: Realm,
+        wordpieces: Wordpieces,
+        corpus: Corpus,
+        live: LiveIndex,
+        gold: Gold,
+        *,
+        read: int,
+        candidates: int,
+        frozen_index: bool,
+        seed: int,
+        batch: int,
+    ) -> None:
+        self._model, self._wordpieces, self._corpus, self._live, self._gold = model, wordpieces, corpus, live, gold
+        self._read, self._candidates, self._frozen, self._seed, self._batch = read, candidates, frozen_index, seed, batch
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        retriever = list(self._model.query.parameters()) if self._frozen else self._model.retriever_parameters()
+        return {"reader": list(self._model.reader.parameters()), "retriever": retriever}
+
+    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        device = self._model.device
+        with clock("data"):
+            numbers = epoch_positions(len(self._gold), seed=self._seed, first=step * self._batch + part * examples, count=examples)
+            questions = [self._gold.questions[number] for number in numbers]
+            inputs = query_inputs(questions, self._wordpieces, max_query=self._model.config.max_query).to(device)
+        with clock("embed"):
+            query_BD = self._model.query(inputs)
+        with clock("search"):
+            ids_BC = self._live.index.search(query_BD.detach().float(), self._candidates).ids_QK.cpu()
+            holds_BC = torch.stack([self._gold.holds(number, ids) for number, ids in zip(numbers, ids_BC, strict=True)]).to(device)
+        with clock("embed"):
+            candidate_BCD = self._live.index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
+            scores_BC = torch.einsum("bd,bcd->bc", query_BD, candidate_BCD)
+            if not self._frozen:
+                scores_BC = torch.cat([self._fresh(query_BD, ids_BC[:, : self._read]), scores_BC[:, self._read :]], dim=1)
+            retriever_B = _log_share(scores_BC, holds_BC)
+        with clock("read"):
+            reader_BK, found_BK = self._read_spans(numbers, questions, ids_BC[:, : self._read])
+            answer_B = marginal_log_likelihood(scores_BC[:, : self._read], reader_BK)
+            memory_B = self._closed_book(numbers, questions)
+        any_B, some_B = found_BK.any(-1), holds_BC.any(-1)
+        loss = -_mean(answer_B, any_B) - _mean(retriever_B, some_B) - memory_B.mean()
+        return loss, {
+            "log_p": _mean(answer_B, any_B),
+            "retriever": _mean(retriever_B, some_B),
+            "closed_book": memory_B.mean(),
+            "gold_read": any_B.float().mean(),
+            "recall@1": holds_BC[:, 0].float().mean(),
+        }
+
+    def _fresh(self, query_BD: Tensor, ids_BK: Tensor) -> Tensor:
+        ids_U, place_BK = torch.unique(ids_BK, return_inverse=True)
+        titles, bodies = ([lookup(number) for number in ids_U.tolist()] for lookup in (self._corpus.title_tokens, self._corpus.tokens))
+        document_UD = embed_documents(self._model, self._wordpieces, titles, bodies)
+        return (query_BD @ document_UD.T).gather(1, place_BK.to(query_BD.device))
+
+    def _read_spans(self, numbers: np.ndarray, questions: list[np.ndarray], ids_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(y|z,x) [B, K] and whether the passage holds the answer; −inf where it does not."""
+        k, config, device = ids_BK.shape[1], self._model.config, self._model.device
+        bodies = [self._corpus.tokens(number) for number in ids_BK.flatten().tolist()]
+        limits = {"max_query": config.max_query, "max_length": config.max_joint}
+        inputs = reader_inputs([question for question in questions for _ in range(k)], bodies, self._wordpieces, **limits).to(device)
+        scores_NLW, allowed_NLW = self._model.reader.spans(inputs)
+        gold_NLW = torch.zeros(scores_NLW.shape, dtype=torch.bool)
+        second_N = inputs.second_N.tolist()
+        for row, (number, ids) in enumerate(zip(numbers, ids_BK.tolist(), strict=True)):
+            for column, passage in enumerate(ids):
+                pair = row * k + column
+                for start, end in self._gold.spans(int(number), passage):
+                    first, width = start + second_N[pair], end - start - 1
+                    if first < gold_NLW.shape[1] and width < config.max_answer:
+                        gold_NLW[pair, first, width] = True
+        gold_NLW = gold_NLW.to(device) & allowed_NLW
+        reader_N = answer_log_likelihood(span_log_probabilities(scores_NLW, allowed_NLW), gold_NLW)
+        return reader_N.view(-1, k), gold_NLW.flatten(1).any(-1).view(-1, k)
+
+    def _closed_book(self, numbers: np.ndarray, questions: list[np.ndarray]) -> Tensor:
+        """log p(y|∅,x) [B]: the question followed by masks in the answer's place."""
+        config, device = self._model.config, self._model.device
+        answers = [self._gold.answers[number][: config.max_answer] for number in numbers]
+        texts = [np.concatenate([question[: config.max_query - len(a)], a]) for question, a in zip(questions, answers, strict=True)]
+        places = [np.arange(len(text) - len(answer), len(text)) for text, answer in zip(texts, answers, strict=True)]
+        masked = mask_queries(texts, places, self._wordpieces).to(device)
+        limits = {"max_query": config.max_query, "max_length": config.max_joint}
+        inputs = reader_inputs(masked.queries, [NULL] * len(texts), self._wordpieces, **limits).to(device)
+        token_BM = self._model.reader.masks(inputs, masked.positions_BM).gather(2, masked.targets_BM[:, :, None])[:, :, 0]
+        return (token_BM * masked.valid_BM).sum(-1)
+
+    def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
+        with clock("refresh"):
+            return self._live.before_step(step)
+
+    def state(self) -> dict[str, Any]:
+        return self._live.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._live.load_state(state)
+
+
+def _log_share(scores_BC: Tensor, holds_BC: Tensor) -> Tensor:
+    """log Σ_{z holds the answer} p(z|x) among the candidates; 0 where none does, so that the gradient is 0 and not NaN."""
+    some_B1 = holds_BC.any(-1, keepdim=True)
+    return torch.logsumexp(scores_BC.log_softmax(-1).masked_fill(~(holds_BC | ~some_B1), -torch.inf), dim=-1)
+
+
+def _mean(values_B: Tensor, valid_B: Tensor) -> Tensor:
+    """Mean over the valid entries; 0 if there is none."""
+    return torch.where(valid_B, values_B, 0.0).sum() / valid_B.sum().clamp(min=1)
+
+
+def finetune(
+    *,
+    model: Path,
+    corpus: Path,
+    questions: Path,
+    out: Path,
+    read: int,
+    candidates: int,
+    optim: Optim,
+    refresh: Refresh,
+    loop: Loop,
+) -> Path:
+    """Train on questions; gives the place of the model. A run that was cut off goes on if called the same way."""
+    settings = {"model": model, "corpus": corpus, "questions": questions, "out": out, "read": read, "candidates": candidates}
+    run = Run.begin(Path(out), stage="finetune", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop}))
+    if run.finished:
+        say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
+        run.close()
+        return run.folder / "model"
+    device = prepare(loop)
+    known = Corpus.open(corpus)
+    realm, wordpieces = Realm.from_pretrained(model, device=device)
+    check_readable(str(model), realm, wordpieces, known)
+    if read > len(known):
+        raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
+    frozen = refresh.every_steps == 0
+    if frozen:
+        realm.untie()
+    gold = locate_answers(run.folder / "answers", known, read_questions(questions), max_answer=realm.config.max_answer)
+    live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
+    objective = QuestionAnswering(
+        realm,
+        wordpieces,
+        known,
+        live,
+        gold,
+        read=read,
+        candidates=min(candidates, len(known)),
+        frozen_index=frozen,
+        seed=loop.seed,
+        batch=optim.batch,
+    )
+    try:
+        fit(realm, objective, run, optim=optim, loop=loop, device=device, title="fine-tuning")
+    finally:
+        live.close()
+    realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
+    run.close()
+    say(f"the model stands in {run.folder / 'model'}")
+    return run.folder / "model"
+
+
+def run_finetune(config: Finetune) -> Path:
+    return finetune(**flat(config))

@@ -1,0 +1,101 @@
+"""The index a run trains through: swapped for a newer one between steps, its age known."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from realmlm.config import Loop, Refresh
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.index.encode import build_index
+from realmlm.index.exact import Index
+from realmlm.index.refresh import Refresher
+from realmlm.index.store import open_index
+from realmlm.model.realm import Realm
+from realmlm.model.snapshot import DocumentEncoder, load_snapshot, write_snapshot
+from realmlm.train.run import Run
+
+
+class LiveIndex:
+    """Asks for a refresh every so many steps and swaps the new index in: as soon as it is there, or at a fixed step."""
+
+    def __init__(self, run: Run, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, refresh: Refresh, loop: Loop) -> None:
+        self._run, self._model, self._wordpieces, self._corpus = run, model, wordpieces, corpus
+        self._every, self._swap_after = refresh.every_steps, refresh.swap_after
+        if self._swap_after is None and refresh.process and loop.deterministic:
+            self._swap_after = self._every // 2  # where the new index comes in must not depend on how fast the refresher was
+        self._device, self._dtype = model.device, getattr(torch, refresh.dtype)
+        device = self._refresher_device(refresh)
+        beside = refresh.process and self._every > 0
+        if beside and device == "cpu" and self._device.type == "cpu" and not loop.threads:
+            torch.set_num_threads(max(1, torch.get_num_threads() - 1))
+        self._refresher = Refresher(run.folder, corpus, load_snapshot, device=device, dtype=self._dtype, process=beside)
+        self._in_line = not refresh.process
+        self._step, self._pending = 0, -1  # the step the index was made at; of the snapshot being embedded, if any
+        self._index: Index | None = None
+
+    def _refresher_device(self, refresh: Refresh) -> str:
+        if refresh.device != "auto":
+            return refresh.device
+        count = torch.cuda.device_count()
+        return f"cuda:{count - 1}" if self._device.type == "cuda" and count > 1 else str(self._device)
+
+    @property
+    def index(self) -> Index:
+        assert self._index is not None, "before_step opens the index"
+        return self._index
+
+    def before_step(self, step: int) -> dict[str, Any]:
+        """Swap, ask, and say how old the index is and whether a new one is in the making."""
+        if self._index is None:
+            self._begin(step)
+        if self._every:
+            if self._pending >= 0 and self._due(step):
+                self._open(self._pending)
+                self._pending = -1
+            if step and step % self._every == 0 and self._pending < 0 and self._step != step:
+                self._refresher.ask(step, self._snapshot)
+                self._pending = step
+                if self._in_line:
+                    self._open(step)
+                    self._pending = -1
+        return {"index_age": step - self._step, "refreshing": int(self._pending >= 0), "restarts": self._refresher.restarts}
+
+    def _begin(self, step: int) -> None:
+        """First step of this life: drop what a former life left beyond it, open the index it had, or build the first one."""
+        self._refresher.forget_after(step)
+        first = self._refresher.index_folder(self._step)
+        if step == 0 and not first.exists():
+            encode = DocumentEncoder.of(self._model, self._wordpieces)
+            build_index(first, self._corpus, encode, step=self._step, dtype=self._dtype)
+        self._open(self._step)
+        if self._pending >= 0:
+            self._refresher.ask(self._pending, self._snapshot)
+
+    def _due(self, step: int) -> bool:
+        if self._swap_after is None:
+            return self._refresher.ready(self._pending)
+        if step < self._pending + self._swap_after:
+            return False
+        self._refresher.wait(self._pending)
+        return True
+
+    def _snapshot(self, folder: Path) -> None:
+        write_snapshot(folder, self._model, self._wordpieces, step=int(folder.name[5:]))
+
+    def _open(self, step: int) -> None:
+        self._index = None  # the old one goes before the new one comes: never two in memory
+        self._index = open_index(self._refresher.index_folder(step), device=str(self._device), expect_corpus=self._corpus.fingerprint)
+        self._step = step
+        needed = {step, *(saved[name] for saved in self._run.kept_objectives() for name in ("index", "pending"))}
+        self._refresher.keep_only(needed)
+
+    def state(self) -> dict[str, Any]:
+        return {"index": self._step, "pending": self._pending}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._step, self._pending = state["index"], state["pending"]
+
+    def close(self) -> None:
+        self._refresher.close()

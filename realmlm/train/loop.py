@@ -1,0 +1,198 @@
+"""The training loop every stage runs in: accumulate, clip, step, log, checkpoint; exact resume."""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from realmlm.config import Loop, Optim
+from realmlm.device import pick_device
+from realmlm.errors import NotEnough
+from realmlm.log import Metrics, Progress, say, show_row
+from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
+
+
+class Clock:
+    """Seconds spent in each phase since the last row."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._seconds[phase] += time.perf_counter() - begun
+
+    def take(self) -> dict[str, float]:
+        seconds = {phase: round(value, 3) for phase, value in self._seconds.items()}
+        self._seconds.clear()
+        return seconds
+
+
+class Objective(Protocol):
+    """What is learned: a loss over the examples that belong to a step, and what it needs between steps."""
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by name of their learning rate: `reader`, `retriever`."""
+
+    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss of one part of a step's batch, and numbers for the row."""
+
+    def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
+        """Housekeeping before step number `step` (swap the index, measure a probe); numbers for the row."""
+
+    def state(self) -> dict[str, Any]:
+        """What must be saved beside weights and optimizer, as JSON."""
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+def prepare(loop: Loop) -> torch.device:
+    """Seed, threads and deterministic mode of this process; the device to train on."""
+    if loop.threads:
+        torch.set_num_threads(loop.threads)
+    if loop.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(loop.deterministic)
+    seed_everything(loop.seed)
+    return pick_device(loop.device)
+
+
+def learning_rate(step: int, *, steps: int, warmup: float, peak: float) -> float:
+    """Linear rise, then linear fall to zero."""
+    rising = max(1, round(warmup * steps))
+    return peak * min((step + 1) / rising, max(0.0, (steps - step) / max(1, steps - rising)))
+
+
+def make_optimizer(groups: dict[str, list[nn.Parameter]], optim: Optim) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only; one pair of parameter groups for each learning rate."""
+    parts = []
+    for name, parameters in groups.items():
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        matrices = [parameter for parameter in trained if parameter.ndim > 1]
+        rest = [parameter for parameter in trained if parameter.ndim <= 1]
+        parts.append({"params": matrices, "weight_decay": optim.weight_decay, "rate": name})
+        parts.append({"params": rest, "weight_decay": 0.0, "rate": name})
+    return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6)
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {f"{number}.{name}": value for number, entry in optimizer.state_dict()["state"].items() for name, value in entry.items()}
+
+
+def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class _Rows:
+    """Collects numbers over the steps of a row without waiting for the device at each step."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach().clone()
+        self._count += 1
+
+    def take(self) -> dict[str, float]:
+        means = {name: round(float(total) / self._count, 5) for name, total in self._sums.items()}
+        self._sums, self._count = {}, 0
+        return means
+
+
+def fit(model: Any, objective: Objective, run: Run, *, optim: Optim, loop: Loop, device: torch.device, title: str) -> None:
+    """Train to the last step; begin at the run's newest checkpoint if it has one."""
+    groups, clock, rows = objective.groups(), Clock(), _Rows()
+    optimizer = make_optimizer(groups, optim)
+    start = _restore(model, objective, optimizer, run)
+    metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start)
+    bar = Progress(title, optim.steps, unit="steps", start=start)
+    model.train()
+    begun = time.monotonic()
+    extra: dict[str, Any] = {}
+    try:
+        for step in range(start, optim.steps):
+            extra |= objective.before_step(step, clock)
+            rows.add(_one_step(objective, optimizer, groups, step, optim=optim, loop=loop, device=device, clock=clock))
+            bar.advance()
+            done = step + 1
+            if done % loop.log_every == 0 or done == optim.steps:
+                elapsed, since = time.monotonic() - begun, loop.log_every if done % loop.log_every == 0 else done % loop.log_every
+                row = {"step": done, **rows.take(), **extra, "queries/s": round(since * optim.batch / elapsed, 1), "seconds": clock.take()}
+                metrics.row(row)
+                bar.clear()
+                say(show_row(row))
+                begun, extra = time.monotonic(), {}
+            if done % loop.checkpoint_every == 0 and done < optim.steps:
+                with clock("checkpoint"):
+                    run.save(_state(model, objective, optimizer, done))
+    except torch.OutOfMemoryError as error:
+        raise NotEnough(f"out of memory on {device} with batch {optim.batch}: raise --optim.accumulate, or lower --optim.batch") from error
+    finally:
+        metrics.close()
+    bar.close()
+
+
+def _restore(model: Any, objective: Objective, optimizer: torch.optim.Optimizer, run: Run) -> int:
+    checkpoint = run.newest()
+    if checkpoint is None:
+        return 0
+    model.load_own_state(checkpoint.weights)
+    _load_optimizer_tensors(optimizer, checkpoint.optimizer)
+    load_generator_state(checkpoint.generators)
+    objective.load_state(checkpoint.objective)
+    say(f"resumed at step {checkpoint.step} of {run.folder}")
+    return checkpoint.step
+
+
+def _state(model: Any, objective: Objective, optimizer: torch.optim.Optimizer, step: int) -> Checkpoint:
+    return Checkpoint(
+        step=step,
+        weights=model.own_state(),
+        optimizer=_optimizer_tensors(optimizer),
+        generators=generator_state(),
+        objective=objective.state(),
+    )
+
+
+def _one_step(
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    groups: dict[str, list[nn.Parameter]],
+    step: int,
+    *,
+    optim: Optim,
+    loop: Loop,
+    device: torch.device,
+    clock: Clock,
+) -> dict[str, Tensor]:
+    peaks = {"reader": optim.lr, "retriever": optim.retriever_lr}
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=peaks[group["rate"]])
+    optimizer.zero_grad(set_to_none=True)
+    sums: dict[str, Tensor] = {}
+    for part in range(optim.accumulate):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=loop.bf16 and device.type == "cuda"):
+            loss, numbers = objective.loss(step, part, examples=optim.batch // optim.accumulate, clock=clock)
+        with clock("backward"):
+            (loss / optim.accumulate).backward()
+        for name, value in {"loss": loss, **numbers}.items():
+            share = value.detach().float() / optim.accumulate
+            sums[name] = sums[name] + share if name in sums else share
+    with clock("optimise"):
+        for parameters in groups.values():
+            nn.utils.clip_grad_norm_(parameters, optim.clip)
+        optimizer.step()
+    return sums

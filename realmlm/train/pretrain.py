@@ -1,0 +1,194 @@
+"""Joint pre-training: masked language modelling through a search (section 3 of the paper), the index refreshed as it goes.
+
+B sentences, K passages each with the null document in column 0, M masks, D vector size, V vocabulary.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from realmlm.config import Loop, Optim, Pretrain, Refresh, flat, record
+from realmlm.corpus.questions import Question, read_questions
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import NotEnough
+from realmlm.evaluate.clozes import measure_clozes
+from realmlm.log import say
+from realmlm.model.inputs import NULL, Masked, query_inputs, reader_inputs
+from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
+from realmlm.train.examples import SentenceSource, spread
+from realmlm.train.live import LiveIndex
+from realmlm.train.loop import Clock, fit, prepare
+from realmlm.train.run import Run
+
+PROBE_LIMIT = 500  # sentences of a probe
+
+
+class JointPretraining:
+    """−log p(y|x) = −log Σ_z p(z|x) p(y|z,x), z from the top of a stale index, every score recomputed."""
+
+    def __init__(
+        self,
+        model: Realm,
+        wordpieces: Wordpieces,
+        corpus: Corpus,
+        source: SentenceSource,
+        live: LiveIndex,
+        *,
+        k: int,
+        marginal: str,
+        freeze_retriever: int,
+        batch: int,
+        probe: list[Question],
+        probe_every: int,
+    ) -> None:
+        self._model, self._wordpieces, self._corpus, self._source, self._live = model, wordpieces, corpus, source, live
+        self._k, self._marginal, self._freeze, self._batch = k, marginal, freeze_retriever, batch
+        self._probe, self._probe_every = probe, probe_every
+        self._same_text = source.corpus.fingerprint == corpus.fingerprint
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"reader": list(self._model.reader.parameters()), "retriever": self._model.retriever_parameters()}
+
+    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        with clock("data"):
+            drawn = self._source.draw(step, part, examples=examples, batch=self._batch)
+            masked = drawn.masked.to(self._model.device)
+            inputs = query_inputs(masked.queries, self._wordpieces, max_query=self._model.config.max_query).to(self._model.device)
+        with clock("embed"):
+            query_BD = self._model.query(inputs)
+        with clock("search"):
+            own_B = torch.from_numpy(drawn.passages) if self._same_text else None
+            ids_BK = self._live.index.search(query_BD.detach().float(), self._k - 1, exclude_Q=own_B).ids_QK
+        with clock("embed"):
+            retrieval_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, ids_BK)
+            if step < self._freeze:
+                retrieval_BK = retrieval_BK.detach()
+        with clock("read"):
+            token_BKM = read_masks(self._model, self._wordpieces, self._corpus, masked, ids_BK)
+        return self._likelihood(retrieval_BK, token_BKM, masked.valid_BM)
+
+    def _likelihood(self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        reader_BK = joint_reading(token_BKM, valid_BM)
+        joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
+        trained_B = joint_B if self._marginal == "joint" else per_token_marginal(retrieval_BK, token_BKM, valid_BM)
+        p_BK = retrieval_BK.softmax(-1)
+        numbers = {
+            "log_p": joint_B.mean(),
+            "utility": (joint_B - reader_BK[:, 0]).mean(),  # of what was retrieved: log p(y|x) − log p(y|∅,x)
+            "null_share": p_BK[:, 0].mean(),
+            "top_share": p_BK[:, 1:].max(-1).values.mean(),
+        }
+        return -trained_B.mean(), numbers
+
+    def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
+        with clock("refresh"):
+            row = self._live.before_step(step)
+        if self._probe and step % self._probe_every == 0:
+            with clock("probe"):
+                row |= self._measure()
+        return row
+
+    def _measure(self) -> dict[str, Any]:
+        """Held-out sentences through the index as it is now; the worst wording is shown, for it fails all or nothing."""
+        training = self._model.training
+        self._model.eval()
+        retriever = LearnedRetriever(self._model, self._wordpieces, self._live.index)
+        results = measure_clozes(self._model, self._wordpieces, self._corpus, retriever, self._probe, read=self._k - 1)
+        self._model.train(training)
+        by_wording = defaultdict(list)
+        for question, result in zip(self._probe, results, strict=True):
+            by_wording[question.id.split(":")[0]].append(result.gold_first)
+        return {
+            "recall@1": round(float(np.mean([result.gold_first for result in results])), 4),
+            "right": round(float(np.mean([result.right for result in results])), 4),
+            "worst": round(min(float(np.mean(found)) for found in by_wording.values()), 4),
+        }
+
+    def state(self) -> dict[str, Any]:
+        return self._live.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._live.load_state(state)
+
+
+def read_masks(model: Realm, wordpieces: Wordpieces, corpus: Corpus, masked: Masked, ids_BK: Tensor) -> Tensor:
+    """log p(y_j|z,x) of the hidden wordpieces [B, K, M], the null document in column 0, then the given passages."""
+    count, k = ids_BK.shape[0], ids_BK.shape[1] + 1
+    queries = [query for query in masked.queries for _ in range(k)]
+    bodies = [body for row in ids_BK.tolist() for body in (NULL, *(corpus.tokens(number) for number in row))]
+    limits = {"max_query": model.config.max_query, "max_length": model.config.max_joint}
+    inputs = reader_inputs(queries, bodies, wordpieces, **limits).to(model.device)
+    vocabulary_NMV = model.reader.masks(inputs, masked.positions_BM.repeat_interleave(k, dim=0))
+    targets_NM1 = masked.targets_BM.repeat_interleave(k, dim=0)[:, :, None]
+    return vocabulary_NMV.gather(2, targets_NM1).view(count, k, -1)
+
+
+def pretrain(
+    *,
+    model: Path,
+    corpus: Path,
+    out: Path,
+    text: Path | None,
+    k: int,
+    masking: str,
+    marginal: str,
+    freeze_retriever: int,
+    probe: Path | None,
+    probe_every: int,
+    optim: Optim,
+    refresh: Refresh,
+    loop: Loop,
+) -> Path:
+    """Train retriever and reader together; gives the place of the model. A run that was cut off goes on if called the same way."""
+    settings = {"model": model, "corpus": corpus, "out": out, "text": text, "k": k, "masking": masking, "marginal": marginal}
+    settings |= {"freeze_retriever": freeze_retriever, "probe": probe, "probe_every": probe_every}
+    run = Run.begin(Path(out), stage="pretrain", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop}))
+    if run.finished:
+        say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
+        run.close()
+        return run.folder / "model"
+    device = prepare(loop)
+    known = Corpus.open(corpus)
+    source_corpus = known if text is None else Corpus.open(text)
+    realm, wordpieces = Realm.from_pretrained(model, device=device)
+    for each in (known, source_corpus):
+        check_readable(str(model), realm, wordpieces, each)
+    if k - 1 + (text is None) > len(known):
+        raise NotEnough(
+            f"k = {k} needs at least {k - 1 + (text is None)} passages, {corpus} has {len(known)}; lower --k or use a larger corpus"
+        )
+    source = SentenceSource(source_corpus, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
+    questions = read_questions(probe) if probe else []
+    live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
+    objective = JointPretraining(
+        realm,
+        wordpieces,
+        known,
+        source,
+        live,
+        k=k,
+        marginal=marginal,
+        freeze_retriever=freeze_retriever,
+        batch=optim.batch,
+        probe=[questions[place] for place in spread(questions, PROBE_LIMIT)] if questions else [],
+        probe_every=probe_every,
+    )
+    try:
+        fit(realm, objective, run, optim=optim, loop=loop, device=device, title="pre-training")
+    finally:
+        live.close()
+    realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
+    run.close()
+    say(f"the model stands in {run.folder / 'model'}")
+    return run.folder / "model"
+
+
+def run_pretrain(config: Pretrain) -> Path:
+    return pretrain(**flat(config))

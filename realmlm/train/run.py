@@ -1,0 +1,134 @@
+"""A run on disk: its config, its metrics, and checkpoints with all state, so that a killed run goes on exactly where it was.
+
+RUN/run.json            stage and config
+RUN/metrics.jsonl       one row of numbers every few steps
+RUN/checkpoints/        step-00000500/ …, artefacts; the newest two are kept
+RUN/snapshots/, index/  what trainer and refresher hand each other (realmlm.index.refresh)
+RUN/model/              the model, when the run has ended
+"""
+
+import fcntl
+import json
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from realmlm.artefact import open_artefact, publish, sweep, write_text
+from realmlm.errors import ArtefactExists, ArtefactMissing, RealmError
+
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All state of a training run between two steps."""
+
+    step: int
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    generators: dict[str, Tensor]
+    objective: dict[str, Any]
+
+
+class Run:
+    """A run's folder, held by one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = open(folder / ".lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RealmError(f"another process is training in {folder}; wait for it, stop it, or choose another --out") from error
+
+    @classmethod
+    def begin(cls, folder: Path, *, stage: str, config: dict[str, Any]) -> "Run":
+        """Start a run, or go on with one that was begun with the same config (its first checkpoint not yet written included)."""
+        folder = Path(folder)
+        record = {"stage": stage, "config": config}
+        if (folder / "run.json").exists():
+            if read_run(folder) != record:
+                raise ArtefactExists(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")
+            run = cls(folder)
+            for place in ("checkpoints", "snapshots", "index", "."):
+                sweep(folder / place)
+            return run
+        if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+            raise ArtefactExists(f"{folder} exists and is not a run; choose another --out")
+        run = cls(folder)
+        write_text(folder / "run.json", json.dumps(record, indent=1) + "\n")
+        return run
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "model" / "manifest.json").exists()
+
+    def checkpoints(self) -> list[int]:
+        return sorted(int(path.name[5:]) for path in (self.folder / "checkpoints").glob("step-*"))
+
+    def _place(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:08d}"
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.step in self.checkpoints():
+            return
+        with publish(self._place(checkpoint.step), kind="checkpoint") as draft:
+            for name in ("weights", "optimizer", "generators"):
+                tensors = getattr(checkpoint, name)
+                save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, draft.path / f"{name}.safetensors")
+            draft.config = {"step": checkpoint.step, "objective": checkpoint.objective}
+        for step in self.checkpoints()[:-KEEP]:
+            shutil.rmtree(self._place(step))
+
+    def newest(self) -> Checkpoint | None:
+        steps = self.checkpoints()
+        if not steps:
+            return None
+        folder = self._place(steps[-1])
+        manifest = open_artefact(folder, kind="checkpoint")
+        parts = {name: load_file(folder / f"{name}.safetensors") for name in ("weights", "optimizer", "generators")}
+        return Checkpoint(step=manifest.config["step"], objective=manifest.config["objective"], **parts)
+
+    def kept_objectives(self) -> list[dict[str, Any]]:
+        """What the kept checkpoints say of their objective: which index versions they need, for one."""
+        return [json.loads((self._place(step) / "manifest.json").read_text("utf-8"))["config"]["objective"] for step in self.checkpoints()]
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Stage and config of a run."""
+    try:
+        return dict(json.loads((Path(folder) / "run.json").read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise ArtefactMissing(f"no run to resume in {folder}: {folder}/run.json cannot be read ({type(error).__name__})") from error
+
+
+def generator_state() -> dict[str, Tensor]:
+    """Every generator that a step draws from. Data is drawn by (seed, step), so its position is the step itself."""
+    state = {"torch": torch.get_rng_state()}
+    for number in range(torch.cuda.device_count()):
+        state[f"cuda{number}"] = torch.cuda.get_rng_state(number)
+    return state
+
+
+def load_generator_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["torch"])
+    for number in range(torch.cuda.device_count()):
+        if f"cuda{number}" in state:
+            torch.cuda.set_rng_state(state[f"cuda{number}"], number)
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)

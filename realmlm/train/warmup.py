@@ -1,0 +1,142 @@
+"""Warm-up: the reader learns to read passages by masked LM, the retriever to find them by the inverse cloze task.
+
+Without the second everything goes to the null document; without the first a reader that cannot read ruins the retriever (DESIGN §8).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from realmlm.config import Loop, Optim, Warmup, flat, record
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.log import say
+from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
+from realmlm.model.marginal import in_batch_contrast
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import check_readable
+from realmlm.train.examples import ClozePairs, SentenceSource, companion, generator
+from realmlm.train.loop import Clock, fit, prepare
+from realmlm.train.run import Run
+
+NULL_SHARE = 0.1  # of the reader's warm-up examples: it must know how little it knows without a passage
+
+
+class _Stateless:
+    """An objective with nothing to do between steps and nothing to remember."""
+
+    def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        return None
+
+
+class MaskedReading(_Stateless):
+    """−log p(y|z,x) with a passage given, not retrieved."""
+
+    def __init__(self, model: Realm, wordpieces: Wordpieces, source: SentenceSource, *, pairing: str, seed: int, batch: int) -> None:
+        self._model, self._wordpieces, self._source, self._pairing, self._seed, self._batch = (
+            model,
+            wordpieces,
+            source,
+            pairing,
+            seed,
+            batch,
+        )
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"reader": list(self._model.reader.parameters())}
+
+    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        with clock("data"):
+            drawn = self._source.draw(step, part, examples=examples, batch=self._batch)
+            rng = generator(self._seed + 1, step, part)
+            pairings = ["null" if rng.random() < NULL_SHARE else self._pairing for _ in drawn.passages]
+            bodies = [companion(self._source.corpus, int(z), pairing=way, rng=rng) for z, way in zip(drawn.passages, pairings, strict=True)]
+            config, masked = self._model.config, drawn.masked.to(self._model.device)
+            limits = {"max_query": config.max_query, "max_length": config.max_joint}
+            inputs = reader_inputs(masked.queries, bodies, self._wordpieces, **limits).to(self._model.device)
+        with clock("read"):
+            vocabulary_BMV = self._model.reader.masks(inputs, masked.positions_BM)
+            token_BM = vocabulary_BMV.gather(2, masked.targets_BM[:, :, None])[:, :, 0]
+            right_BM = vocabulary_BMV.argmax(-1) == masked.targets_BM
+            masks = masked.valid_BM.sum()
+            loss = -(token_BM * masked.valid_BM).sum() / masks
+        return loss, {"right": (right_BM & masked.valid_BM).sum() / masks}
+
+
+class InverseCloze(_Stateless):
+    """−log p(z|x) among the passages of the batch."""
+
+    def __init__(self, model: Realm, wordpieces: Wordpieces, pairs: ClozePairs, *, batch: int) -> None:
+        self._model, self._wordpieces, self._pairs, self._batch = model, wordpieces, pairs, batch
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"retriever": self._model.retriever_parameters()}
+
+    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        config, device = self._model.config, self._model.device
+        with clock("data"):
+            sentences, titles, bodies = self._pairs.draw(step, part, examples=examples, batch=self._batch)
+            queries = query_inputs(sentences, self._wordpieces, max_query=config.max_query).to(device)
+            documents = document_inputs(titles, bodies, self._wordpieces, max_length=config.max_document).to(device)
+        with clock("embed"):
+            query_BD, document_BD = self._model.query(queries), self._model.document(documents)
+            loss_B = in_batch_contrast(query_BD, document_BD)
+            found_B = (query_BD @ document_BD.T).argmax(-1) == torch.arange(len(query_BD), device=device)
+        return loss_B.mean(), {"found": found_B.float().mean()}
+
+
+def warm_up(
+    *,
+    model: Path,
+    corpus: Path,
+    out: Path,
+    masking: str,
+    pairing: str,
+    remove: float,
+    reader: Optim,
+    retriever: Optim,
+    loop: Loop,
+) -> Path:
+    """Both warm-ups, one after the other, each a run of its own in `out`; gives the place of the model."""
+    settings = {"model": model, "corpus": corpus, "out": out, "masking": masking, "pairing": pairing, "remove": remove}
+    whole = Run.begin(Path(out), stage="warmup", config=record({**settings, "reader": reader, "retriever": retriever, "loop": loop}))
+    known = Corpus.open(corpus)
+    stages = (("reader", reader), ("retriever", retriever))
+    place = Path(model)
+    for name, optim in stages:
+        if optim.steps == 0:
+            continue
+        run = Run.begin(whole.folder / name, stage=f"warmup-{name}", config=record({"optim": optim, "loop": loop}))
+        if not run.finished:
+            device = prepare(loop)
+            realm, wordpieces = Realm.from_pretrained(place, device=device)
+            check_readable(str(place), realm, wordpieces, known)
+            objective: MaskedReading | InverseCloze
+            if name == "reader":
+                source = SentenceSource(known, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
+                objective = MaskedReading(realm, wordpieces, source, pairing=pairing, seed=loop.seed, batch=optim.batch)
+            else:
+                objective = InverseCloze(realm, wordpieces, ClozePairs(known, remove=remove, seed=loop.seed), batch=optim.batch)
+            fit(realm, objective, run, optim=optim, loop=loop, device=device, title=f"warm-up, {name}")
+            realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
+        run.close()
+        place = run.folder / "model"
+    final = whole.folder / "model"
+    if not final.exists():
+        realm, wordpieces = Realm.from_pretrained(place)
+        realm.save_pretrained(final, wordpieces, parents={"corpus": known.fingerprint})
+    whole.close()
+    say(f"the model stands in {final}")
+    return final
+
+
+def run_warmup(config: Warmup) -> Path:
+    return warm_up(**flat(config))

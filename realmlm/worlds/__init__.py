@@ -1,0 +1,188 @@
+"""Fictional worlds: the project's scientific instrument.
+
+A world is made of entities that do not exist, so nothing but its passages tells about them, and for every sentence and question the passage
+that holds the answer is known. On it a small model learns from scratch on a CPU in minutes, and retrieval that emerges, or does not, is
+measured exactly. Some entities appear in the passages only: what is measured on them was learned, not memorised.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from realmlm.artefact import publish
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+from realmlm.worlds.words import COMMON, HARD_RELATIONS, RELATIONS, SYLLABLES, Relation
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldSettings:
+    """How large a world is and how hard it is to know one's way about in it."""
+
+    entities: int
+    relations: tuple[Relation, ...]
+    facts_a_passage: int
+    common_share: float = 0.0
+    held_out_share: float = 0.2
+
+
+KINDS = {
+    "tiny": WorldSettings(entities=150, relations=RELATIONS[:4], facts_a_passage=2),
+    "small": WorldSettings(entities=1000, relations=RELATIONS, facts_a_passage=3),
+    "hard": WorldSettings(entities=1500, relations=HARD_RELATIONS, facts_a_passage=3, common_share=0.15),
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that is so in the world, and the passage that says it."""
+
+    entity: str
+    relation: Relation
+    value: str
+    passage: int
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence or question about a fact: `text` with `{v}` where the value stands, if it says it."""
+
+    text: str
+    answer: str
+    passage: int | None
+    template: str
+
+
+@dataclass(frozen=True)
+class World:
+    """All of it: passages (title, text), and the facts of entities seen in training text and of those held out."""
+
+    passages: list[tuple[str, str]]
+    seen: list[Fact]
+    held_out: list[Fact]
+    common_share: float
+
+    def sentences(self, rng: np.random.Generator) -> list[Statement]:
+        """The training text X: every fact of the seen entities in every wording of X, with sentences that need no knowledge between."""
+        stated = list(_stated(self.seen))
+        for number in range(int(self.common_share / (1 - self.common_share) * len(stated))):
+            text, value = COMMON[number % len(COMMON)]
+            stated.append(Statement(text, value, None, f"common/{number % len(COMMON)}"))
+        return [stated[number] for number in rng.permutation(len(stated))]
+
+    def clozes(self) -> list[Statement]:
+        """The same wordings about the entities held out."""
+        return list(_stated(self.held_out))
+
+    def questions(self, *, held_out: bool) -> list[Statement]:
+        facts = self.held_out if held_out else self.seen
+        return [
+            Statement(template.replace("{e}", fact.entity), fact.value, fact.passage, f"{fact.relation.name}/{number}")
+            for fact in facts
+            for number, template in enumerate(fact.relation.questions)
+        ]
+
+
+def make_world(kind: str, *, seed: int = 0) -> World:
+    """A world of a kind (`tiny`, `small`, `hard`); the same kind and seed give the same world, anywhere."""
+    if kind not in KINDS:
+        raise BadInput(f"no world '{kind}'; there are {', '.join(KINDS)}")
+    settings, rng = KINDS[kind], np.random.default_rng([seed, 7])
+    names = _names(settings.entities, rng)
+    held_out = set(names[: int(settings.held_out_share * len(names))])
+    passages: list[tuple[str, str]] = []
+    facts: list[Fact] = []
+    for name in (names[number] for number in rng.permutation(len(names))):
+        order = rng.permutation(len(settings.relations))
+        for first in range(0, len(order), settings.facts_a_passage):
+            chosen = [settings.relations[number] for number in order[first : first + settings.facts_a_passage]]
+            said = [Fact(name, relation, str(rng.choice(relation.values)), len(passages)) for relation in chosen]
+            passages.append((name, _tell(said, rng)))
+            facts += said
+    seen = [fact for fact in facts if fact.entity not in held_out]
+    return World(passages, seen, [fact for fact in facts if fact.entity in held_out], settings.common_share)
+
+
+def write_world(out: str | Path, kind: str, *, seed: int = 0) -> World:
+    """Write a world as files that the other commands read."""
+    world, folder = make_world(kind, seed=seed), Path(out)
+    with publish(folder, kind="world") as draft:
+        sentences = world.sentences(np.random.default_rng([seed, 8]))
+        tables = {
+            "knowledge": ({"title": title, "text": text} for title, text in world.passages),
+            "sentences": ({"text": _fill(statement)} for statement in sentences),
+            "clozes-held-out": _questions(world.clozes()),
+            "questions-train": _questions(world.questions(held_out=False)),
+            "questions-held-out": _questions(world.questions(held_out=True)),
+        }
+        for name, rows in tables.items():
+            lines = [json.dumps(row) for row in rows]
+            (draft.path / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines), "utf-8")
+            draft.counts[name] = len(lines)
+        phrases = sorted({fact.value for fact in (*world.seen, *world.held_out)} | {value for _, value in COMMON})
+        (draft.path / "phrases.txt").write_text("".join(phrase + "\n" for phrase in phrases), "utf-8")
+        world_wordpieces().save(draft.path / "tokenizer.json")
+        draft.config = {"kind": kind, "seed": seed}
+    return world
+
+
+def world_wordpieces() -> Wordpieces:
+    """One fixed vocabulary for all worlds: every word of the templates and values, and syllables for names."""
+    texts = [template for relation in HARD_RELATIONS for template in (*relation.knowledge, *relation.text, *relation.questions)]
+    texts += [value for relation in HARD_RELATIONS for value in relation.values] + [f"{text} {value}" for text, value in COMMON] + ["it"]
+    words = {word for text in texts for word in _plain(text).split()}
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
+    marks = list(".,?!'-")
+    pairs = [first + second for first in SYLLABLES[::5] for second in SYLLABLES[::7]]
+    starts = {*words, *letters, *marks, *SYLLABLES, *pairs}
+    inner = {f"##{piece}" for piece in (*letters, *SYLLABLES, *pairs)}
+    return Wordpieces.from_pieces(sorted(starts) + sorted(inner))
+
+
+def _names(count: int, rng: np.random.Generator) -> list[str]:
+    taken = {word for relation in HARD_RELATIONS for value in relation.values for word in _plain(value).split()}
+    names: dict[str, None] = {}
+    while len(names) < count:
+        name = "".join(rng.choice(SYLLABLES, size=3))
+        if name not in taken:
+            names[name.capitalize()] = None
+    return list(names)
+
+
+def _tell(facts: list[Fact], rng: np.random.Generator) -> str:
+    """A passage: the first sentence names its entity, later ones say "it" half of the time."""
+    sentences = []
+    for number, fact in enumerate(facts):
+        template = str(rng.choice(fact.relation.knowledge))
+        name = fact.entity if number == 0 or rng.random() < 0.5 else "it"
+        sentences.append(_capital(template.replace("{e}", name).replace("{v}", fact.value)))
+    return " ".join(sentences)
+
+
+def _stated(facts: list[Fact]) -> Iterator[Statement]:
+    for fact in facts:
+        for number, template in enumerate(fact.relation.text):
+            yield Statement(template.replace("{e}", fact.entity), fact.value, fact.passage, f"{fact.relation.name}/{number}")
+
+
+def _questions(statements: list[Statement]) -> Iterator[dict[str, object]]:
+    """Lines of a question set; the id begins with the wording, so that what fails can be seen by wording."""
+    for number, statement in enumerate(statements):
+        text = _capital(statement.text.replace("{v}", "[MASK]"))
+        yield {"id": f"{statement.template}:{number}", "question": text, "answer": [statement.answer], "gold": [statement.passage]}
+
+
+def _fill(statement: Statement) -> str:
+    return _capital(statement.text.replace("{v}", statement.answer))
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _plain(text: str) -> str:
+    text = text.replace("{e}", " ").replace("{v}", " ")
+    return "".join(letter if letter.isalnum() or letter == " " else f" {letter} " for letter in text).lower()

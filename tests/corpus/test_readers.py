@@ -1,0 +1,197 @@
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realmlm.corpus.markup import html_to_text, markdown_to_text, wiki_to_text
+from realmlm.corpus.readers import find_files, read_articles, read_files
+from realmlm.corpus.store import Article
+from realmlm.errors import BadInput
+
+PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+FULL = PLAIN.filter(lambda text: text.strip())
+
+
+def strict(error):
+    raise error
+
+
+def read(*sources):
+    return list(read_articles(sources, on_bad=strict))
+
+
+def read_skipping(*sources):
+    bad: list[str] = []
+    articles = list(read_articles(sources, on_bad=lambda error: bad.append(str(error))))
+    return articles, bad
+
+
+def test_a_folder_is_walked_in_sorted_order(tmp_path):
+    notes = tmp_path / "notes"
+    for name in ("b.txt", "a/z.txt", "a/y.md", ".hidden/x.txt", "a/.w.txt", "a/photo.png"):
+        (notes / name).parent.mkdir(parents=True, exist_ok=True)
+        (notes / name).write_text(f"# Head of {name}\n\ntext")
+    articles, bad = read_skipping(notes)
+    assert [article.source for article in articles] == ["notes/a/y.md", "notes/a/z.txt", "notes/b.txt"]
+    assert [article.title for article in articles] == ["Head of a/y.md", "z", "b"]
+    assert not bad
+    files, unknown = find_files([notes], on_bad=strict)
+    assert (len(files), unknown) == (3, [notes / "a/photo.png"])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.txt", b"", "no text"),
+        ("a.txt", b"one\ntwo \xff", "line 2.*0xff is not UTF-8"),
+        ("a.md", b"\n\n", "no text"),
+        ("a.html", b"<script>x</script>", "no text"),
+        ("a.jsonl", b"", "is empty"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', "line 2.*not JSON"),
+        ("a.jsonl", b"[1]\n", "line 1.*object"),
+        ("a.jsonl", b'\n{"body": "x"}\n', "line 2.*missing.*'body'"),
+        ("a.jsonl", b'{"text": 3}\n', "not a string"),
+        ("a.jsonl", b'{"text": "x", "title": []}\n{"text": "x", "title": [1]}', "line 2.*title"),
+        ("a.jsonl", b'{"text": " "}\n', "line 1.*no text"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "surrogate"),
+        ("a.jsonl", b'{"text": "x"}\n\xfe\n', "line 2.*UTF-8"),
+        ("a.jsonl", b"[" * 100_000, "line 1.*not JSON"),
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"id,body\n1,x\n", "line 1.*no column 'text', only 'id', 'body'"),
+        ("a.csv", b"id,text\n1,x\n2\n", "line 3.*1 fields where the header has 2"),
+        ("a.csv", b'id,text\n1,x\n2,"never closed\n3,y\n', "line 3.*broken row"),
+        ("a.xml", b"", "not well-formed"),
+        ("a.xml", b"<html></html>", "line 1.*<html>"),
+        ("a.xml", b"<mediawiki><page><title>x</title>", "not well-formed"),
+        ("a.xml", b'<!DOCTYPE m [<!ENTITY a "b">]><mediawiki>&a;</mediawiki>', "DOCTYPE"),
+        ("a.xml", b"<mediawiki><page><ns>1</ns></page></mediawiki>", "none of its 1 pages"),
+        ("a.png", b"x", "kinds read are .txt"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-12], "a.jsonl.gz.*cannot be read to its end"),
+        ("a.jsonl.bz2", bz2.compress(b'{"text": "x"}\n' * 99)[:-9], "cannot be read to its end"),
+        ("a.jsonl.xz", lzma.compress(b'{"text": "x"}\n' * 99)[:-9], "cannot be read to its end"),
+        ("a.txt.gz", b"not gzip", "cannot be read"),
+    ],
+)
+def test_bad_input_names_file_and_line(tmp_path, name, data, says):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadInput, match=f"(?s){name}.*{says}|{says}"):
+        read(tmp_path / name)
+    _, bad = read_skipping(tmp_path / name)
+    assert len(bad) == 1
+    assert str(tmp_path / name) in bad[0]
+
+
+def test_what_does_not_exist(tmp_path):
+    with pytest.raises(BadInput, match=r"gone\.txt does not exist"):
+        read(tmp_path / "gone.txt")
+    with pytest.raises(BadInput, match="holds no file"):
+        read(tmp_path)
+
+
+def test_skipping_goes_on_after_the_fault(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\nbroken\n\xff\n{"text": "two", "id": 7}\n')
+    (tmp_path / "b.tsv").write_bytes(b"id\ttext\ttitle\n1\tthree\tT\n2\tshort\n\xff\n3\tfour\tF\n")
+    articles, bad = read_skipping(tmp_path / "a.jsonl", tmp_path / "b.tsv")
+    assert [article.text for article in articles] == ["one", "two", "three", "four"]
+    assert [article.source for article in articles] == ["a.jsonl:1", "a.jsonl#7", "b.tsv#1", "b.tsv#3"]
+    assert len(bad) == 4
+
+
+def test_byte_order_marks_and_line_ends(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufefféa\r\nb".encode())
+    (tmp_path / "b.jsonl").write_bytes('\ufeff{"text": "c"}\r\n'.encode())
+    (tmp_path / "c.csv").write_bytes('\ufefftext,title\r\n"d,\ne","f ""g"""\r\n'.encode())
+    assert [(a.title, a.text) for a in read(*sorted(tmp_path.iterdir()))] == [("a", "éa\r\nb"), ("", "c"), ('f "g"', "d,\ne")]
+
+
+@given(st.lists(st.tuples(PLAIN, FULL), min_size=1, max_size=5), st.sampled_from(sorted(PACKERS)))
+def test_tables_and_json_lines_give_back_what_was_written(tmp_path_factory, rows, packing):
+    folder = tmp_path_factory.mktemp("round")
+    pack = PACKERS[packing]
+    json_lines = "".join(json.dumps({"title": title, "text": text, "more": 1}) + "\n" for title, text in rows)
+    (folder / f"a.jsonl{packing}").write_bytes(pack(json_lines.encode()))
+    for name, delimiter in (("b.csv", ","), ("c.tsv", "\t")):
+        table = io.StringIO()
+        writer = csv.writer(table, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+        writer.writerows([("text", "title"), *((text.replace("\0", ""), title.replace("\0", "")) for title, text in rows)])
+        (folder / f"{name}{packing}").write_bytes(pack(table.getvalue().encode()))
+    expected = [(" ".join(title.split()), text) for title, text in rows]
+    assert [(a.title, a.text) for a in read(folder / f"a.jsonl{packing}")] == expected
+    if not any("\0" in title + text for title, text in rows):
+        for name in ("b.csv", "c.tsv"):
+            assert [(a.title, a.text) for a in read(folder / f"{name}{packing}")] == expected
+
+
+def test_bytes_read_add_up_to_the_files_on_disk(tmp_path):
+    path = tmp_path / "a.jsonl.xz"
+    path.write_bytes(lzma.compress(b"".join(b'{"text": "%d"}\n' % number for number in range(50_000))))
+    counts: list[int] = []
+    files, _ = find_files([path], on_bad=strict)
+    assert sum(1 for _ in read_files(files, on_bad=strict, on_bytes=counts.append)) == 50_000
+    assert sum(counts) == path.stat().st_size
+    assert len(counts) > 2
+
+
+DUMP = """<mediawiki xmlns="http://example.org/" version="0.11"><siteinfo><namespaces><namespace key="6">Datei</namespace></namespaces>
+</siteinfo>
+<page><title>Velm</title><ns>0</ns><id>3</id><revision><id>9</id><text>old</text></revision>
+<revision><id>10</id><text>'''Velm''' &amp; [[river|sea]]. [[Datei:x.png|thumb|no]]</text></revision></page>
+<page><title>Gone</title><ns>0</ns><id>4</id><redirect title="Velm" /><revision><text>#WEITERLEITUNG [[Velm]]</text></revision></page>
+<page><title>Old way</title><ns>0</ns><id>5</id><revision><text> #redirect [[Velm]]</text></revision></page>
+<page><title>Talk:Velm</title><ns>1</ns><id>6</id><revision><text>chat</text></revision></page>
+<page><title>Only a table</title><ns>0</ns><id>7</id><revision><text>{| \n| x\n|}</text></revision></page>
+<page><title>Ostra</title><ns>0</ns><id>8</id><revision><text>Prose.</text></revision></page></mediawiki>"""
+
+
+def test_dumps_keep_articles_only(tmp_path):
+    (tmp_path / "d.xml.bz2").write_bytes(bz2.compress(DUMP.encode()))
+    assert read(tmp_path / "d.xml.bz2") == [Article("Velm", "Velm & sea.", "d.xml.bz2#3"), Article("Ostra", "Prose.", "d.xml.bz2#8")]
+
+
+def test_a_cut_off_dump_keeps_what_came_before(tmp_path):
+    (tmp_path / "d.xml").write_text(DUMP[: DUMP.index("<page><title>Talk")])
+    articles, bad = read_skipping(tmp_path / "d.xml")
+    assert [article.title for article in articles] == ["Velm"]
+    assert len(bad) == 1
+
+
+def test_wiki_markup():
+    text = wiki_to_text(
+        "{{Box|a=1}}'''Velm''' ({{lang|x}}) is a [[stream]]s' [[river|source]].<ref>Book</ref> It&nbsp;runs __NOTOC__\n"
+        "== Past ==\n* one\n* [http://a.example site] [[:Category:Seen]]\n{| class=x\n|-\n| cell\n|}\n"
+        "[[File:a.jpg|thumb|A [[b]] c]]<math>x</math>H<sub>2</sub>O <!-- c --><br/>end\n[[Category:Rivers]]"
+    )
+    assert text == "Velm is a streams' source. It runs\nPast\none\nsite Category:Seen\nH2O\nend"
+
+
+def test_html():
+    page = (
+        "<html><head><title> A\n b</title><style>p{}</style></head><body><nav>menu</nav><h1>Head</h1><p>One <b>t</b>wo\n three"
+        "<p>Four<br>five<ul><li>x<li>y</ul><pre>k\nl</pre><script>no()</script>end"
+    )
+    assert html_to_text(page) == ("A b", "Head\nOne two three\nFour\nfive\nx\ny\nk\nl\nend")
+    assert html_to_text("<h1>Only</h1>rest") == ("Only", "Only\nrest")
+    assert html_to_text("<div>" * 20_000 + "deep") == ("", "deep")
+
+
+def test_markdown():
+    source = (
+        "# Head *it*\n\nPara `code` [link](http://x) ![alt](y)\nsoft\n\n- a\n- b\n\n|x|y|\n|-|-|\n|1|2|\n\n```\nfn()\n```\n<div>raw</div>\n"
+    )
+    assert markdown_to_text(source) == ("Head it", "Head it\nPara code link alt soft\na\nb\nx y\n1 2\nfn()\nraw")
+    assert markdown_to_text('---\ntitle: "Front"\ntags: x\n---\nBody') == ("Front", "Body")
+    assert markdown_to_text("plain") == ("", "plain")
+
+
+@given(st.text(alphabet=st.sampled_from(list("[]{}|='<>/!-#*_`~&;:refbnoa \n\\\"")), max_size=60))
+def test_markup_never_fails_and_leaves_no_empty_lines(source):
+    for text in (wiki_to_text(source), html_to_text(source)[1], markdown_to_text(source)[1]):
+        assert all(line == line.strip() != "" for line in text.split("\n")) or text == ""

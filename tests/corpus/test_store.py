@@ -1,0 +1,137 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realmlm.artefact import publish
+from realmlm.corpus.build import cut_articles
+from realmlm.corpus.store import Article, Corpus, SegmentWriter
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import ArtefactMissing, BadInput
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDPIECES = Wordpieces.from_pieces([*LETTERS, *(f"##{letter}" for letter in LETTERS), "."])
+MOST = 12
+
+
+def write(folder, articles: list[Article]) -> Corpus:
+    with publish(folder, kind="corpus") as draft:
+        writer = SegmentWriter(draft.path, token_dtype=WORDPIECES.dtype)
+        for article in articles:  # a block each: what is appended must join
+            writer.append(cut_articles([article], WORDPIECES, max_wordpieces=MOST))
+        writer.close()
+        WORDPIECES.save(draft.path / "tokenizer.json")
+        draft.config["max_wordpieces"] = MOST
+    return Corpus.open(folder)
+
+
+ARTICLES = [Article("One", "Abc def. Ghi jkl.", "a#1"), Article("Two", "Mno pqr stu vw. Xyz.", "a#2"), Article("", "é.", "b")]
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Corpus:
+    return write(tmp_path / "corpus", ARTICLES)
+
+
+def test_passages_are_what_was_written(corpus):
+    assert [corpus[number].text for number in corpus.ids] == ["Abc def.", "Ghi jkl.", "Mno pqr stu vw.", "Xyz.", "é."]
+    assert [corpus[number].title for number in corpus.ids] == ["One", "One", "Two", "Two", ""]
+    assert [corpus[number].source for number in corpus.ids] == ["a#1", "a#1", "a#2", "a#2", "b"]
+    assert [corpus.siblings(number).tolist() for number in corpus.ids] == [[1], [0], [3], [2], []]
+    for number in corpus.ids:
+        encoding = WORDPIECES.tokenizer.encode(corpus[number].text, add_special_tokens=False)
+        assert corpus.tokens(number).tolist() == encoding.ids
+        assert [tuple(pair) for pair in corpus.token_chars(number).tolist()] == encoding.offsets
+        assert corpus.title_tokens(number).tolist() == WORDPIECES.encode(corpus[number].title).tolist()
+        assert corpus.sentences(number).tolist() == [0, len(encoding)]
+    assert corpus.lengths.tolist() == [len(corpus.tokens(number)) for number in corpus.ids]
+
+
+def test_what_is_not_there(corpus, tmp_path):
+    for number in (-1, 5, 10**12):
+        assert number not in corpus
+        with pytest.raises(BadInput, match=f"no passage {number}"):
+            corpus[number]
+    with pytest.raises(ArtefactMissing, match="realmlm corpus"):
+        Corpus.open(tmp_path / "none")
+
+
+WORDS = st.sampled_from(["Abc.", "De fg.", "Hij.", "K lm no."])
+EDITS = st.lists(
+    st.tuples(
+        st.lists(WORDS, max_size=2), st.lists(st.tuples(st.integers(0, 8), WORDS), max_size=2), st.lists(st.integers(0, 8), max_size=2)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(EDITS)
+def test_edits_agree_with_a_dictionary(tmp_path_factory, edits):
+    corpus = write(tmp_path_factory.mktemp("edit") / "corpus", ARTICLES)
+    truth = {number: corpus[number].text for number in corpus.ids.tolist()}
+    history, following = [dict(truth)], len(truth)
+    for add, replace, remove in edits:
+        present = sorted(truth)
+        gone = {present[position % len(present)] for position in remove} if present else set()
+        new = {present[position % len(present)]: text for position, text in replace} if present else {}
+        new = {number: text for number, text in new.items() if number not in gone}
+        corpus, ids = corpus.edit(
+            add=[Article("new", text) for text in add], replace={number: Article("re", text) for number, text in new.items()}, remove=gone
+        )
+        assert ids == list(range(following, following + len(add)))
+        following += len(add)
+        truth = {number: text for number, text in (truth | new | dict(zip(ids, add, strict=True))).items() if number not in gone}
+        history.append(dict(truth))
+        assert corpus.ids.tolist() == sorted(truth)
+        assert {number: corpus[number].text for number in corpus.ids.tolist()} == truth
+        assert corpus.lengths.tolist() == [len(WORDPIECES.encode(truth[number])) for number in sorted(truth)]
+        assert [number for number in range(following + 2) if number in corpus] == sorted(truth)
+    for count, then in enumerate(history):
+        earlier = Corpus.open(corpus.folder, edits=count)
+        assert {number: earlier[number].text for number in earlier.ids.tolist()} == then
+        written, removed = corpus.changes_since(count)
+        caught_up = {number: text for number, text in then.items() if number not in removed} | {n: truth[n] for n in written}
+        assert caught_up == truth
+    assert corpus.fingerprint == Corpus.open(corpus.folder, edits=0).fingerprint
+
+
+def test_articles_of_edits_are_their_own(corpus):
+    edited, (new, *_) = corpus.edit(add=[Article("New", "Abc def. Ghi jkl.")], replace={0: Article("Re", "Mno.")})
+    assert [edited.siblings(number).tolist() for number in (0, 1, 2, new)] == [[], [], [3], []]
+    assert edited[0].title == "Re"
+    assert edited.title_tokens(new).tolist() == WORDPIECES.encode("New").tolist()
+
+
+def test_an_edit_happens_whole_or_not_at_all(corpus):
+    long = "Abcd efgh. Ijkl mnop. Qrst uvwx."
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"replace": {0: Article("", long)}}, "must fit one passage"),
+        ({"replace": {0: Article("", long), 1: Article("", "\u200b")}}, "must fit one passage"),
+        ({"replace": {0: Article("", long), 1: Article("", "\u200b"), 2: Article("", "\u200b")}}, "must fit one passage"),
+        ({"remove": [5]}, "no passage 5"),
+        ({"add": [Article("", "Abc.")], "replace": {9: Article("", "Abc.")}}, "no passage 9"),
+        ({"remove": [1], "replace": {1: Article("", "Abc.")}}, "both"),
+    ]
+    for options, says in cases:
+        with pytest.raises(BadInput, match=says):
+            corpus.edit(**options)
+    assert Corpus.open(corpus.folder).edits == 0
+
+
+def test_only_the_newest_state_can_be_edited(corpus):
+    corpus.edit(remove=[0])
+    with pytest.raises(BadInput, match="open it again"):
+        corpus.edit(add=[Article("", "Abc.")])
+    with pytest.raises(BadInput, match="open it again"):
+        Corpus.open(corpus.folder, edits=0).edit(remove=[1])
+
+
+def test_arrays_cannot_be_written_back(corpus):
+    before = corpus.tokens(0).tolist()
+    corpus.tokens(0)[:] = 0
+    assert Corpus.open(corpus.folder).tokens(0).tolist() == before
+    assert np.asarray(corpus.ids).dtype == np.int64

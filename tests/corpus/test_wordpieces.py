@@ -1,0 +1,95 @@
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from realmlm.corpus.wordpieces import BERT_SPECIAL, Wordpieces, check_same_tokenizer
+from realmlm.errors import BadInput, Mismatch
+
+LETTERS = "abcdeft"
+PIECES = [*LETTERS, *(f"##{letter}" for letter in LETTERS), ".", "fat", "##ed", "fe"]
+
+
+def greedy(word: str, pieces: set[str]) -> list[str]:
+    """WordPiece by its definition: the longest piece that fits, again and again, or nothing."""
+    found: list[str] = []
+    while word:
+        mark = "##" if found else ""
+        length = next((length for length in range(len(word), 0, -1) if mark + word[:length] in pieces), None)
+        if length is None:
+            return ["[UNK]"]
+        found.append(mark + word[:length])
+        word = word[length:]
+    return found
+
+
+@given(st.lists(st.text(alphabet=LETTERS + "z", min_size=1, max_size=8), max_size=6))
+def test_encode_is_greedy_longest_match(words):
+    wordpieces = Wordpieces.from_pieces(PIECES)
+    numbers = {piece: number for number, piece in enumerate([*BERT_SPECIAL, *PIECES])}
+    expected = [numbers[piece] for word in words for piece in greedy(word, set(PIECES))]
+    assert wordpieces.encode(" ".join(words)).tolist() == expected
+    assert wordpieces.encode(" ".join(words).upper()).tolist() == expected
+
+
+def test_special_tokens_are_found_and_kept_in_text():
+    wordpieces = Wordpieces.from_pieces(PIECES)
+    assert [wordpieces.pad, wordpieces.unk, wordpieces.cls, wordpieces.sep, wordpieces.mask] == [0, 1, 2, 3, 4]
+    assert wordpieces.encode("a [MASK] b").tolist()[1] == wordpieces.mask
+    with pytest.raises(BadInput, match="no cls token"):
+        Wordpieces(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")))
+
+
+def test_continues_marks_inner_pieces():
+    wordpieces = Wordpieces.from_pieces(PIECES)
+    pieces = [*BERT_SPECIAL, *PIECES]
+    assert wordpieces.continues.tolist() == [piece.startswith("##") for piece in pieces]
+
+
+def test_save_and_load_keep_the_fingerprint(tmp_path):
+    wordpieces = Wordpieces.from_pieces(PIECES)
+    wordpieces.save(tmp_path / "tokenizer.json")
+    for source in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
+        check_same_tokenizer(wordpieces, Wordpieces.load(source), first_name="a", second_name="b")
+    with pytest.raises(Mismatch, match="b"):
+        check_same_tokenizer(wordpieces, Wordpieces.from_pieces(PIECES[:-1]), first_name="a", second_name="b")
+
+
+def test_loading_what_is_no_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadInput, match="not a tokenizers file"):
+        Wordpieces.load(tmp_path)
+
+
+def test_ids_fit_the_dtype():
+    assert Wordpieces.from_pieces(PIECES).dtype is np.uint16
+
+
+TRAINING = """
+import random
+from realmlm.corpus.wordpieces import Wordpieces
+choice = random.Random(0)
+words = ["".join(choice.choices("abcdefghijklmnop", k=choice.randint(1, 9))) for _ in range(800)]
+texts = [" ".join(choice.choices(words, k=30)) for _ in range(60)] + ["x" + chr(0x400 + i) + chr(0x1200 + i) for i in range(300)]
+print(Wordpieces.train(texts, 1200).fingerprint)
+"""
+
+
+def test_training_gives_the_same_pieces_in_every_process():
+    runs = [subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, check=True).stdout for _ in range(3)]
+    assert len(set(runs)) == 1
+
+
+def test_training_has_the_size_asked_for_and_knows_its_text():
+    choice = random.Random(1)
+    words = ["".join(choice.choices("abcdefgh", k=choice.randint(2, 7))) for _ in range(300)]
+    texts = [" ".join(choice.choices(words, k=40)) for _ in range(50)]
+    wordpieces = Wordpieces.train(texts, 200)
+    assert len(wordpieces) == 200
+    assert all(wordpieces.unk not in wordpieces.encode(text) for text in texts)
+    assert wordpieces.decode(wordpieces.encode(texts[0])) == texts[0]

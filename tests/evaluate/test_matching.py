@@ -1,0 +1,198 @@
+import re
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from realmlm.corpus.questions import Question
+from realmlm.errors import BadInput, MissingExtra
+from realmlm.evaluate import matching
+from realmlm.evaluate.matching import AnswerMatcher, answer_spans, contains_answer, required_literals
+
+pytest.importorskip("ahocorasick")
+# letters with and without accents, a ligature of case folding, symbols that decompose, marks to reorder, gaps of several kinds
+ODD = ["e\u0301", "\u0323\u0307", "\u0307\u0323", "≠", "☎\ufe0f", "\u200b", "\u00a0", "\n", "가", "🚁", "new york", "New York City"]
+LETTERS = [*"abAB1 é,.-_ßİ", *ODD]
+texts = st.lists(st.sampled_from(LETTERS), max_size=12).map("".join)
+questions = st.lists(st.lists(texts, max_size=3).map(lambda answers: Question("q", tuple(answers))), max_size=4)
+
+
+def slow_words(text):
+    """(word, start, end), one character at a time."""
+    letters = [(letter, at) for at, original in enumerate(text) for letter in unicodedata.normalize("NFD", original)]
+    # canonical order of marks, as the whole text decomposed has it; positions stay
+    letters = [(letter, at) for letter, (_, at) in zip(unicodedata.normalize("NFD", text), letters, strict=True)]
+    words: list[tuple[str, int, int]] = []
+    within = False
+    for letter, at in letters:
+        kind = unicodedata.category(letter)[0]
+        if kind in "LNM" and within:
+            words[-1] = (words[-1][0] + letter, words[-1][1], at + 1)
+        elif kind not in "ZC":
+            words.append((letter, at, at + 1))
+        within = kind in "LNM"
+    return [(word.casefold(), start, end) for word, start, end in words]
+
+
+def slow_spans(text, answers):
+    passage, spans = slow_words(text), set()
+    for answer in answers:
+        wanted = [word for word, _, _ in slow_words(answer)]
+        if any(letter.isalnum() for letter in answer):
+            for first in range(len(passage) - len(wanted) + 1):
+                window = passage[first : first + len(wanted)]
+                if [word for word, _, _ in window] == wanted:
+                    spans.add((window[0][1], window[-1][2]))
+    return sorted(spans)
+
+
+@given(texts, st.lists(texts, max_size=3))
+@settings(max_examples=300)
+def test_spans_against_one_character_at_a_time(text, answers):
+    question = Question("q", tuple(answers))
+    assert answer_spans(text, question) == slow_spans(text, answers)
+    assert contains_answer(text, question) == bool(slow_spans(text, answers))
+
+
+@given(st.text(max_size=30))
+def test_words_of_any_text(text):
+    words, bounds = matching._words(text)
+    assert list(zip(words, bounds[0:-1:2], bounds[1::2], strict=True)) == slow_words(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "found"),
+    [
+        ("He left New  York, today", "new york", ["New  York"]),
+        ("Newt Yorkshire", "new york", []),
+        ("the U.S. army", "u.s.", ["U.S."]),
+        ("the US army", "u.s.", []),
+        ("Caf\u00e9 Tove", "cafe\u0301", ["Caf\u00e9"]),
+        ("Cafe\u0301 Tove", "caf\u00e9 tove", ["Cafe\u0301 Tove"]),
+        ("a cafe", "café", []),
+        ("na na na", "na na", ["na na", "na na"]),
+        ("what? no!", "!", []),
+        ("a 🚁 flies", "🚁", []),
+        ("nothing", " \t", []),
+    ],
+)
+def test_by_example(text, answer, found):
+    assert [text[start:end] for start, end in answer_spans(text, Question("q", (answer,)))] == found
+
+
+def test_patterns():
+    question = Question("q", (r"cre?te|x*", "Greece"), is_regex=True)
+    assert answer_spans("CRETE, xx Greece", question) == [(0, 5), (7, 9), (10, 16)]
+    assert not contains_answer("Sicily", question)  # x* matches nothing there, everywhere
+    with pytest.raises(BadInput, match="not a valid regular expression"):
+        answer_spans("x", Question("q", ("(",), is_regex=True))
+
+
+# --- the automaton --------------------------------------------------------------------------------------------------------------------
+
+
+def one_by_one(text, asked):
+    return [(index, start, end) for index, question in enumerate(asked) for start, end in answer_spans(text, question)]
+
+
+@given(questions, st.lists(texts, max_size=3))
+@settings(max_examples=300)
+def test_matcher_finds_what_one_by_one_finds(asked, passages):
+    matcher = AnswerMatcher(asked)
+    for text in passages:
+        assert matcher.find(text) == one_by_one(text, asked)
+
+
+def test_matcher_with_more_words_than_one_place_of_a_code_counts():
+    asked = [Question("q", (f"w{number} w{number + 1}",)) for number in range(0, 9000, 3)]
+    text = " ".join(f"w{number}" for number in range(0, 9000, 2))  # w0 w2 w4 …: no answer
+    text += " " + " ".join(f"w{number} w{number + 1}" for number in range(0, 9000, 7))
+    spans = [(number // 3, text.index(f" w{number} w{number + 1} ") + 1) for number in range(0, 8990, 21)]
+    assert [(index, start) for index, start, _ in AnswerMatcher(asked).find(text + " .")] == spans
+
+
+pieces = st.sampled_from(
+    [
+        "a",
+        "b",
+        "ab",
+        "s",
+        "k",
+        "1",
+        " ",
+        ".",
+        "|",
+        "(",
+        ")",
+        "(?:",
+        "?",
+        "*",
+        "+",
+        "{2}",
+        "{0,1}",
+        "{,2}",
+        "{",
+        "}",
+        "[ab]",
+        "[^a]",
+        "[]|]",
+        r"\s",
+        r"\(",
+        r"\x61",
+        "^",
+        "$",
+        "(?i)",
+        "(?=a)",
+        "]",
+    ]
+)
+
+
+@given(
+    st.lists(st.lists(pieces, min_size=1, max_size=7).map("".join), min_size=1, max_size=3),
+    st.text(st.sampled_from(list("abAB1sk ſK(|]{")), max_size=12),
+)
+@settings(max_examples=600)
+def test_matcher_tries_every_pattern_that_could_match(patterns, text):
+    try:
+        for pattern in patterns:
+            re.compile(pattern)
+    except re.error:
+        assume(False)
+    asked = [Question("q", (pattern,), is_regex=True) for pattern in patterns] + [Question("q", tuple(patterns), is_regex=True)]
+    assert AnswerMatcher(asked).find(text) == one_by_one(text, asked)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "literals"),
+    [
+        ("Crete", {"crete"}),
+        (r"New\s+York|Veld", {"york", "veld"}),
+        (r"20\s?,?\s?(32|40)0 feet", {"0 feet"}),
+        ("Janu?(ary)?", {"jan"}),
+        ("Tove{0,1}n", {"tov"}),
+        ("Tove*n+", {"tov"}),
+        ("Tove|(a|b)", set()),
+        ("(?i)Tove", set()),
+        (r"\x54ove", set()),
+        ("", set()),
+    ],
+)
+def test_required_literals(pattern, literals):
+    assert required_literals([pattern]) == literals
+
+
+def test_fold_knows_every_character_that_matches_an_ascii_letter():
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    for letter in set(re.findall("[a-z0-9 ]", everything, re.IGNORECASE)):
+        assert re.fullmatch(re.escape(letter.translate(matching._FOLD).lower()), letter, re.IGNORECASE)
+        assert letter.translate(matching._FOLD).lower().isascii()
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ahocorasick", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'realmlm\[match\]'"):
+        AnswerMatcher([Question("q", ("a",))])
+    assert AnswerMatcher([]).find("a") == []
