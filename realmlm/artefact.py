@@ -115,10 +115,10 @@ def read_manifest(path: Path, *, kind: str, hint: str = "") -> Manifest:
     advice = f"; {hint}" if hint else ""
     file = Path(path) / MANIFEST
     if not file.is_file():
-        raise ArtefactMissing(f"no {kind} in {path}{advice}")
+        raise ArtefactMissing(f"no {kind} in {path}{f': it has no {MANIFEST}' if file.parent.is_dir() else ''}{advice}")
     manifest = _read_manifest(file)
     if manifest.kind != kind:
-        raise ArtefactMissing(f"{path} holds a {manifest.kind}, not a {kind}{advice}")
+        raise ArtefactMissing(f"{path} is of the kind '{manifest.kind}', where '{kind}' is needed; name another folder")
     return manifest
 
 
@@ -130,11 +130,15 @@ def _read_manifest(file: Path) -> Manifest:
             raise ArtefactDamaged(f"{file} has format {record['format']}, newer than this version reads ({FORMAT}); upgrade realmlm")
         intact = checksum == _digest(record)
         manifest = Manifest(**record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); make the artefact again") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); {_again(file.parent)}") from error
     if not intact:
-        raise ArtefactDamaged(f"{file} is damaged (its checksum does not match); make the artefact again")
+        raise ArtefactDamaged(f"{file} is damaged (its checksum does not match); {_again(file.parent)}")
     return manifest
+
+
+def _again(path: Path) -> str:
+    return f"remove {path} and make it again"
 
 
 def _verify_files(path: Path, manifest: Manifest) -> None:
@@ -145,12 +149,12 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
         try:
             status = file.stat()
         except OSError as error:
-            raise ArtefactDamaged(f"{file} is missing; make the artefact again") from error
+            raise ArtefactDamaged(f"{file} is missing; {_again(path)}") from error
         if status.st_size != entry["bytes"]:
-            raise ArtefactDamaged(f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; make the artefact again")
+            raise ArtefactDamaged(f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; {_again(path)}")
         stamp = [status.st_size, status.st_mtime_ns]
         if (status.st_size <= _ALWAYS_HASHED or stamps.get(name) != stamp) and _sha256(file) != entry["sha256"]:
-            raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; make the artefact again")
+            raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; {_again(path)}")
         fresh[name] = stamp
     if fresh != stamps and any(entry["bytes"] > _ALWAYS_HASHED for entry in manifest.files.values()):
         _write_stamps(path, fresh)
@@ -168,7 +172,7 @@ def _seal(draft: Draft, *, kind: str) -> None:
     manifest = Manifest(kind=kind, config=draft.config, counts=draft.counts, parents=draft.parents, files=files)
     record = json.loads(json.dumps(asdict(manifest)))
     record["checksum"] = _digest(record)
-    write_text(draft.path / MANIFEST, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(draft.path / MANIFEST, json.dumps(record, indent=1, ensure_ascii=False))  # the last byte closes it: a cut is seen
     _write_stamps(draft.path, stamps)
     _fsync_folder(draft.path)
 
@@ -252,12 +256,16 @@ def save_arrays(file: Path, arrays: dict[str, np.ndarray]) -> None:
 def map_arrays(file: Path) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file, memory-mapped: nothing is read until it is used, and nothing can be written back."""
     try:
+        size = file.stat().st_size
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
+            header = json.loads(stream.read(min(length, size)))  # a length that is wrong may be beyond any memory
         header.pop("__metadata__", None)
+        expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if size != expected:
+            raise ValueError(f"{size} bytes instead of {expected}")
         return {name: _map(file, 8 + length, entry) for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactDamaged(f"{file} is not a readable safetensors file ({error})") from error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from realmlm import __version__, config
-from realmlm.errors import BadInput, RealmError, require
+from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
 from realmlm.log import say
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
@@ -111,14 +111,16 @@ def _ask(settings: config.Ask) -> None:
 
 
 def _refuse(error: BadInput) -> None:
-    raise error
+    raise BadInput(f"{error}; the corpus is unchanged: correct it and edit again") from None
 
 
 def _read_lines(file: Path) -> list[str]:
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} cannot be read as UTF-8 text, one phrase a line ({type(error).__name__})") from error
+        raise BadInput(
+            f"{file} cannot be read as UTF-8 text, one phrase a line ({type(error).__name__}); check the path and the file"
+        ) from error
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
@@ -172,14 +174,24 @@ def main(arguments: list[str] | None = None) -> None:
     except RealmError as error:
         say(f"error: {error}")
         sys.exit(2)
-    except MemoryError:
-        say("error: out of memory; lower --optim.batch, raise --optim.accumulate, or use a smaller corpus or model")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        say("error: out of memory; in training raise `accumulate` or lower `batch`, elsewhere lower --read or use a smaller model")
+        sys.exit(2)
+    except BrokenPipeError:
+        os._exit(0)
+    except OSError as error:
+        say(f"error: {error}; check that this place exists, that you may write to it and that the disk is not full")
         sys.exit(2)
     except KeyboardInterrupt:
         say("stopped; a training run goes on with --resume RUN")
         sys.exit(130)
-    except BrokenPipeError:
-        os._exit(0)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """By name and text, for torch may not be there: on a GPU it raises an error of its own, on a CPU a bare RuntimeError."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def run_command(name: str, arguments: list[str]) -> None:
@@ -193,6 +205,7 @@ def parse(name: str, kind: type, arguments: list[str]) -> Any:
     """A config from flags; with `--resume RUN`, from that run's own record, flags given beside it taking precedence."""
     tyro = require("tyro", extra="all", why="the command line")
     default = None
+    arguments = [part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--resume=") else [argument])]
     if name in RESUMABLE and "--resume" in arguments:
         place = arguments.index("--resume")
         if place + 1 >= len(arguments):
@@ -210,9 +223,15 @@ def _recorded(name: str, kind: type, folder: Path) -> Any:
     from realmlm.train.run import read_run
 
     record = read_run(folder)
-    if record["stage"] != name:
-        raise BadInput(f"{folder} is a run of `realmlm {record['stage']}`, not of `realmlm {name}`")
-    return config.restore(kind, record["config"])
+    stage = str(record.get("stage"))
+    if stage.startswith(f"{name}-"):
+        raise BadInput(f"{folder} is a part of a run; resume the whole: realmlm {name} --resume {folder.resolve().parent}")
+    if stage in COMMANDS and stage != name:
+        raise BadInput(f"{folder} is a run of another command; resume it with: realmlm {stage} --resume {folder}")
+    try:
+        return config.restore(kind, record["config"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtefactDamaged(f"{folder / 'run.json'} is damaged, or of another version of realmlm ({error!r}); begin a new run") from error
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from realmlm.errors import BadInput
 
 try:
     from tyro.conf import Positional
 except ImportError:  # the command line's library; training without it takes these classes as they are
-    Item = Any
+    Item = TypeVar("Item")
     Positional = Annotated[Item, ()]  # type: ignore[misc]
 
 
@@ -71,6 +71,12 @@ class Loop:
     deterministic: bool = False
     """Only algorithms that give the same bits every time; new indexes are swapped in at fixed steps."""
 
+    def __post_init__(self) -> None:
+        check(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
+        check(self.checkpoint_every >= 1, f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}")
+        check(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
+        check(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Refresh:
@@ -86,8 +92,11 @@ class Refresh:
     """Where the refresher embeds; auto takes the last GPU if there are several, else the trainer's device."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the stored vectors."""
+    shard: int = 65_536
+    """Passages embedded between two writes to disk: what a killed refresher has to do again."""
 
     def __post_init__(self) -> None:
+        check(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
         check(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
         late = self.swap_after is not None and not 0 <= self.swap_after < max(self.every_steps, 1)
         check(not late, f"refresh.swap-after must lie between 0 and refresh.every-steps, not {self.swap_after}")
@@ -108,6 +117,9 @@ class World:
     """tiny: 150 entities, for tests; small: 1,000; hard: 1,500 with more facts, longer values and sentences that need no knowledge."""
     seed: int = 0
     """Another seed, another world."""
+
+    def __post_init__(self) -> None:
+        check(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +145,9 @@ class Corpus:
         check(len(self.sources) > 0, "name at least one file or folder: realmlm corpus notes/ --out CORPUS --train-tokenizer 16000")
         one = (self.tokenizer is None) != (self.train_tokenizer is None)
         check(one, "say where the wordpieces come from: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
+        check(
+            self.train_tokenizer is None or self.train_tokenizer >= 100, f"train-tokenizer must be 100 or more, not {self.train_tokenizer}"
+        )
         check(8 <= self.max_wordpieces <= 4096, f"max-wordpieces must lie between 8 and 4096, not {self.max_wordpieces}")
 
 
@@ -178,6 +193,7 @@ class Spans:
 
     def __post_init__(self) -> None:
         check((self.tagger == "phrases") == (self.phrases is not None), "--tagger phrases and --phrases FILE go together")
+        check(self.workers is None or self.workers >= 1, f"workers must be 1 or more, not {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +232,9 @@ class Model:
     """Of the fresh weights."""
 
     def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "projection", "max_query", "max_answer"):
+            check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be 1 or more, not {getattr(self, name)}")
+        check(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, not {self.dropout}")
         check(self.hidden % self.heads == 0, f"hidden {self.hidden} is not a multiple of heads {self.heads}")
 
 
@@ -259,6 +278,9 @@ class Warmup:
     """ICT; 0 steps leave it out."""
     loop: Loop = field(default_factory=Loop)
 
+    def __post_init__(self) -> None:
+        check(0 <= self.remove <= 1, f"remove is a share between 0 and 1, not {self.remove}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain:
@@ -290,6 +312,7 @@ class Pretrain:
 
     def __post_init__(self) -> None:
         check(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
+        check(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +331,8 @@ class Finetune:
     """Passages read for each question."""
     candidates: int = 5000
     """Passages over which the retriever is trained."""
+    closed_book: float = 0.1
+    """Weight of what the reader learns to answer without any passage."""
     optim: Optim = field(default_factory=lambda: Optim(lr=1e-5, retriever_lr=1e-5))
     refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
     loop: Loop = field(default_factory=Loop)
@@ -338,6 +363,10 @@ class Evaluate:
     """Print one JSON object instead of a table."""
     device: str = "auto"
     """Where the model runs."""
+
+    def __post_init__(self) -> None:
+        check(self.read >= 1, f"read must be 1 or more, not {self.read}; to read nothing: --retriever none")
+        check(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,7 +414,7 @@ def restore(kind: Any, values: dict[str, Any]) -> Any:
         if is_dataclass(hint):
             value = restore(hint, value)
         elif value is not None and (hint is Path or Path in get_args(hint)):
-            value = Path(value)
+            value = [Path(item) for item in value] if isinstance(value, list) else Path(value)
         restored[item.name] = tuple(value) if isinstance(value, list) else value
     return kind(**restored)
 

@@ -16,7 +16,7 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cuda", "cpu"):
         raise NotEnough(f"device '{name}' is not supported; use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise NotEnough(f"device '{name}' asked for, but torch finds no GPU here; use --device cpu, or install torch with CUDA")
+        raise NotEnough(f"device '{name}' asked for, but torch finds no GPU here; use cpu, or install torch with CUDA")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise NotEnough(f"device '{name}' asked for, but there are only {torch.cuda.device_count()} GPUs")
+        raise NotEnough(f"device '{name}' asked for, but there are only {torch.cuda.device_count()} GPUs, counted from 0; use another")
     return device

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,7 +100,7 @@ class Metrics:
     def __init__(self, file: Path, *, keep_until: int = -1) -> None:
         self.file = file
         if file.exists():
-            kept = [json.dumps(row) for row in read_metrics(file) if row["step"] <= keep_until]
+            kept = [json.dumps(row) for row in read_metrics(file) if row.get("step", math.inf) <= keep_until]
             write_text(file, "".join(line + "\n" for line in kept))
         self._stream = open(file, "a", encoding="utf-8")
 
@@ -113,14 +113,12 @@ class Metrics:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line that a killed process cut off is left out."""
+    """The rows of a metrics file; lines that are no record (the last one, where a killed process cut it off) are left out."""
     rows = []
-    for line in file.read_text("utf-8").splitlines():
-        try:
+    for line in file.read_text("utf-8", errors="replace").splitlines():
+        with suppress(ValueError):
             rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def show_row(values: dict[str, Any]) -> str:

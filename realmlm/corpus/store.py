@@ -13,7 +13,7 @@ import numpy as np
 
 from realmlm.artefact import ArrayWriter, Draft, Manifest, map_array, open_artefact, publish
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput
+from realmlm.errors import ArtefactDamaged, BadInput
 
 # P passages, A articles, T wordpieces
 
@@ -201,7 +201,7 @@ class Corpus:
         number = int(number)
         place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
         if place is None:
-            raise BadInput(f"no passage {number} in {self.folder}: ids go from 0, with gaps where passages were removed")
+            raise BadInput(f"no passage {number} in {self.folder}: ids go from 0, with gaps; `realmlm ask` shows those it read")
         return place
 
     def __contains__(self, number: int) -> bool:
@@ -294,4 +294,8 @@ def _write_segment(draft: Draft, blocks: Iterable[Block], wordpieces: Wordpieces
 
 
 def _edit_numbers(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in (folder / "edits").glob("[0-9]*") if path.is_dir())
+    numbers = sorted(int(path.name) for path in (folder / "edits").glob("[0-9]*") if path.is_dir())
+    for expected, number in enumerate(numbers, 1):
+        if number != expected:
+            raise ArtefactDamaged(f"{folder / 'edits' / f'{expected:06d}'} is missing, but {number:06d} is there; make the corpus again")
+    return numbers

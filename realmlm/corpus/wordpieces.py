@@ -37,7 +37,9 @@ class Wordpieces:
             number = self.tokenizer.token_to_id(token)
             if number is not None:
                 return int(number)
-        raise BadInput(f"the tokenizer has no {role} token (looked for {', '.join(_SPECIAL[role])}); masked language models need one")
+        raise BadInput(
+            f"the tokenizer has no {role} token (looked for {', '.join(_SPECIAL[role])}); masked language models need one: use another"
+        )
 
     @classmethod
     def load(cls, source: str | Path) -> "Wordpieces":
@@ -51,7 +53,9 @@ class Wordpieces:
             except BadInput:
                 raise
             except Exception as error:  # the Rust library raises bare Exception
-                raise BadInput(f"{file} is not a tokenizers file: {error}") from error
+                raise BadInput(
+                    f"{file} is not a tokenizers file ({error}); name another, or train one with --train-tokenizer 16000"
+                ) from error
         try:
             return cls(Tokenizer.from_pretrained(str(source)))
         except BadInput:

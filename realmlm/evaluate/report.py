@@ -107,6 +107,8 @@ def evaluate(
     asked = read_questions(questions)
     if limit is not None and limit < len(asked):
         asked = [asked[place] for place in np.linspace(0, len(asked) - 1, limit).round().astype(int)]
+    if predictions is not None:
+        Path(predictions).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()
     chosen = make_retriever(retriever, realm, wordpieces, known)
     outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read))

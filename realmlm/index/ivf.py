@@ -181,5 +181,5 @@ def _centroids(sample_ND: Tensor, lists: int) -> ExactIndex:
 
 
 def _faiss() -> ModuleType:
-    # torch is imported above, before faiss: the other order has loaded two OpenMP runtimes that fight for the same cores
+    # imported here, hence after torch: each brings an OpenMP runtime of its own, and torch's should be the first
     return require("faiss", extra="ann", why="approximate search")

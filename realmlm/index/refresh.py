@@ -21,13 +21,13 @@ import torch
 from realmlm.artefact import sweep
 from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
-from realmlm.index.encode import SHARD, Encode, build_index
+from realmlm.index.encode import Encode, build_index
 from realmlm.log import say
 
 LoadEncoder = Callable[[Path, str], Encode]  # (snapshot folder, device)
 
 _POLL_S = 0.05
-_PATIENCE = 5  # restarts without a single finished index before giving up
+_PATIENCE = {"failed": 5, "killed": 20}  # restarts without a single finished index before giving up
 
 
 def step_folder(parent: Path, step: int) -> Path:
@@ -44,6 +44,7 @@ def refresh_once(folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str
         snapshot, index = step_folder(folder / "snapshots", step), step_folder(folder / "index", step)
         if not index.exists():
             build_index(index, corpus, load(snapshot, device), step=step, dtype=dtype, shard=shard, quiet=True)
+        shutil.rmtree(index.with_name(f".{index.name}.partial"), ignore_errors=True)  # of a build killed just after it was published
         shutil.rmtree(snapshot)
         return step
     return None
@@ -94,8 +95,8 @@ class Refresher:
         device: str,
         dtype: torch.dtype,
         process: bool,
+        shard: int,
         threads: int = 1,
-        shard: int = SHARD,
     ) -> None:
         self.folder, self.restarts = folder, 0
         self._corpus, self._load, self._device, self._dtype, self._shard, self._threads = corpus, load, device, dtype, shard, threads
@@ -151,9 +152,10 @@ class Refresher:
             return
         if self._worker is not None:
             self.restarts, self._fruitless = self.restarts + 1, self._fruitless + 1
-            say(f"the refresher ended (exit code {self._worker.exitcode}); starting another")
-            if self._fruitless > _PATIENCE:
-                raise RealmError(f"the refresher died {self._fruitless} times in a row; see its error above, or use --no-refresh.process")
+            code = self._worker.exitcode or 0
+            say(f"the refresher ended (exit code {code}); starting another")
+            if self._fruitless > _PATIENCE["killed" if code < 0 else "failed"]:
+                raise RealmError(f"the refresher died {self._fruitless} times in a row; see its error above, or use --refresh.no-process")
         arguments = (
             self.folder,
             self._corpus.folder,

@@ -197,7 +197,6 @@ def open_index(
     exact = _map_shards(path, manifest.counts["shards"], info.dtype, "cpu" if approximate else device)
     index: Index = _with_lists(exact, path, manifest) if approximate else exact
     for edit in _edits(path):
-        open_artefact(edit, kind="index-edit")
         _replay(index, edit, info.dtype)
     return index
 
@@ -222,7 +221,7 @@ def save_edit(path: Path, *, added_ids: Tensor, added_vectors: Tensor, removed_i
     info = index_info(path)
     if corpus_edits <= info.corpus_edits:
         raise BadInput(f"{path} contains {info.corpus_edits} edits of the corpus already; this one says {corpus_edits}")
-    index = _map_shards(path, read_manifest(path, kind="index").counts["shards"], info.dtype, "cpu")
+    index = _map_shards(path, open_artefact(path, kind="index").counts["shards"], info.dtype, "cpu")
     edits = _edits(path)
     for edit in edits:
         _replay(index, edit, info.dtype)
@@ -250,6 +249,7 @@ def _edits(path: Path) -> list[Path]:
 
 
 def _replay(index: Index, edit: Path, dtype: str) -> None:
+    open_artefact(edit, kind="index-edit")
     arrays = _map_tensors(edit / "edit.safetensors", dtype)
     index.remove(arrays["removed_ids"])
     index.add(arrays["added_ids"], arrays["vectors"])

@@ -54,7 +54,7 @@ class Answerer:
     def query(self, text: str) -> Query:
         tokens = self.wordpieces.encode(text)
         if not len(tokens):
-            raise BadInput("the question is empty")
+            raise BadInput('the question is empty; write it in quotes: realmlm ask "Who …?" --model MODEL --corpus CORPUS')
         return Query(text, tokens)
 
     # --- questions -------------------------------------------------------------------------------------------------------------------
@@ -153,7 +153,9 @@ class Answerer:
         places = [np.flatnonzero(query.tokens[: self.model.config.max_query] == self.wordpieces.mask) for query in queries]
         for query, masks in zip(queries, places, strict=True):
             if not len(masks):
-                raise BadInput(f'nothing to fill in: "{query.text}" has no [MASK] among its first {self.model.config.max_query} wordpieces')
+                raise BadInput(
+                    f'nothing to fill in: "{query.text}" has no [MASK] among its first {self.model.config.max_query} wordpieces; write one'
+                )
         null = retrieved.null_B is not None
         scores_BK = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1) if null else retrieved.scores_BK  # type: ignore[index]
         k = scores_BK.shape[1]

@@ -69,6 +69,7 @@ def create_model(
         max_query=max_query,
         max_passage=known.max_wordpieces,
         max_answer=max_answer,
+        span_hidden=256 if checkpoint else min(256, hidden),
     )
     model = new_model(config, wordpieces, checkpoint=checkpoint, seed=seed)
     model.save_pretrained(out, wordpieces)

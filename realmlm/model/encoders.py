@@ -20,11 +20,15 @@ def build_encoder(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModel
 
     settings = dict(config)
+    name = settings.pop("model_type")
     try:
-        family = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        family = AutoConfig.for_model(name, **settings)
+        if family.is_encoder_decoder:
+            raise ValueError("it has a decoder as well")
         return AutoModel.from_config(family, **_no_pooler(family))
     except (KeyError, ValueError) as error:
-        raise BadInput(f"transformers cannot build an encoder from {config}: {error}") from error
+        why = str(error).split(". ")[0]  # what follows names some hundred families
+        raise BadInput(f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or roberta") from error
 
 
 def load_encoder(source: str | Path) -> Any:
@@ -114,7 +118,7 @@ class MaskHead(nn.Module):
 class SpanHead(nn.Module):
     """MLP([h_start; h_end]) for every span up to `max_width` wordpieces. The first layer is split so that no span is computed twice."""
 
-    def __init__(self, hidden: int, *, width: int = 256, max_width: int) -> None:
+    def __init__(self, hidden: int, *, width: int, max_width: int) -> None:
         super().__init__()
         self.start_end = nn.Linear(hidden, 2 * width)
         self.norm = nn.LayerNorm(width, eps=1e-3)
@@ -142,11 +146,11 @@ class SpanHead(nn.Module):
 class Reader(nn.Module):
     """p(y|z,x): reads query and passage together; predicts masks while pre-training, spans for questions."""
 
-    def __init__(self, encoder: Encoder, *, max_answer: int) -> None:
+    def __init__(self, encoder: Encoder, *, max_answer: int, span_hidden: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=getattr(encoder.body.config, "layer_norm_eps", 1e-12))
-        self.span_head = SpanHead(encoder.hidden, max_width=max_answer)
+        self.span_head = SpanHead(encoder.hidden, width=span_hidden, max_width=max_answer)
 
     @property
     def embedding(self) -> nn.Embedding:

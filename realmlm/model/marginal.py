@@ -45,16 +45,20 @@ def span_log_probabilities(scores_NLW: Tensor, allowed_NLW: Tensor) -> Tensor:
     A passage without any allowed span (an empty one) gives −inf everywhere, not NaN.
     """
     scores_NS = scores_NLW.masked_fill(~allowed_NLW, -torch.inf).flatten(1)
-    return (scores_NS - _safe_logsumexp(scores_NS)[:, None]).view_as(scores_NLW)
+    empty_N = ~allowed_NLW.flatten(1).any(-1)
+    return (scores_NS - _safe_logsumexp(scores_NS, empty_N)[:, None]).view_as(scores_NLW)
 
 
 def answer_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
     """log p(y|z,x) = log Σ_{s ∈ S(z,y)} p(s|z,x); −inf where the passage does not hold the answer."""
-    return torch.logsumexp(span_NLW.masked_fill(~gold_NLW, -torch.inf).flatten(1), dim=-1)
+    gold_NS = gold_NLW.flatten(1)
+    without_N = ~gold_NS.any(-1)
+    total_N = _safe_logsumexp(span_NLW.flatten(1).masked_fill(~gold_NS, -torch.inf), without_N)
+    return total_N.masked_fill(without_N, -torch.inf)
 
 
-def _safe_logsumexp(scores_NS: Tensor) -> Tensor:
-    empty_N = torch.isneginf(scores_NS).all(-1)
+def _safe_logsumexp(scores_NS: Tensor, empty_N: Tensor) -> Tensor:
+    """logsumexp whose gradient is 0, not NaN, for the rows that are empty (all −inf)."""
     return torch.logsumexp(scores_NS.masked_fill(empty_N[:, None], 0.0), dim=-1)
 
 

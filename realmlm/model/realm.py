@@ -40,6 +40,8 @@ class ModelConfig:
     """Wordpieces of a passage's body that are read."""
     max_answer: int = 10
     """Longest answer span in wordpieces."""
+    span_hidden: int = 256
+    """Hidden size of the MLP that scores spans."""
 
     @property
     def max_document(self) -> int:
@@ -62,7 +64,8 @@ class Realm(nn.Module):
         settings: dict[str, Any] = {"dim": config.projection, "norm": config.projection_norm, "pooling": config.pooling}
         self.document = Tower(first, **settings)
         self.query = Tower(second, **settings, scale=scale)
-        self.reader = Reader(Encoder(reader if reader is not None else build_encoder(config.reader)), max_answer=config.max_answer)
+        body = reader if reader is not None else build_encoder(config.reader)
+        self.reader = Reader(Encoder(body), max_answer=config.max_answer, span_hidden=config.span_hidden)
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +111,9 @@ class Realm(nn.Module):
     def from_pretrained(cls, folder: str | Path, *, device: str | torch.device = "cpu") -> tuple["Realm", Wordpieces]:
         """A model and its tokenizer, as saved."""
         folder = Path(folder)
-        manifest = open_artefact(folder, kind="model", hint=f"make one: realmlm model --corpus CORPUS --out {folder}")
+        within = folder / "model"  # a run keeps its model there
+        hint = f"did you mean {within}?" if within.is_dir() else f"make one: realmlm model --corpus CORPUS --out {folder}"
+        manifest = open_artefact(folder, kind="model", hint=hint)
         model = cls(ModelConfig(**manifest.config))
         try:
             model.load_own_state(load_file(folder / WEIGHTS))

@@ -117,9 +117,15 @@ def index_for(
     if not path.exists():
         say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
         build_index(path, corpus, encode, kind=kind, dtype=dtype)
-    known = index_info(path).corpus_edits
-    if known < corpus.edits:
-        written, removed = corpus.changes_since(known)
+    info = index_info(path)
+    if (made := "exact" if info.recall is None else "ivf") != kind:
+        raise Mismatch(f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first")
+    if info.corpus_edits > corpus.edits:
+        raise Mismatch(
+            f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"
+        )
+    if info.corpus_edits < corpus.edits:
+        written, removed = corpus.changes_since(info.corpus_edits)
         say(f"{path}: taking up {len(written)} new and {len(removed)} removed passages")
         vectors = embed_passages(corpus, np.array(written, dtype=np.int64), encode, dtype=dtype)
         save_edit(

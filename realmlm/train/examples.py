@@ -1,6 +1,7 @@
-"""Examples by (seed, step): what a step learns from depends on nothing but its number, so a resumed run sees exactly the same."""
+"""Examples by (seed, position): what a step learns from depends on nothing but its number, so a resumed run sees exactly the same,
+and so does one that works its batches off in parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,9 +26,9 @@ def epoch_positions(size: int, *, seed: int, first: int, count: int) -> np.ndarr
     return np.array([_permutation(size, seed, epoch)[place] for epoch, place in zip(positions // size, positions % size, strict=True)])
 
 
-def generator(seed: int, step: int, part: int) -> np.random.Generator:
-    """The random generator of one part of one step."""
-    return np.random.default_rng([seed, 2, step, part])
+def generator(seed: int, position: int) -> np.random.Generator:
+    """The random generator of the example at a position."""
+    return np.random.default_rng([seed, 2, position])
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,11 @@ class SentenceSource:
         if len(self.sentences) == 0:
             raise NotEnough(f"{corpus.folder} has no sentence to mask; another --masking or a larger corpus is needed")
 
-    def draw(self, step: int, part: int, *, examples: int, batch: int) -> MaskedSentences:
-        first = step * batch + part * examples
-        rng = generator(self._seed, step, part)
+    def draw(self, first: int, count: int) -> MaskedSentences:
+        """The examples from position `first` on."""
         queries, positions, passages = [], [], []
-        for number in epoch_positions(len(self.sentences), seed=self._seed, first=first, count=examples):
-            sentence = self.sentences[int(number)]
+        for place, number in enumerate(epoch_positions(len(self.sentences), seed=self._seed, first=first, count=count)):
+            sentence, rng = self.sentences[int(number)], generator(self._seed, first + place)
             tokens = self.corpus.tokens(sentence.passage)[sentence.start : sentence.end]
             chosen = self._masking.choose(tokens, sentence.spans, rng)
             tokens, chosen = window(tokens, chosen, self._max_query)
@@ -85,20 +85,21 @@ class ClozePairs:
 
     def __init__(self, corpus: Corpus, *, remove: float, seed: int) -> None:
         self._corpus, self._remove, self._seed = corpus, remove, seed
-        several: Callable[[int], bool] = lambda number: len(corpus.sentences(number)) > 2  # noqa: E731
-        self._passages = np.array([number for number in corpus.ids if several(number)], dtype=np.int64)
+        self._passages = np.array([number for number in corpus.ids if len(corpus.sentences(number)) > 2], dtype=np.int64)
         if len(self._passages) < 2:
-            raise NotEnough(f"{corpus.folder} has fewer than two passages of several sentences: nothing to learn retrieval from by ICT")
+            raise NotEnough(
+                f"{corpus.folder} has fewer than two passages of several sentences: nothing to learn retrieval from by ICT; "
+                "add documents, or leave it out: --retriever.steps 0"
+            )
 
     def __len__(self) -> int:
         return len(self._passages)
 
-    def draw(self, step: int, part: int, *, examples: int, batch: int) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-        """Sentences, titles and bodies."""
-        first = step * batch + part * examples
-        rng = generator(self._seed, step, part)
+    def draw(self, first: int, count: int) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        """Sentences, titles and bodies from position `first` on."""
         sentences, titles, bodies = [], [], []
-        for number in self._passages[epoch_positions(len(self), seed=self._seed, first=first, count=examples)]:
+        for place, number in enumerate(self._passages[epoch_positions(len(self), seed=self._seed, first=first, count=count)]):
+            rng = generator(self._seed, first + place)
             tokens, borders = self._corpus.tokens(number), self._corpus.sentences(number)
             chosen = rng.integers(len(borders) - 1)
             start, end = borders[chosen], borders[chosen + 1]

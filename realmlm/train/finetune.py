@@ -40,12 +40,20 @@ class QuestionAnswering:
         *,
         read: int,
         candidates: int,
+        closed_book: float,
         frozen_index: bool,
         seed: int,
         batch: int,
     ) -> None:
         self._model, self._wordpieces, self._corpus, self._live, self._gold = model, wordpieces, corpus, live, gold
-        self._read, self._candidates, self._frozen, self._seed, self._batch = read, candidates, frozen_index, seed, batch
+        self._memory, self._read, self._candidates, self._frozen, self._seed, self._batch = (
+            closed_book,
+            read,
+            candidates,
+            frozen_index,
+            seed,
+            batch,
+        )
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         retriever = list(self._model.query.parameters()) if self._frozen else self._model.retriever_parameters()
@@ -70,10 +78,11 @@ class QuestionAnswering:
             retriever_B = _log_share(scores_BC, holds_BC)
         with clock("read"):
             reader_BK, found_BK = self._read_spans(numbers, questions, ids_BC[:, : self._read])
-            answer_B = marginal_log_likelihood(scores_BC[:, : self._read], reader_BK)
+            any_B, some_B = found_BK.any(-1), holds_BC.any(-1)
+            readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)  # a question without its answer teaches nothing: no gradient, no NaN
+            answer_B = marginal_log_likelihood(scores_BC[:, : self._read], readable_BK)
             memory_B = self._closed_book(numbers, questions)
-        any_B, some_B = found_BK.any(-1), holds_BC.any(-1)
-        loss = -_mean(answer_B, any_B) - _mean(retriever_B, some_B) - memory_B.mean()
+        loss = -_mean(answer_B, any_B) - _mean(retriever_B, some_B) - self._memory * memory_B.mean()
         return loss, {
             "log_p": _mean(answer_B, any_B),
             "retriever": _mean(retriever_B, some_B),
@@ -150,12 +159,14 @@ def finetune(
     out: Path,
     read: int,
     candidates: int,
+    closed_book: float,
     optim: Optim,
     refresh: Refresh,
     loop: Loop,
 ) -> Path:
     """Train on questions; gives the place of the model. A run that was cut off goes on if called the same way."""
     settings = {"model": model, "corpus": corpus, "questions": questions, "out": out, "read": read, "candidates": candidates}
+    settings |= {"closed_book": closed_book}
     run = Run.begin(Path(out), stage="finetune", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop}))
     if run.finished:
         say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
@@ -180,6 +191,7 @@ def finetune(
         gold,
         read=read,
         candidates=min(candidates, len(known)),
+        closed_book=closed_book,
         frozen_index=frozen,
         seed=loop.seed,
         batch=optim.batch,

@@ -57,7 +57,7 @@ def locate_answers(folder: Path, corpus: Corpus, questions: list[Question], *, m
     arrays = map_arrays(folder / "answers.safetensors")
     found = np.unique(arrays["questions"])
     if not len(found):
-        raise BadInput("none of the answers stands in the corpus: nothing to learn from; are these questions about these documents?")
+        raise BadInput("none of the answers stands in the corpus: nothing to learn from; give questions about these documents")
     say(f"{len(found):,} of {len(questions):,} questions have an answer in the corpus")
     borders = np.append(np.searchsorted(arrays["questions"], found), len(arrays["questions"]))
     wordpieces = corpus.wordpieces

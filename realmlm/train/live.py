@@ -30,10 +30,13 @@ class LiveIndex:
         beside = refresh.process and self._every > 0
         if beside and device == "cpu" and self._device.type == "cpu" and not loop.threads:
             torch.set_num_threads(max(1, torch.get_num_threads() - 1))
-        self._refresher = Refresher(run.folder, corpus, load_snapshot, device=device, dtype=self._dtype, process=beside)
+        self._refresher = Refresher(
+            run.folder, corpus, load_snapshot, device=device, dtype=self._dtype, process=beside, shard=refresh.shard
+        )
         self._in_line = not refresh.process
         self._step, self._pending = 0, -1  # the step the index was made at; of the snapshot being embedded, if any
         self._index: Index | None = None
+        self._swaps, self._beside = 0, 0
 
     def _refresher_device(self, refresh: Refresh) -> str:
         if refresh.device != "auto":
@@ -52,15 +55,20 @@ class LiveIndex:
             self._begin(step)
         if self._every:
             if self._pending >= 0 and self._due(step):
-                self._open(self._pending)
-                self._pending = -1
+                self._swap(self._pending)
             if step and step % self._every == 0 and self._pending < 0 and self._step != step:
                 self._refresher.ask(step, self._snapshot)
                 self._pending = step
                 if self._in_line:
-                    self._open(step)
-                    self._pending = -1
-        return {"index_age": step - self._step, "refreshing": int(self._pending >= 0), "restarts": self._refresher.restarts}
+                    self._swap(step)
+        self._beside += self._pending >= 0
+        row = {"index_age": step - self._step, "swaps": self._swaps, "steps_beside": self._beside}
+        return row | ({"restarts": self._refresher.restarts} if self._refresher.restarts else {})
+
+    def _swap(self, step: int) -> None:
+        self._open(step)
+        self._pending = -1
+        self._swaps += 1
 
     def _begin(self, step: int) -> None:
         """First step of this life: drop what a former life left beyond it, open the index it had, or build the first one."""
@@ -92,10 +100,10 @@ class LiveIndex:
         self._refresher.keep_only(needed)
 
     def state(self) -> dict[str, Any]:
-        return {"index": self._step, "pending": self._pending}
+        return {"index": self._step, "pending": self._pending, "swaps": self._swaps, "beside": self._beside}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._step, self._pending = state["index"], state["pending"]
+        self._step, self._pending, self._swaps, self._beside = (state[name] for name in ("index", "pending", "swaps", "beside"))
 
     def close(self) -> None:
         self._refresher.close()

@@ -139,7 +139,7 @@ def fit(model: Any, objective: Objective, run: Run, *, optim: Optim, loop: Loop,
                 with clock("checkpoint"):
                     run.save(_state(model, objective, optimizer, done))
     except torch.OutOfMemoryError as error:
-        raise NotEnough(f"out of memory on {device} with batch {optim.batch}: raise --optim.accumulate, or lower --optim.batch") from error
+        raise NotEnough(f"out of memory on {device} with a batch of {optim.batch}; raise `accumulate` or lower `batch`") from error
     finally:
         metrics.close()
     bar.close()

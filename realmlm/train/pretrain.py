@@ -58,7 +58,7 @@ class JointPretraining:
 
     def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         with clock("data"):
-            drawn = self._source.draw(step, part, examples=examples, batch=self._batch)
+            drawn = self._source.draw(step * self._batch + part * examples, examples)
             masked = drawn.masked.to(self._model.device)
             inputs = query_inputs(masked.queries, self._wordpieces, max_query=self._model.config.max_query).to(self._model.device)
         with clock("embed"):

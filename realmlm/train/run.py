@@ -109,8 +109,10 @@ def read_run(folder: Path) -> dict[str, Any]:
     """Stage and config of a run."""
     try:
         return dict(json.loads((Path(folder) / "run.json").read_text("utf-8")))
-    except (OSError, ValueError) as error:
-        raise ArtefactMissing(f"no run to resume in {folder}: {folder}/run.json cannot be read ({type(error).__name__})") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise ArtefactMissing(
+            f"no run to resume in {folder}: {folder}/run.json cannot be read ({type(error).__name__}); give the --out of an earlier run"
+        ) from error
 
 
 def generator_state() -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ Without the second everything goes to the null document; without the first a rea
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,10 +56,9 @@ class MaskedReading(_Stateless):
 
     def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         with clock("data"):
-            drawn = self._source.draw(step, part, examples=examples, batch=self._batch)
-            rng = generator(self._seed + 1, step, part)
-            pairings = ["null" if rng.random() < NULL_SHARE else self._pairing for _ in drawn.passages]
-            bodies = [companion(self._source.corpus, int(z), pairing=way, rng=rng) for z, way in zip(drawn.passages, pairings, strict=True)]
+            first = step * self._batch + part * examples
+            drawn = self._source.draw(first, examples)
+            bodies = [self._beside(int(passage), first + place) for place, passage in enumerate(drawn.passages)]
             config, masked = self._model.config, drawn.masked.to(self._model.device)
             limits = {"max_query": config.max_query, "max_length": config.max_joint}
             inputs = reader_inputs(masked.queries, bodies, self._wordpieces, **limits).to(self._model.device)
@@ -69,6 +69,11 @@ class MaskedReading(_Stateless):
             masks = masked.valid_BM.sum()
             loss = -(token_BM * masked.valid_BM).sum() / masks
         return loss, {"right": (right_BM & masked.valid_BM).sum() / masks}
+
+    def _beside(self, passage: int, position: int) -> np.ndarray:
+        rng = generator(self._seed + 1, position)
+        pairing = "null" if rng.random() < NULL_SHARE else self._pairing
+        return companion(self._source.corpus, passage, pairing=pairing, rng=rng)
 
 
 class InverseCloze(_Stateless):
@@ -83,7 +88,7 @@ class InverseCloze(_Stateless):
     def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         config, device = self._model.config, self._model.device
         with clock("data"):
-            sentences, titles, bodies = self._pairs.draw(step, part, examples=examples, batch=self._batch)
+            sentences, titles, bodies = self._pairs.draw(step * self._batch + part * examples, examples)
             queries = query_inputs(sentences, self._wordpieces, max_query=config.max_query).to(device)
             documents = document_inputs(titles, bodies, self._wordpieces, max_length=config.max_document).to(device)
         with clock("embed"):

@@ -1,0 +1,72 @@
+"""Small things every test can build on: a tiny world, its corpus and a tiny model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from realmlm.corpus.build import build_corpus
+from realmlm.corpus.spans import mark_spans
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.taggers import PhraseTagger
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.model.create import create_model
+from realmlm.model.realm import Realm
+from realmlm.worlds import write_world
+
+torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings, above all beside another process
+
+TINY_MODEL = {
+    "checkpoint": None,
+    "family": "modernbert",
+    "layers": 2,
+    "hidden": 32,
+    "heads": 2,
+    "dropout": 0.0,
+    "share_towers": True,
+    "projection": 32,
+    "projection_norm": True,
+    "pooling": "mean",
+    "max_query": 32,
+    "max_answer": 10,
+    "seed": 0,
+}
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a tiny world."""
+    folder = tmp_path_factory.mktemp("world") / "world"
+    write_world(folder, "tiny", seed=0)
+    return folder
+
+
+def world_corpus(world: Path, name: str, out: Path) -> Corpus:
+    """A corpus of one of the world's files, its values marked."""
+    corpus = build_corpus([world / f"{name}.jsonl"], out, tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1)
+    mark_spans(corpus, PhraseTagger((world / "phrases.txt").read_text("utf-8").split("\n")), workers=1)
+    return corpus
+
+
+@pytest.fixture(scope="session")
+def knowledge(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The tiny world's passages Z. Shared: do not edit it."""
+    return world_corpus(world, "knowledge", tmp_path_factory.mktemp("knowledge") / "corpus")
+
+
+@pytest.fixture(scope="session")
+def sentences(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """The tiny world's training text X. Shared: do not edit it."""
+    return world_corpus(world, "sentences", tmp_path_factory.mktemp("sentences") / "corpus")
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    create_model(corpus=knowledge.folder, out=folder, **TINY_MODEL)  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.fixture
+def tiny_model(tiny_model_folder: Path) -> tuple[Realm, Wordpieces]:
+    return Realm.from_pretrained(tiny_model_folder)

@@ -1,0 +1,47 @@
+"""Joining, padding and masking against the obvious construction."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.model.inputs import mask_queries, pair_inputs
+from realmlm.worlds import world_wordpieces
+
+WORDPIECES: Wordpieces = world_wordpieces()
+pieces = st.lists(st.integers(5, 200), max_size=12).map(lambda ids: np.array(ids, dtype=np.int64))
+
+
+@given(st.lists(st.tuples(pieces, pieces), min_size=1, max_size=5), st.integers(1, 10), st.integers(6, 24))
+def test_pairs_are_joined_as_the_paper_joins_them(pairs: list[tuple[np.ndarray, np.ndarray]], max_first: int, max_length: int) -> None:
+    inputs = pair_inputs([a for a, _ in pairs], [b for _, b in pairs], WORDPIECES, max_first=max_first, max_length=max_length)
+    for row, (first, second) in enumerate(pairs):
+        first = first[: min(max_first, max_length - 3)]
+        second = second[: max_length - 3 - len(first)]
+        expected = [WORDPIECES.cls, *first, WORDPIECES.sep, *second, WORDPIECES.sep]
+        length = int(inputs.attention_NL[row].sum())
+        assert inputs.tokens_NL[row, :length].tolist() == expected
+        assert inputs.tokens_NL[row, length:].eq(WORDPIECES.pad).all()
+        assert inputs.segments_NL[row, :length].tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert inputs.second_N[row] == len(first) + 2
+        assert length <= max_length
+
+
+@given(st.lists(pieces, min_size=1, max_size=4))
+def test_single_sequences_have_one_separator(queries: list[np.ndarray]) -> None:
+    inputs = pair_inputs(queries, None, WORDPIECES, max_first=64, max_length=67)
+    for row, query in enumerate(queries):
+        length = int(inputs.attention_NL[row].sum())
+        assert inputs.tokens_NL[row, :length].tolist() == [WORDPIECES.cls, *query, WORDPIECES.sep]
+        assert not inputs.segments_NL[row].any()
+
+
+def test_masking_hides_and_remembers() -> None:
+    queries = [np.array([10, 11, 12], dtype=np.uint16), np.array([20, 21], dtype=np.uint16)]
+    masked = mask_queries(queries, [np.array([0, 2]), np.array([1])], WORDPIECES)
+    m = WORDPIECES.mask
+    assert [query.tolist() for query in masked.queries] == [[m, 11, m], [20, m]]
+    assert masked.targets_BM[masked.valid_BM].tolist() == [10, 12, 21]
+    assert torch.equal(masked.valid_BM, torch.tensor([[True, True], [True, False]]))
+    assert queries[0].tolist() == [10, 11, 12], "the corpus itself must stay as it is"

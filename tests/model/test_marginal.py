@@ -1,0 +1,144 @@
+"""The equations against plain sums in float64, finite differences and the paper's closed forms."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from realmlm.model.marginal import (
+    answer_log_likelihood,
+    in_batch_contrast,
+    joint_reading,
+    marginal_log_likelihood,
+    per_token_marginal,
+    posterior,
+    retrieval_reward,
+    retrieval_utility,
+    span_log_probabilities,
+)
+
+scores = st.floats(-8, 8)
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+
+
+def softmax(values: list[float]) -> list[float]:
+    total = sum(math.exp(value) for value in values)
+    return [math.exp(value) / total for value in values]
+
+
+@given(sizes, st.integers(0, 10_000))
+def test_marginal_is_the_plain_sum_over_passages(size: tuple[int, int, int], seed: int) -> None:
+    queries, passages, _ = size
+    retrieval, reader = draw(seed, queries, passages), -draw(seed + 1, queries, passages).abs()
+    got = marginal_log_likelihood(retrieval, reader)
+    for b in range(queries):
+        p = softmax(retrieval[b].tolist())
+        plain = sum(p[z] * math.exp(reader[b, z]) for z in range(passages))
+        assert got[b].item() == pytest.approx(math.log(plain), abs=1e-9)
+
+
+@given(sizes, st.integers(0, 10_000))
+def test_both_marginals_by_loops(size: tuple[int, int, int], seed: int) -> None:
+    queries, passages, masks = size
+    retrieval, token = draw(seed, queries, passages), -draw(seed + 1, queries, passages, masks).abs()
+    valid = torch.rand(queries, masks, generator=torch.Generator().manual_seed(seed)) < 0.7
+    joint = marginal_log_likelihood(retrieval, joint_reading(token, valid))
+    single = per_token_marginal(retrieval, token, valid)
+    for b in range(queries):
+        p, kept = softmax(retrieval[b].tolist()), [j for j in range(masks) if valid[b, j]]
+        product = sum(p[z] * math.prod(math.exp(token[b, z, j]) for j in kept) for z in range(passages))
+        mixed = math.prod(sum(p[z] * math.exp(token[b, z, j]) for z in range(passages)) for j in kept)
+        assert joint[b].item() == pytest.approx(math.log(product), abs=1e-9)
+        assert single[b].item() == pytest.approx(math.log(mixed), abs=1e-9)
+
+
+@given(sizes, st.integers(0, 10_000))
+def test_gradient_by_the_score_is_the_closed_form(size: tuple[int, int, int], seed: int) -> None:
+    """∂ log p(y|x) / ∂ f(x,z) = r(z) = [p(y|z,x)/p(y|x) − 1] p(z|x)."""
+    queries, passages, _ = size
+    retrieval, reader = draw(seed, queries, passages).requires_grad_(), -draw(seed + 1, queries, passages).abs()
+    marginal_log_likelihood(retrieval, reader).sum().backward()
+    p = retrieval.detach().softmax(-1)
+    likelihood = (p * reader.exp()).sum(-1, keepdim=True)
+    closed = (reader.exp() / likelihood - 1) * p
+    assert retrieval.grad is not None
+    assert torch.allclose(retrieval.grad, closed, atol=1e-10)
+    assert torch.allclose(retrieval_reward(retrieval.detach(), reader), closed, atol=1e-10)
+    assert torch.equal(closed > 1e-12, (reader.exp() > likelihood) & (closed > 1e-12))  # rewarded only if better than expected
+
+
+def test_gradient_against_finite_differences() -> None:
+    retrieval, reader = draw(1, 2, 4), -draw(2, 2, 4).abs()
+    inputs = (retrieval.requires_grad_(), reader.requires_grad_())
+    assert torch.autograd.gradcheck(marginal_log_likelihood, inputs)
+
+
+def test_one_perfect_passage_makes_it_supervised_learning() -> None:
+    """p(y|z*,x) = 1 and 0 elsewhere: the gradient equals that of log p(z*|x) (appendix B)."""
+    retrieval = draw(3, 5, 6).requires_grad_()
+    gold = torch.tensor([0, 3, 5, 2, 2])
+    reader = torch.full((5, 6), -torch.inf, dtype=torch.float64)
+    reader[torch.arange(5), gold] = 0.0
+    (latent,) = torch.autograd.grad(marginal_log_likelihood(retrieval, reader).sum(), retrieval)
+    (supervised,) = torch.autograd.grad(retrieval.log_softmax(-1)[torch.arange(5), gold].sum(), retrieval)
+    assert torch.allclose(latent, supervised, atol=1e-12)
+
+
+def test_posterior_is_bayes_rule() -> None:
+    retrieval, reader = draw(4, 3, 4), -draw(5, 3, 4).abs()
+    joint = retrieval.softmax(-1) * reader.exp()
+    assert torch.allclose(posterior(retrieval, reader), joint / joint.sum(-1, keepdim=True))
+
+
+def test_utility_is_the_gain_over_the_null_document() -> None:
+    reader = torch.tensor([[-3.0, -1.0, -4.0]])
+    assert retrieval_utility(reader, reader[:, 0]).tolist() == [[0.0, 2.0, -1.0]]
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 4), st.integers(0, 10_000))
+def test_span_probabilities_by_a_loop_over_all_spans(pairs: int, length: int, widths: int, seed: int) -> None:
+    scores_NLW = draw(seed, pairs, length, widths)
+    generator = torch.Generator().manual_seed(seed)
+    allowed = torch.rand(pairs, length, widths, generator=generator) < 0.6
+    gold = torch.rand(pairs, length, widths, generator=generator) < 0.3
+    log_p = span_log_probabilities(scores_NLW, allowed)
+    answer = answer_log_likelihood(log_p, gold)
+    for n in range(pairs):
+        spans = [(s, w) for s in range(length) for w in range(widths) if allowed[n, s, w]]
+        total = sum(math.exp(scores_NLW[n, s, w]) for s, w in spans)
+        for s in range(length):
+            for w in range(widths):
+                expected = math.log(math.exp(scores_NLW[n, s, w]) / total) if (s, w) in spans else -math.inf
+                assert log_p[n, s, w].item() == pytest.approx(expected, abs=1e-9)
+        right = sum(math.exp(scores_NLW[n, s, w]) / total for s, w in spans if gold[n, s, w])
+        assert answer[n].item() == pytest.approx(math.log(right) if right else -math.inf, abs=1e-9)
+
+
+def test_passages_without_the_answer_give_no_nan() -> None:
+    scores_NLW = draw(8, 3, 4, 2).requires_grad_()
+    allowed = torch.ones(3, 4, 2, dtype=torch.bool)
+    allowed[2] = False  # an empty passage
+    gold = torch.zeros(3, 4, 2, dtype=torch.bool)
+    gold[0, 1, 1] = True
+    answer = answer_log_likelihood(span_log_probabilities(scores_NLW, allowed), gold)
+    assert torch.isneginf(answer[1:]).all()
+    torch.where(gold.flatten(1).any(-1), answer, 0.0).sum().backward()
+    assert scores_NLW.grad is not None
+    assert torch.isfinite(scores_NLW.grad).all()
+    assert scores_NLW.grad[0].abs().sum() > 0
+    assert not scores_NLW.grad[1:].any()
+
+
+def test_in_batch_contrast_is_cross_entropy_over_the_batch() -> None:
+    query, document = draw(6, 4, 3), draw(7, 4, 3)
+    got = in_batch_contrast(query, document)
+    for i in range(4):
+        p = softmax([float(query[i] @ document[j]) for j in range(4)])
+        assert got[i].item() == pytest.approx(-math.log(p[i]), abs=1e-9)

@@ -1,0 +1,165 @@
+"""Towers and reader: padding, sharing, span scores, saving."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import ArtefactDamaged, BadInput
+from realmlm.model.create import fresh_encoder
+from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
+from realmlm.model.realm import ModelConfig, Realm, new_model, tower_fingerprint
+from realmlm.worlds import world_wordpieces
+
+WORDPIECES = world_wordpieces()
+
+
+def small(family: str = "bert", **settings: object) -> Realm:
+    encoder = fresh_encoder(WORDPIECES, family=family, layers=2, hidden=16, heads=2, dropout=0.0, positions=80)
+    config = ModelConfig(tower=encoder, reader=encoder, projection=8, max_query=16, max_passage=40, **settings)  # type: ignore[arg-type]
+    return new_model(config, WORDPIECES, seed=1).eval()
+
+
+def texts(*sentences: str) -> list[np.ndarray]:
+    return [WORDPIECES.encode(sentence) for sentence in sentences]
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_padding_changes_nothing(family: str, pooling: str) -> None:
+    model = small(family, pooling=pooling)
+    short, long = texts("the flag shows a heron", "the flag of the town shows a heron and a badger in the old forest")
+    alone = model.query(query_inputs([short], WORDPIECES, max_query=16))
+    beside = model.query(query_inputs([short, long], WORDPIECES, max_query=16))
+    assert torch.allclose(alone[0], beside[0], atol=1e-5)
+    limits = {"max_query": 16, "max_length": 60}
+    positions = torch.tensor([[1]])
+    alone = model.reader.masks(reader_inputs([short], [short], WORDPIECES, **limits), positions)
+    beside = model.reader.masks(reader_inputs([short, short], [short, long], WORDPIECES, **limits), positions.expand(2, 1))
+    assert torch.allclose(alone[0], beside[0], atol=1e-4)
+
+
+def test_scores_are_inner_products_with_the_scale_in_the_query() -> None:
+    model = small(projection_norm=True)
+    query = model.query(query_inputs(texts("the heron"), WORDPIECES, max_query=16))
+    document = model.document(document_inputs(texts("heron"), texts("a bird"), WORDPIECES, max_length=60))
+    assert query.norm().item() == pytest.approx(1.0, abs=1e-3)  # LayerNorm gives √D, the scale takes it away
+    assert document.norm().item() == pytest.approx(8**0.5, abs=1e-3)
+
+
+@torch.no_grad()
+def test_span_scores_against_a_loop_over_all_spans() -> None:
+    model = small(max_answer=3)
+    inputs = reader_inputs(
+        texts("which bird", "who"), texts("a heron stands", "the badger eats honey"), WORDPIECES, max_query=16, max_length=60
+    )
+    scores, allowed = model.reader.spans(inputs)
+    hidden, head = model.reader.encoder(inputs), model.reader.span_head
+    for n in range(2):
+        body_start, body_end = int(inputs.second_N[n]), int(inputs.attention_NL[n].sum()) - 1
+        spans = {(s, e) for s in range(body_start, body_end) for e in range(s, min(s + 3, body_end))}
+        assert {(s, s + w) for s, w in allowed[n].nonzero().tolist()} == spans
+        for start, end in spans:
+            first, second = head.start_end.weight.chunk(2), head.start_end.bias.chunk(2)
+            inner = first[0] @ hidden[n, start] + second[0] + first[1] @ hidden[n, end] + second[1]
+            assert scores[n, start, end - start].item() == pytest.approx(float(head.output(head.norm(inner.relu()))), abs=1e-4)
+
+
+def test_null_document_has_no_span_and_no_nan() -> None:
+    from realmlm.model.marginal import span_log_probabilities
+
+    model = small()
+    inputs = reader_inputs(texts("which bird"), [np.zeros(0, dtype=np.int64)], WORDPIECES, max_query=16, max_length=60)
+    scores, allowed = model.reader.spans(inputs)
+    assert not allowed.any()
+    assert torch.isneginf(span_log_probabilities(scores, allowed)).all()
+
+
+def test_masked_lm_head_gives_distributions_only_where_asked() -> None:
+    model = small()
+    inputs = reader_inputs(texts("the heron stands"), texts("a bird"), WORDPIECES, max_query=16, max_length=60)
+    log_p = model.reader.masks(inputs, torch.tensor([[0, 2]]))
+    assert log_p.shape == (1, 2, len(WORDPIECES))
+    assert torch.allclose(log_p.exp().sum(-1), torch.ones(1, 2), atol=1e-4)
+
+
+def test_shared_towers_are_saved_once_and_untie() -> None:
+    model = small(share_towers=True)
+    assert model.query.encoder is model.document.encoder
+    assert not any(name.startswith("query.encoder.") for name in model.own_state())
+    before = tower_fingerprint(model.document)
+    model.untie()
+    assert model.query.encoder is not model.document.encoder
+    with torch.no_grad():
+        next(model.query.encoder.parameters()).add_(1.0)
+    assert tower_fingerprint(model.document) == before, "training the query tower must leave the document tower alone"
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_save_and_load_give_the_same_model(tmp_path: Path, share: bool) -> None:
+    model = small(share_towers=share)
+    model.save_pretrained(tmp_path / "model", WORDPIECES)
+    again, wordpieces = Realm.from_pretrained(tmp_path / "model")
+    assert again.config == model.config
+    assert wordpieces.fingerprint == WORDPIECES.fingerprint
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_fresh_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    first = small().own_state()
+    torch.manual_seed(6)
+    second = small().own_state()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    small().save_pretrained(tmp_path / "model", WORDPIECES)
+    file = tmp_path / "model" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ArtefactDamaged, match=r"model\.safetensors"):
+        Realm.from_pretrained(tmp_path / "model")
+
+
+def test_wrong_weights_are_listed() -> None:
+    model = small()
+    state = model.own_state()
+    state["surplus.weight"] = torch.zeros(1)
+    del state["query.projection.bias"]
+    with pytest.raises(BadInput, match=r"query\.projection\.bias.*surplus\.weight"):
+        model.load_own_state(state)
+
+
+def test_an_encoder_can_come_from_a_published_checkpoint(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDPIECES),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=80,
+    )
+    published = BertModel(config)
+    published.save_pretrained(tmp_path / "bert")
+    model = new_model(ModelConfig(max_query=16, max_passage=40), WORDPIECES, checkpoint=str(tmp_path / "bert"))
+    source = published.state_dict()
+    for encoder in (model.document.encoder, model.query.encoder, model.reader.encoder):
+        loaded = encoder.body.state_dict()
+        assert all(torch.equal(loaded[name], source[name]) for name in loaded)
+    model.save_pretrained(tmp_path / "realm", WORDPIECES)
+    again, _ = Realm.from_pretrained(tmp_path / "realm")
+    assert torch.equal(again.document.encoder.body.embeddings.word_embeddings.weight, source["embeddings.word_embeddings.weight"])
+
+
+def test_a_checkpoint_that_is_not_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadInput, match="no encoder to load at '/nowhere/bert'"):
+        new_model(ModelConfig(), Wordpieces(WORDPIECES.tokenizer), checkpoint="/nowhere/bert")

@@ -1,0 +1,245 @@
+"""Artefacts exist whole or not at all, and say what is wrong with them."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from realmlm import artefact
+from realmlm.artefact import MANIFEST, ArrayWriter, map_array, map_arrays, open_artefact, publish, read_manifest, save_arrays, sweep
+from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
+
+
+def make(path: Path, text: str = "first", *, replace: bool = False) -> Path:
+    with publish(path, kind="note", replace=replace) as draft:
+        (draft.path / "deep").mkdir()
+        (draft.path / "deep" / "words.txt").write_text(text)
+        (draft.path / "more.txt").write_text(text * 2)
+        draft.config |= {"size": 3, "where": "ä"}
+        draft.counts["words"] = len(text)
+        draft.parents["elder"] = "abc"
+    return path
+
+
+def flip(file: Path, at: int = -1) -> None:
+    data = bytearray(file.read_bytes())
+    data[at if at >= 0 else len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_what_was_published_is_read_back(tmp_path: Path) -> None:
+    manifest = open_artefact(make(tmp_path / "a" / "b"), kind="note")
+    assert (manifest.kind, manifest.config, manifest.counts) == ("note", {"size": 3, "where": "ä"}, {"words": 5})
+    assert (manifest.parents, set(manifest.files)) == ({"elder": "abc"}, {"deep/words.txt", "more.txt"})
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
+    first, same, other = (open_artefact(make(tmp_path / name, text), kind="note") for name, text in (("a", "x"), ("b", "x"), ("c", "y")))
+    assert first.fingerprint == same.fingerprint != other.fingerprint
+
+
+class Stop(BaseException):
+    """As Ctrl-C: no Exception."""
+
+
+def fail_halfway(path: Path, error: type[BaseException]) -> None:
+    with publish(path, kind="note", replace=True) as draft:
+        (draft.path / "half.txt").write_text("half")
+        assert not (path / "half.txt").exists()
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError, Stop])
+def test_an_error_leaves_nothing_and_keeps_what_stood_there(tmp_path: Path, error: type[BaseException]) -> None:
+    old = make(tmp_path / "old")
+    for path in (old, tmp_path / "new"):
+        with pytest.raises(error):
+            fail_halfway(path, error)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert open_artefact(old, kind="note").counts == {"words": 5}
+
+
+def test_an_error_while_sealing_keeps_the_old_one(tmp_path: Path) -> None:
+    old = make(tmp_path / "old")
+    with pytest.raises(TypeError), publish(old, kind="note", replace=True) as draft:
+        draft.config["what"] = object()  # no JSON
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    open_artefact(old, kind="note")
+
+
+def test_nothing_is_written_over_unless_asked(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    with pytest.raises(ArtefactExists, match="choose another place or remove it first"):
+        make(tmp_path / "a", "second")
+    make(tmp_path / "a", "second", replace=True)
+    assert open_artefact(tmp_path / "a", kind="note").counts == {"words": 6}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_sweep_removes_leftovers_only(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    for name in (".b.12345678.tmp", ".a.12345678.old"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_missing_and_other_kinds(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactMissing, match=r"no note in .*/gone; make one: so$"):
+        open_artefact(tmp_path / "gone", kind="note", hint="make one: so")
+    with pytest.raises(ArtefactMissing, match=r"no note in .*: it has no manifest\.json; make one: so"):
+        open_artefact(tmp_path, kind="note", hint="make one: so")
+    with pytest.raises(ArtefactMissing, match="is of the kind 'note', where 'letter' is needed; name another folder"):
+        open_artefact(make(tmp_path / "a"), kind="letter")
+
+
+def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
+    file = make(tmp_path / "a") / MANIFEST
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": artefact.FORMAT + 1, "unheard_of": 1}))
+    with pytest.raises(ArtefactDamaged, match=r"manifest\.json has format 2, newer .* upgrade realmlm"):
+        read_manifest(tmp_path / "a", kind="note")
+
+
+def test_a_manifest_altered_at_any_byte_is_refused(tmp_path: Path) -> None:
+    file = make(tmp_path / "a") / MANIFEST
+    whole = file.read_bytes()
+    record = json.loads(whole)
+    for at in range(len(whole)):
+        flip(file, at)
+        try:
+            same = json.loads(file.read_bytes()) == record  # white space between the values says nothing
+        except ValueError:
+            same = False
+        if same:
+            read_manifest(tmp_path / "a", kind="note")
+        else:
+            with pytest.raises((ArtefactDamaged, ArtefactMissing), match=r"manifest\.json|is of the kind"):
+                read_manifest(tmp_path / "a", kind="note")
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"null", b"{}", b'{"kind": "note"}', b"\xff\xfe", b'{"checksum": 1, "format": "x"}', b"[" * 99999],
+    ids=["empty", "list", "null", "object", "no checksum", "no UTF-8", "format is a text", "too deep"],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
+    (make(tmp_path / "a") / MANIFEST).write_bytes(content)
+    with pytest.raises(ArtefactDamaged, match=r"manifest\.json is damaged .*; remove .*/a and make it again"):
+        open_artefact(tmp_path / "a", kind="note")
+
+
+def test_files_are_checked_when_opened(tmp_path: Path) -> None:
+    path = make(tmp_path / "a")
+    file = path / "deep" / "words.txt"
+    whole = file.read_bytes()
+    flip(file)
+    with pytest.raises(ArtefactDamaged, match=r"deep/words\.txt is damaged: its checksum"):
+        open_artefact(path, kind="note")
+    file.write_bytes(whole[:-1])
+    with pytest.raises(ArtefactDamaged, match=r"deep/words\.txt is damaged: 4 bytes instead of 5"):
+        open_artefact(path, kind="note")
+    file.unlink()
+    with pytest.raises(ArtefactDamaged, match=r"deep/words\.txt is missing; remove .*/a and make it again"):
+        open_artefact(path, kind="note")
+    file.write_bytes(whole)
+    open_artefact(path, kind="note")
+
+
+def test_large_files_are_hashed_again_when_they_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "a")
+    hashed: list[str] = []
+    sha256 = artefact._sha256
+    monkeypatch.setattr(artefact, "_sha256", lambda file: hashed.append(file.name) or sha256(file))  # type: ignore[func-returns-value]
+
+    def opened() -> list[str]:
+        hashed.clear()
+        open_artefact(path, kind="note")
+        return sorted(hashed)
+
+    assert opened() == ["more.txt", "words.txt"]  # small: each time
+    monkeypatch.setattr(artefact, "_ALWAYS_HASHED", 5)  # now more.txt is large
+    assert opened() == ["words.txt"]  # its writer has seen it
+    os.utime(path / "more.txt", ns=(1, 1))
+    assert opened() == ["more.txt", "words.txt"]  # touched: once
+    assert opened() == ["words.txt"]
+    (path / ".verified.json").write_text("{broken")
+    assert opened() == ["more.txt", "words.txt"]
+    assert opened() == ["words.txt"]
+    flip(path / "more.txt")
+    with pytest.raises(ArtefactDamaged, match=r"more\.txt"):
+        opened()
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------------------------
+
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bool")
+
+
+@given(
+    st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=4), st.sampled_from([(), (1,), (3,), (0,), (2, 2)]), st.integers(0, 2**32)
+)
+def test_an_array_that_grew_is_what_safetensors_reads(
+    tmp_path_factory: pytest.TempPathFactory, dtype: str, sizes: list[int], row: tuple[int, ...], seed: int
+) -> None:
+    file = tmp_path_factory.mktemp("arrays") / "rows.safetensors"
+    rng = np.random.default_rng(seed)
+    blocks = [rng.integers(0, 100, (size, *row)).astype(dtype) for size in sizes]
+    writer = ArrayWriter(file, dtype, row=row)
+    for block in blocks:
+        writer.append(block)
+    writer.close()
+    truth = np.concatenate([np.zeros((0, *row), dtype), *blocks])
+    theirs, ours = load_file(file), map_array(file)
+    assert list(theirs) == ["rows"]
+    for array in (theirs["rows"], ours):
+        assert array.dtype == truth.dtype
+        np.testing.assert_array_equal(array, truth)
+
+
+@given(st.dictionaries(st.sampled_from("abcdé"), st.tuples(st.sampled_from(DTYPES), st.integers(0, 4), st.integers(0, 3)), max_size=4))
+def test_saved_arrays_are_mapped_as_they_were(tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, tuple[str, int, int]]) -> None:
+    file = tmp_path_factory.mktemp("arrays") / "several.safetensors"
+    truth = {name: np.arange(rows * columns).reshape(columns, rows).astype(dtype).T for name, (dtype, rows, columns) in shapes.items()}
+    save_arrays(file, truth)
+    mapped = map_arrays(file)
+    assert set(mapped) == set(truth)
+    for name, array in truth.items():
+        assert mapped[name].dtype == array.dtype
+        np.testing.assert_array_equal(mapped[name], array)
+
+
+def test_a_mapped_array_cannot_change_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_arrays(file, {"a": np.arange(4)})
+    map_array(file)[0] = 9
+    with safe_open(file, "np") as stored:
+        assert stored.get_tensor("a").tolist() == [0, 1, 2, 3]
+
+
+@given(st.integers(0, 200))
+def test_an_array_file_cut_off_anywhere_is_named(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
+    file = tmp_path_factory.mktemp("arrays") / "cut.safetensors"
+    save_arrays(file, {"a": np.arange(20), "b": np.ones((2, 2), np.float16)})
+    whole = file.read_bytes()
+    file.write_bytes(whole[: min(length, len(whole) - 1)])
+    with pytest.raises(ArtefactDamaged, match=r"cut\.safetensors"):
+        map_arrays(file)
+
+
+@given(st.integers(0, 7), st.integers(1, 255))
+def test_a_wrong_header_length_is_named_and_takes_no_memory(tmp_path_factory: pytest.TempPathFactory, at: int, bits: int) -> None:
+    file = tmp_path_factory.mktemp("arrays") / "length.safetensors"
+    save_arrays(file, {"a": np.arange(20)})
+    data = bytearray(file.read_bytes())
+    data[at] ^= bits
+    file.write_bytes(data)
+    with pytest.raises(ArtefactDamaged, match=r"length\.safetensors"):
+        map_arrays(file)

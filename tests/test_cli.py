@@ -1,0 +1,280 @@
+"""The command line: its help comes from the configs, runs are resumed by their own record, and the whole way works from end to end."""
+
+import ast
+import dataclasses
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realmlm import __version__, config
+from realmlm.cli import COMMANDS, RESUMABLE, main, overview, parse
+from realmlm.corpus.store import Corpus
+from realmlm.train.run import Run, read_run
+
+# --- help -------------------------------------------------------------------------------------------------------------------------------
+
+
+def field_docs(kind: type) -> Iterator[str]:
+    """The text under each field of a config and of the configs within it, read from the source."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    for before, after in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield str(after.value.value)
+    for hint in get_type_hints(kind).values():
+        if dataclasses.is_dataclass(hint):
+            yield from field_docs(hint)  # type: ignore[arg-type]
+
+
+def plain(text: str) -> str:
+    """Letters and signs alone: without white space and the lines of boxes, for help is wrapped."""
+    return "".join(letter for letter in text if not letter.isspace() and letter not in "│╭╮╰╯─")
+
+
+def test_the_overview_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["-h"], ["help"], []):
+        main(arguments)
+        assert capsys.readouterr().out == overview() + "\n"
+    lines = [line.strip() for line in overview().splitlines()]
+    for name, (kind, _) in COMMANDS.items():
+        summary = (kind.__doc__ or "").splitlines()[0]
+        assert len(summary) > 20
+        assert any(line.startswith(f"{name} ") and line.endswith(f" {summary}") for line in lines)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_field(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    text = plain(capsys.readouterr().out)
+    kind = COMMANDS[name][0]
+    docs = [kind.__doc__ or "", *field_docs(kind)]
+    assert len(docs) > 3
+    assert [doc for doc in docs if plain(doc) not in text] == []
+    assert ("--resumeRUN" in text) == (name in RESUMABLE)
+
+
+def test_every_field_is_explained() -> None:
+    for kind in {*(kind for kind, _ in COMMANDS.values()), config.Optim, config.Loop, config.Refresh}:
+        (definition,) = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(definition, ast.ClassDef)
+        for before, after in zip(definition.body, definition.body[1:], strict=False):
+            if isinstance(before, ast.AnnAssign) and not dataclasses.is_dataclass(get_type_hints(kind)[ast.unparse(before.target)]):
+                assert isinstance(after, ast.Expr), f"{kind.__name__}: {ast.unparse(before)}"
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"realmlm {__version__}\n"
+
+
+# --- settings as a record -----------------------------------------------------------------------------------------------------------------
+
+HERE = Path("some/where")
+OPTIM = config.Optim(steps=7, batch=6, accumulate=3, lr=0.5, retriever_lr=0.25, warmup=0.0, weight_decay=0.0, clip=2.0)
+LOOP = config.Loop(log_every=2, checkpoint_every=3, seed=4, device="cpu", bf16=False, threads=2, deterministic=True)
+REFRESH = config.Refresh(every_steps=9, process=False, swap_after=3, device="cpu", dtype="float32")
+PLACES: dict[str, Any] = {"model": HERE, "corpus": HERE / "c"}
+EXAMPLES = [
+    config.World(out=HERE, kind="hard", seed=3),
+    config.Corpus(sources=(HERE, Path("b")), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2),
+    config.Corpus(sources=(HERE,), out=HERE, train_tokenizer=500),
+    config.Edit(corpus=HERE, add=(Path("a"), Path("b")), remove=(1, 2), replace=3, text="t", title="u"),
+    config.Edit(corpus=HERE, remove=(1,)),
+    config.Spans(corpus=HERE, tagger="phrases", phrases=HERE, workers=1),
+    config.Spans(corpus=HERE),
+    config.Model(corpus=HERE, out=HERE, checkpoint="bert", pooling="cls", share_towers=False, dropout=0.1),
+    config.Index(**PLACES, out=HERE, kind="ivf", dtype="float32", device="cpu"),
+    config.Index(**PLACES),
+    config.Warmup(**PLACES, out=HERE, masking="uniform", pairing="own", remove=0.5, reader=OPTIM, retriever=OPTIM, loop=LOOP),
+    config.Pretrain(**PLACES, out=HERE, text=HERE, k=3, marginal="per-token", probe=HERE, optim=OPTIM, refresh=REFRESH, loop=LOOP),
+    config.Pretrain(**PLACES, out=HERE),
+    config.Finetune(**PLACES, out=HERE, questions=HERE, read=2, candidates=9, optim=OPTIM, refresh=REFRESH, loop=LOOP),
+    config.Evaluate(**PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"),
+    config.Ask(**PLACES, question="Who?", read=2, json=True),
+    config.Ask(**PLACES, fill="It is [MASK]."),
+]
+
+
+def test_the_examples_leave_no_command_out() -> None:
+    assert {type(example) for example in EXAMPLES} == {kind for kind, _ in COMMANDS.values()}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_a_record_restores_what_it_was_made_of(example: Any) -> None:
+    assert config.restore(type(example), json.loads(json.dumps(config.record(example)))) == example
+
+
+@given(
+    st.builds(
+        config.Pretrain,
+        model=st.builds(Path, st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)),
+        corpus=st.just(HERE),
+        out=st.just(HERE),
+        text=st.none() | st.just(HERE),
+        k=st.integers(2, 100),
+        masking=st.sampled_from(["salient", "uniform"]),
+        optim=st.builds(
+            config.Optim, steps=st.integers(0, 10**9), lr=st.floats(allow_nan=False, allow_infinity=False), warmup=st.floats(0, 1)
+        ),
+        refresh=st.builds(config.Refresh, every_steps=st.integers(10, 99), swap_after=st.none() | st.integers(0, 9)),
+    )
+)
+def test_any_settings_survive_their_record(settings: config.Pretrain) -> None:
+    assert config.restore(config.Pretrain, json.loads(json.dumps(config.record(settings)))) == settings
+
+
+def begun(folder: Path) -> config.Pretrain:
+    settings = config.Pretrain(**PLACES, out=folder, k=3, optim=OPTIM, refresh=REFRESH, loop=LOOP)
+    Run.begin(folder, stage="pretrain", config=config.record(settings)).close()
+    return settings
+
+
+def test_resume_takes_the_runs_own_record_and_flags_go_before_it(tmp_path: Path) -> None:
+    settings = begun(tmp_path / "run")
+    run = str(tmp_path / "run")
+    assert parse("pretrain", config.Pretrain, ["--resume", run]) == settings
+    assert parse("pretrain", config.Pretrain, [f"--resume={run}"]) == settings
+    changed = dataclasses.replace(settings, optim=dataclasses.replace(OPTIM, steps=9))
+    for arguments in (["--resume", run, "--optim.steps", "9"], ["--optim.steps", "9", "--resume", run]):
+        assert parse("pretrain", config.Pretrain, arguments) == changed
+    assert read_run(tmp_path / "run")["config"]["optim"]["steps"] == 7  # parsing changes nothing
+
+
+# --- from end to end ----------------------------------------------------------------------------------------------------------------------
+
+PASSAGES = 30
+EVIDENCE = {"title", "passage", "passage_id", "start", "end", "retrieval_probability", "reading_probability"}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """world → corpus → spans → model → index, by commands alone; the first passages of a tiny world and questions about them."""
+    folder = tmp_path_factory.mktemp("work")
+    main(["world", "--out", f"{folder}/world", "--kind", "tiny"])
+    (folder / "some.jsonl").write_text("".join((folder / "world" / "knowledge.jsonl").open().readlines()[:PASSAGES]))
+    for name in ("questions-held-out", "clozes-held-out"):
+        lines = (folder / "world" / f"{name}.jsonl").read_text().splitlines()
+        about = [line for line in lines if json.loads(line)["gold"][0] < PASSAGES]
+        (folder / f"{name}.jsonl").write_text("\n".join(about))
+    main(["corpus", f"{folder}/some.jsonl", "--out", f"{folder}/corpus", "--tokenizer", f"{folder}/world", "--max-wordpieces", "64"])
+    main(["spans", f"{folder}/corpus", "--tagger", "phrases", "--phrases", f"{folder}/world/phrases.txt", "--workers", "1"])
+    small = ["--layers", "1", "--hidden", "16", "--heads", "2", "--projection", "8", "--max-query", "32"]
+    main(["model", "--corpus", f"{folder}/corpus", "--out", f"{folder}/model", *small])
+    main(["index", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--device", "cpu"])
+    return folder
+
+
+def said(command: list[str], work: Path, capsys: pytest.CaptureFixture[str], corpus: str = "corpus") -> str:
+    capsys.readouterr()
+    main([*command, "--model", f"{work}/model", "--corpus", f"{work}/{corpus}", "--device", "cpu"])
+    return capsys.readouterr().out
+
+
+def check_answer(answer: dict[str, Any], *, evidence: int) -> None:
+    assert set(answer) == {"answer", "probability", "evidence"}
+    assert isinstance(answer["answer"], str)
+    assert 0 <= answer["probability"] <= 1
+    assert len(answer["evidence"]) == evidence
+    for item in answer["evidence"]:
+        assert set(item) == EVIDENCE
+        assert 0 <= item["retrieval_probability"] <= 1
+        assert 0 <= item["reading_probability"] <= 1 + 1e-5
+        assert (item["start"] is None) == (item["end"] is None)
+        if item["start"] is not None:
+            assert item["passage"][item["start"] : item["end"]].casefold() == answer["answer"].casefold()
+    assert sum(item["retrieval_probability"] for item in answer["evidence"]) == pytest.approx(1, abs=1e-5)
+    joint = sum(item["retrieval_probability"] * item["reading_probability"] for item in answer["evidence"])
+    assert answer["probability"] == pytest.approx(joint, abs=1e-6)  # p(y|x) = Σ p(z|x) p(y|z,x)
+
+
+def test_ask_as_json(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = json.loads(said(["ask", "Which animal is the symbol of Taremo?", "--read", "7", "--json"], work, capsys))
+    check_answer(answer, evidence=7)
+    corpus = Corpus.open(work / "corpus")
+    assert answer["answer"]
+    assert any(item["start"] is not None for item in answer["evidence"])
+    for item in answer["evidence"]:
+        passage = corpus[item["passage_id"]]
+        assert (item["title"], item["passage"]) == (passage.title, passage.text)
+
+
+def test_fill_as_json_weighs_the_null_document(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = json.loads(said(["ask", "--fill", "The symbol of Taremo is the [MASK].", "--read", "4", "--json"], work, capsys))
+    check_answer(answer, evidence=5)
+    assert [item["passage_id"] for item in answer["evidence"]].count(None) == 1
+
+
+def test_ask_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(["ask", "Which animal is the symbol of Taremo?", "--read", "2"], work, capsys).splitlines()
+    assert "   p = 0." in lines[0]
+    assert sum(line.startswith("  p(z|x) ") for line in lines) == 2
+
+
+@pytest.mark.parametrize("name", ["questions-held-out", "clozes-held-out"])
+@pytest.mark.parametrize("retriever", ["learned", "bm25", "none"])
+def test_evaluate_agrees_with_its_predictions(
+    name: str, retriever: str, work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predictions = tmp_path / "new" / "predictions.jsonl"
+    flags = ["--questions", f"{work}/{name}.jsonl", "--retriever", retriever, "--read", "3", "--predictions", str(predictions)]
+    report = json.loads(said(["evaluate", *flags, "--json"], work, capsys))
+    assert set(report) == {"questions", "retriever", "read", "exact_match", "f1", "recall", "gold_recall", "seconds"}
+    rows = [json.loads(line) for line in predictions.read_text().splitlines()]
+    asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]
+    assert [row["question"] for row in rows] == [line["question"] for line in asked]
+    assert (report["questions"], report["retriever"], report["read"]) == (len(asked), retriever, 3)
+
+    def percent(values: list[float]) -> Any:
+        return pytest.approx(100 * sum(values) / len(values), abs=0.01)
+
+    assert report["exact_match"]["value"] == percent([row["correct"] for row in rows])
+    assert report["f1"]["value"] == percent([row["f1"] for row in rows])
+    assert set(report["recall"]) == (set() if retriever == "none" else {"1", "5", "20"})
+    for k, score in report["recall"].items():
+        assert score["value"] == percent([(row["first_passage_with_answer"] or 999) <= int(k) for row in rows])
+        assert 0 <= score["low"] <= score["value"] <= score["high"] <= 100
+    for row in rows:
+        assert set(row) == {"id", "question", "answers", "correct", "f1", "first_passage_with_answer", "answer", "probability", "evidence"}
+        weighs_null = retriever == "none" or (retriever == "learned" and name == "clozes-held-out")
+        assert len(row["evidence"]) == (0 if retriever == "none" else 3) + weighs_null
+
+
+@pytest.mark.xfail(reason="Run.begin refuses settings that flags beside --resume have changed", strict=True)
+def test_a_run_goes_on_with_the_settings_that_flags_changed(work: Path, tmp_path: Path) -> None:
+    loop = config.Loop(threads=1, device="cpu")
+    optim, refresh = config.Optim(steps=1, batch=2), config.Refresh(process=False)
+    places: dict[str, Any] = {"model": work / "model", "corpus": work / "corpus", "out": tmp_path / "run"}
+    settings = config.Pretrain(**places, k=3, optim=optim, refresh=refresh, loop=loop)
+    Run.begin(tmp_path / "run", stage="pretrain", config=config.record(settings)).close()
+    main(["pretrain", "--resume", f"{tmp_path}/run", "--optim.steps", "2"])
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+def test_evaluate_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(["evaluate", "--questions", f"{work}/questions-held-out.jsonl", "--limit", "4"], work, capsys)
+    assert text.startswith("4 questions, retriever learned, 5 passages read")
+    for row in ("exact match", "F1", "recall@1 (answer string)", "recall@5 (gold passage)"):
+        assert row in text
+
+
+def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (index,) = (work / "corpus" / "index").iterdir()
+    before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in index.glob("*.*")}
+    (work / "new.txt").write_text("The otter is the animal of Nerrow.")
+    main(["edit", f"{work}/corpus", "--add", f"{work}/new.txt", "--remove", "0", "2", "--replace", "5", "--text", "Said anew."])
+    answer = json.loads(said(["ask", "What is new?", "--read", str(PASSAGES - 1), "--json"], work, capsys))
+    check_answer(answer, evidence=PASSAGES - 1)
+    passages = {item["passage_id"]: item["passage"] for item in answer["evidence"]}
+    assert set(passages) == ({*range(PASSAGES)} - {0, 2}) | {PASSAGES}
+    assert (passages[PASSAGES], passages[5]) == ("The otter is the animal of Nerrow.", "Said anew.")
+    assert {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in index.glob("*.*")} == before
+    assert [path.name for path in (index / "edits").iterdir()] == ["000001"]

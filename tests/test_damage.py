@@ -1,0 +1,226 @@
+"""A flipped byte, a cut-off file or a lost one, in every file of every kind of artefact: named by the command that uses it, exit code 2."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realmlm.artefact import MANIFEST, open_artefact
+from realmlm.cli import main
+from realmlm.config import Finetune, Loop, Optim, Pretrain, Refresh
+from realmlm.corpus.build import build_corpus
+from realmlm.corpus.spans import mark_spans
+from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.taggers import PhraseTagger
+from realmlm.log import read_metrics
+from realmlm.model.create import create_model
+from realmlm.model.realm import Realm
+from realmlm.model.snapshot import write_snapshot
+from realmlm.train.finetune import run_finetune
+from realmlm.train.pretrain import run_pretrain
+from tests.conftest import TINY_MODEL
+
+TOWNS = {"Orvane": "amber", "Tiskol": "salt", "Belmar": "copper", "Quillon": "linen", "Hestra": "barley", "Wimbel": "slate"}
+OPTIM = Optim(steps=3, batch=4, lr=1e-3, retriever_lr=1e-3)
+LOOP = Loop(log_every=1, checkpoint_every=1, threads=1, device="cpu")
+IN_LINE = Refresh(every_steps=2, process=False)
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every kind of artefact, once: a corpus with an edit and spans, two indexes with an edit, a model, two runs cut off."""
+    folder = tmp_path_factory.mktemp("damage")
+    (folder / "notes").mkdir()
+    for town, trade in TOWNS.items():
+        (folder / "notes" / f"{town}.txt").write_text(f"{town} lies on a river. The people of {town} live by {trade}. It is old.\n")
+    corpus = build_corpus([folder / "notes"], folder / "corpus", train_tokenizer=200, max_wordpieces=64, workers=1)
+    mark_spans(corpus, PhraseTagger(TOWNS.values()), workers=1)
+    create_model(corpus=corpus.folder, out=folder / "model", **TINY_MODEL)  # type: ignore[arg-type]
+    for command in (ask(folder), approximate(folder)):
+        main(command)
+    corpus.edit(add=[Article("Nerrow", "Nerrow is a new town. The people of Nerrow live by glass.")])
+    for command in (ask(folder), approximate(folder)):
+        main(command)
+    questions = "".join(
+        f'{{"question": "What do the people of {town} live by?", "answer": ["{trade}"]}}\n' for town, trade in TOWNS.items()
+    )
+    (folder / "questions.jsonl").write_text(questions)
+    common: dict[str, Any] = {"model": folder / "model", "corpus": corpus.folder, "optim": OPTIM, "refresh": IN_LINE, "loop": LOOP}
+    run_pretrain(Pretrain(out=folder / "pretrain", k=3, **common))
+    run_finetune(Finetune(out=folder / "finetune", questions=folder / "questions.jsonl", read=2, candidates=5, **common))
+    for run in ("pretrain", "finetune"):
+        shutil.rmtree(folder / run / "model")
+    shutil.rmtree(folder / "pretrain" / "index" / "step-00000002")  # as if killed between snapshot and index
+    write_snapshot(folder / "pretrain" / "snapshots" / "step-00000002", *Realm.from_pretrained(folder / "model"), step=2)
+    return folder
+
+
+def ask(folder: Path) -> list[str]:
+    return ["ask", "What do they live by?", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--read", "2", "--device", "cpu"]
+
+
+def approximate(folder: Path) -> list[str]:
+    return ["index", "--kind", "ivf", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--device", "cpu"]
+
+
+def evaluate(folder: Path) -> list[str]:
+    return ["evaluate", "--questions", f"{folder}/questions.jsonl", *ask(folder)[2:]]
+
+
+def spans(folder: Path) -> list[str]:
+    return ["spans", f"{folder}/corpus", "--workers", "1"]
+
+
+def edit(folder: Path) -> list[str]:
+    return ["edit", f"{folder}/corpus", "--remove", "1"]
+
+
+def edit_then_ask(folder: Path) -> list[str]:
+    """An index that must take up a change of its corpus."""
+    Corpus.open(folder / "corpus").edit(remove=[0])
+    return ask(folder)
+
+
+def warmup(folder: Path) -> list[str]:
+    steps = ["--reader.steps", "1", "--retriever.steps", "1", "--reader.batch", "2", "--retriever.batch", "2"]
+    return ["warmup", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--out", f"{folder}/warmup", *steps]
+
+
+def resume_pretrain(folder: Path) -> list[str]:
+    return ["pretrain", "--resume", f"{folder}/pretrain"]
+
+
+def resume_finetune(folder: Path) -> list[str]:
+    return ["finetune", "--resume", f"{folder}/finetune"]
+
+
+Command = Callable[[Path], list[str]]
+USES: list[tuple[str, str, Command]] = [
+    ("corpus", "corpus", ask),
+    ("corpus", "corpus", spans),
+    ("corpus", "corpus", edit),
+    ("corpus-edit", "corpus/edits/000001", ask),
+    ("spans", "corpus/spans", warmup),
+    ("model", "model", ask),
+    ("model", "model", resume_pretrain),
+    ("index", "corpus/index/*-exact", ask),
+    ("index", "corpus/index/*-exact", evaluate),
+    ("index", "corpus/index/*-exact", edit_then_ask),
+    ("index", "corpus/index/*-ivf", approximate),
+    ("index-edit", "corpus/index/*-exact/edits/000001", ask),
+    ("index-edit", "corpus/index/*-exact/edits/000001", edit_then_ask),
+    ("index-edit", "corpus/index/*-ivf/edits/000001", approximate),
+    ("checkpoint", "pretrain/checkpoints/step-00000002", resume_pretrain),
+    ("index", "pretrain/index/step-00000000", resume_pretrain),
+    ("snapshot", "pretrain/snapshots/step-00000002", resume_pretrain),
+    ("checkpoint", "finetune/checkpoints/step-00000002", resume_finetune),
+    ("answers", "finetune/answers", resume_finetune),
+]
+
+
+def copy_of(laboratory: Path, tmp_path: Path) -> Path:
+    """A laboratory of one's own; its runs speak of its own files."""
+    folder = tmp_path / "copy"
+    shutil.copytree(laboratory, folder)
+    for record in folder.glob("*/run.json"):
+        record.write_text(record.read_text().replace(str(laboratory), str(folder)))
+    return folder
+
+
+def flipped(whole: bytes) -> bytes:
+    middle = len(whole) // 2
+    return whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+
+
+def cut(whole: bytes) -> bytes:
+    return whole[:-1]
+
+
+def emptied(whole: bytes) -> bytes:
+    return b""
+
+
+@contextmanager
+def damaged(file: Path, damage: Callable[[bytes], bytes] | None) -> Iterator[None]:
+    """The file with damage done to it, or gone; as it was, afterwards."""
+    whole = file.read_bytes()
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage(whole))
+    yield
+    file.write_bytes(whole)
+
+
+def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and what was said."""
+    capsys.readouterr()
+    try:
+        main(command)
+    except SystemExit as end:
+        return int(end.code or 0), capsys.readouterr().err
+    return 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "place", "command"), USES, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_damage_is_named_by_file(
+    laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, place: str, command: Command
+) -> None:
+    folder = copy_of(laboratory, tmp_path)
+    (artefact,) = folder.glob(place)
+    arguments = command(folder)
+    missed = []
+    for name in [*open_artefact(artefact, kind=kind).files, MANIFEST]:
+        for damage in (flipped, cut, None):
+            with damaged(artefact / name, damage):
+                code, said = run(arguments, capsys)
+            named = str(artefact / name) in said or (name == MANIFEST and damage is None and f"{artefact}: it has no {MANIFEST}" in said)
+            if code != 2 or not named or "Traceback" in said or said.count("error:") != 1:
+                missed.append((name, damage, code, said))
+    assert missed == []
+    assert run(arguments, capsys)[0] == 0  # and it was the damage: without it the command runs
+
+
+@pytest.mark.xfail(reason="Run.kept_objectives reads the manifest unchecked", strict=True)
+def test_what_an_older_checkpoint_says_is_checked_too(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy_of(laboratory, tmp_path)
+    manifest = folder / "pretrain" / "checkpoints" / "step-00000001" / MANIFEST
+    with damaged(manifest, flipped):
+        code, said = run(resume_pretrain(folder), capsys)
+    assert (code, str(manifest) in said) == (2, True), said
+
+
+@pytest.mark.parametrize("damage", [cut, emptied, lambda whole: whole.replace(b'"model"', b'"modle"'), lambda whole: b"[1]"])
+def test_a_damaged_record_of_a_run_is_named(laboratory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]) -> None:
+    record = laboratory / "pretrain" / "run.json"
+    with damaged(record, lambda whole: damage(whole.rstrip())):
+        code, said = run(resume_pretrain(laboratory), capsys)
+    assert (code, str(record) in said) == (2, True), said
+
+
+def test_an_index_that_knows_of_a_lost_edit_is_named(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy_of(laboratory, tmp_path)
+    shutil.rmtree(folder / "corpus" / "edits")
+    code, said = run(ask(folder), capsys)
+    assert (code, "-exact contains 1 edits of" in said, "remove the index first" in said) == (2, True, True), said
+
+
+def test_damaged_metrics_do_not_stop_a_run(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy_of(laboratory, tmp_path)
+    file = folder / "pretrain" / "metrics.jsonl"
+    first, second, third = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first[:9] + b"\xff\xfe" + first[11:] + second + third[:-5])
+    code, said = run(resume_pretrain(folder), capsys)
+    assert code == 0, said
+    assert [row["step"] for row in read_metrics(file)] == [2, 3]
+
+
+def test_a_gap_among_the_edits_of_a_corpus_is_named(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy_of(laboratory, tmp_path)
+    Corpus.open(folder / "corpus").edit(remove=[2])
+    shutil.rmtree(folder / "corpus" / "edits" / "000001")
+    code, said = run(ask(folder), capsys)
+    assert (code, "edits/000001 is missing, but 000002 is there" in said) == (2, True), said

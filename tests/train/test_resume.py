@@ -1,0 +1,144 @@
+"""Exact resume: a run that was cut off ends with the same bits as one that was not."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from realmlm.config import Loop, Optim, Refresh
+from realmlm.corpus.store import Corpus
+from realmlm.errors import ArtefactExists
+from realmlm.log import read_metrics
+from realmlm.train import loop as training
+from realmlm.train.finetune import finetune
+from realmlm.train.pretrain import pretrain
+from realmlm.train.run import Run
+from realmlm.train.warmup import warm_up
+
+LOOP = Loop(log_every=2, checkpoint_every=3, deterministic=True, threads=1, seed=3)
+OPTIM = Optim(steps=11, batch=4, accumulate=2, lr=1e-3, retriever_lr=1e-3)
+IN_LINE = Refresh(every_steps=4, process=False)
+Stage = Callable[[Path], Path]
+
+
+class Cut(Exception):
+    """Stands for a power cut."""
+
+
+@pytest.fixture(params=["warmup", "pretrain", "pretrain-same-text", "finetune", "finetune-refreshed"])
+def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, world: Path) -> Stage:
+    """A training stage as a function of its folder."""
+    z, x = knowledge.folder, sentences.folder
+    common: dict[str, Any] = {"model": tiny_model_folder, "corpus": z, "loop": LOOP}
+    joint: dict[str, Any] = {
+        "k": 3,
+        "masking": "salient",
+        "marginal": "joint",
+        "freeze_retriever": 1,
+        "probe": None,
+        "probe_every": 5,
+        "refresh": IN_LINE,
+    }
+    asking: dict[str, Any] = {"questions": world / "questions-train.jsonl", "read": 2, "candidates": 20, "closed_book": 0.1}
+    stages: dict[str, Stage] = {
+        "warmup": lambda out: warm_up(
+            **common, out=out, masking="uniform", pairing="own", remove=0.9, reader=OPTIM, retriever=dataclasses.replace(OPTIM, batch=6)
+        ),
+        "pretrain": lambda out: pretrain(**common, **joint, out=out, text=x, optim=OPTIM),
+        "pretrain-same-text": lambda out: pretrain(**common, **joint, out=out, text=None, optim=OPTIM),
+        "finetune": lambda out: finetune(**common, **asking, out=out, optim=OPTIM, refresh=Refresh(every_steps=0)),
+        "finetune-refreshed": lambda out: finetune(**common, **asking, out=out, optim=OPTIM, refresh=IN_LINE),
+    }
+    return stages[request.param]
+
+
+def weights(model: Path) -> dict[str, Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = weights(stage(tmp_path / "whole"))
+    one_step = training._one_step
+    cuts = {2, 3, 7, 10}
+
+    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
+        if step in cuts:
+            cuts.discard(step)
+            raise Cut
+        return one_step(objective, optimizer, groups, step, **rest)
+
+    monkeypatch.setattr(training, "_one_step", cut_once)
+    for _ in range(4):
+        with pytest.raises(Cut):
+            stage(tmp_path / "cut")
+    assert same(weights(stage(tmp_path / "cut")), whole)
+    assert not cuts
+
+
+def test_two_undisturbed_runs_are_equal_and_rows_are_whole(
+    tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, tmp_path: Path
+) -> None:
+    def run(out: Path) -> Path:
+        return pretrain(
+            model=tiny_model_folder,
+            corpus=knowledge.folder,
+            text=sentences.folder,
+            out=out,
+            k=3,
+            masking="salient",
+            marginal="per-token",
+            freeze_retriever=0,
+            probe=None,
+            probe_every=5,
+            optim=OPTIM,
+            refresh=IN_LINE,
+            loop=LOOP,
+        )
+
+    assert same(weights(run(tmp_path / "a")), weights(run(tmp_path / "b")))
+    rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 11]
+    expected = {"step", "loss", "log_p", "utility", "null_share", "top_share", "index_age", "swaps", "queries/s", "seconds"}
+    assert expected <= set(rows[0])
+    assert [row["index_age"] for row in rows] == [1, 3, 1, 3, 1, 2]  # at the last step of each row; swapped before steps 4 and 8
+
+
+def test_another_config_does_not_go_on_with_a_run(tmp_path: Path) -> None:
+    Run.begin(tmp_path / "run", stage="pretrain", config={"k": 8}).close()
+    with pytest.raises(ArtefactExists, match="--resume"):
+        Run.begin(tmp_path / "run", stage="pretrain", config={"k": 4})
+
+
+def test_accumulation_gives_the_same_gradient(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, tmp_path: Path) -> None:
+    """The same batch in one part or in two: the weights agree up to rounding."""
+    before, results = weights(tiny_model_folder), []
+    for parts in (1, 2):
+        model = pretrain(
+            model=tiny_model_folder,
+            corpus=knowledge.folder,
+            text=sentences.folder,
+            out=tmp_path / f"parts{parts}",
+            k=3,
+            masking="whole-word",
+            marginal="joint",
+            freeze_retriever=0,
+            probe=None,
+            probe_every=5,
+            optim=dataclasses.replace(OPTIM, steps=1, accumulate=parts, batch=4),
+            refresh=IN_LINE,
+            loop=LOOP,
+        )
+        results.append(weights(model))
+    moved = {name: (results[0][name] - before[name]).abs().max().item() for name in before}
+    for name, tensor in results[0].items():
+        assert torch.allclose(tensor, results[1][name], atol=2e-5), name
+    assert sum(distance > 1e-4 for distance in moved.values()) > len(moved) / 2, "the step must have moved most weights"
