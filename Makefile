@@ -27,7 +27,7 @@ test-slow: install ## the long tests too: three seeds of the small world and the
 check: install ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy realmlm tests benchmarks
+	$(BIN)/mypy realmlm tests benchmarks tools runs
 
 bench: install ## benchmarks, printed with hardware and date
 	$(BIN)/python benchmarks/exact_search.py

@@ -47,6 +47,7 @@ def _spans(settings: config.Spans) -> None:
     from realmlm.corpus.spans import mark_spans, rule_tagger
     from realmlm.corpus.store import Corpus
     from realmlm.corpus.taggers import PhraseTagger, SpacyTagger, Tagger
+    from realmlm.parallel import default_workers
 
     corpus = Corpus.open(settings.corpus)
     tagger: Tagger
@@ -54,7 +55,7 @@ def _spans(settings: config.Spans) -> None:
         tagger = PhraseTagger(_read_lines(settings.phrases))
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
-    spans = mark_spans(corpus, tagger, workers=settings.workers or os.cpu_count() or 1)
+    spans = mark_spans(corpus, tagger, workers=settings.workers or default_workers())
     say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
 
 
@@ -163,6 +164,7 @@ def _first_line(kind: type) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a user's error is one message and exit code 2, never a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin while they wait starve a refresher on the same cores
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return

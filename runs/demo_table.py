@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import realmlm
 from realmlm.evaluate.report import Report, evaluate
@@ -12,7 +13,11 @@ LIMIT = 400
 
 
 def measure(out: Path, model: str, questions: str, retriever: str, read: int) -> Report:
-    place = {"model": out / model / "model", "corpus": out / "knowledge", "questions": out / "world" / f"{questions}-held-out.jsonl"}
+    place: dict[str, Any] = {
+        "model": out / model / "model",
+        "corpus": out / "knowledge",
+        "questions": out / "world" / f"{questions}-held-out.jsonl",
+    }
     return evaluate(**place, retriever=retriever, read=read, limit=LIMIT)
 
 

@@ -12,7 +12,7 @@ import realmlm
 
 PACKAGE = Path(realmlm.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-FOUNDATION = {"config", "errors", "log", "artefact", "device"}
+FOUNDATION = {file.stem for file in PACKAGE.glob("*.py")} - {"__init__", "__main__", "cli"}
 MAY_IMPORT = {
     "corpus": {"corpus"},
     "worlds": {"corpus", "worlds"},

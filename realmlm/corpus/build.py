@@ -1,16 +1,11 @@
 """Articles to a corpus: cut into passages on sentence borders, tokenised once, in parallel, in bounded memory."""
 
-import multiprocessing
 import os
-import signal
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +17,9 @@ from realmlm.corpus.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import MAX_CHARACTERS, Article, Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput, NotEnough
+from realmlm.errors import BadInput
 from realmlm.log import progress, say
+from realmlm.parallel import default_workers, ordered_map
 
 # P passages, A articles, T wordpieces
 
@@ -33,7 +29,6 @@ _IN_PROCESS = 4  # chunks; fewer are cut here, sooner than workers could start
 _LINES = 512  # encoded at once: an Encoding takes some 200 bytes a wordpiece
 _SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
 _SAID = 20  # complaints shown one by one; the rest are counted
-_MOST_WORKERS = 16  # one reader feeds no more
 
 
 # --- cutting ------------------------------------------------------------------------------------------------------------------------
@@ -212,7 +207,7 @@ def build_corpus(
         raise BadInput("a corpus needs one tokenizer: give --tokenizer FILE_OR_MODEL, or --train-tokenizer 16000 to train one")
     if not 8 <= max_wordpieces < 2**16:
         raise BadInput(f"passages of {max_wordpieces} wordpieces cannot be made; choose 8 to {2**16 - 1}")
-    workers = min(_cores(), _MOST_WORKERS) if workers is None else max(workers, 1)
+    workers = default_workers() if workers is None else max(workers, 1)
     faults = _Faults(skip_bad)
     with publish(Path(out), kind="corpus") as draft:
         files, unknown = find_files([Path(source) for source in sources], on_bad=faults)
@@ -226,7 +221,8 @@ def build_corpus(
             had = f"loaded from {Path(tokenizer).name if Path(tokenizer).exists() else tokenizer}"
         pieces.save(draft.path / "tokenizer.json")
         writer = SegmentWriter(draft.path, token_dtype=pieces.dtype)
-        with closing(_cut_all(_read(files, "cutting", faults), pieces, max_wordpieces=max_wordpieces, workers=workers)) as blocks:
+        chunks, setting = _chunks(_read(files, "cutting", faults)), (pieces.tokenizer.to_str(), max_wordpieces)
+        with closing(ordered_map(_cutter, setting, chunks, workers=workers, few=_IN_PROCESS)) as blocks:
             for block in blocks:
                 writer.append(block)
         writer.close()
@@ -303,34 +299,8 @@ def sample_texts(texts: Iterable[str], *, most: int) -> list[str]:
 # --- in parallel --------------------------------------------------------------------------------------------------------------------
 
 
-def _cut_all(articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, workers: int) -> Generator[Block, None, None]:
-    """Blocks in the order of the articles, with a bounded number of chunks on their way."""
-    chunks = _chunks(articles)
-    head = list(islice(chunks, _IN_PROCESS))
-    chunks = chain(head, chunks)
-    if workers == 1 or len(head) < _IN_PROCESS:
-        yield from map(partial(cut_articles, wordpieces=wordpieces, max_wordpieces=max_wordpieces), chunks)
-        return
-    setting = (wordpieces.tokenizer.to_str(), max_wordpieces)
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=setting)
-    pending: deque[Future[Block]] = deque()
-    try:
-        for chunk in chunks:
-            pending.append(pool.submit(_work, chunk))
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise NotEnough(f"one of {workers} worker processes died, probably for want of memory; try fewer: --workers 1") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # those we may use, where the system tells
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _cutter(tokenizer: str, max_wordpieces: int) -> Callable[[list[Article]], Block]:
+    return partial(cut_articles, wordpieces=Wordpieces(Tokenizer.from_str(tokenizer)), max_wordpieces=max_wordpieces)
 
 
 def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
@@ -344,25 +314,3 @@ def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-_cut: Callable[[list[Article]], Block]  # of a worker process
-
-
-def _start_worker(tokenizer: str, max_wordpieces: int) -> None:
-    global _cut
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the parent decides what becomes of it
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _cut = partial(cut_articles, wordpieces=Wordpieces(Tokenizer.from_str(tokenizer)), max_wordpieces=max_wordpieces)
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(articles: list[Article]) -> Block:
-    return _cut(articles)

@@ -3,14 +3,7 @@
 `CORPUS/spans` is an artefact of its own (docs/formats.md): it can be made again with another tagger while the corpus stays.
 """
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +13,9 @@ import numpy as np
 from realmlm.artefact import ArrayWriter, Manifest, map_array, open_artefact, publish
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, RuleTagger, Tagger, lower_case_words
-from realmlm.errors import Mismatch, NotEnough
+from realmlm.errors import Mismatch
 from realmlm.log import progress
+from realmlm.parallel import ordered_map
 
 # N sentences, M spans, S sentences of one passage
 
@@ -121,7 +115,9 @@ def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1) -> Spans:
         writers = {name: ArrayWriter(draft.path / f"{name}.safetensors", dtype, row=row) for name, (dtype, row) in files.items()}
         writers["span_offsets"].append([0])
         by_kind = np.zeros(len(KINDS), dtype=np.int64)
-        with closing(_mark_all(corpus, tagger, workers)) as chunks, progress("marking spans", len(corpus), unit="passages") as bar:
+        setting = (corpus.folder, corpus.manifest, corpus.edits, tagger)
+        marked = ordered_map(_marker, setting, _chunks(corpus.ids), workers=workers, few=2)
+        with closing(marked) as chunks, progress("marking spans", len(corpus), unit="passages") as bar:
             for done, marks in chunks:
                 writers["span_offsets"].append(writers["spans"].rows + np.cumsum(marks.span_counts_N))
                 for name, rows in (("passages", marks.passages_N), ("bounds", marks.bounds_N2), ("spans", marks.spans_M2)):
@@ -149,49 +145,9 @@ class _Marks:
     kinds_M: np.ndarray
 
 
-def _mark_all(corpus: Corpus, tagger: Tagger, workers: int) -> Generator[tuple[int, _Marks], None, None]:
-    """Chunks of the corpus in order, a bounded number of them on their way: how many passages, and their marks."""
-    chunks = list(_chunks(corpus.ids))
-    if workers == 1 or len(chunks) == 1:
-        for ids in chunks:
-            yield len(ids), _mark(corpus, tagger, ids)
-        return
-    setting = (corpus.folder, corpus.manifest, corpus.edits, tagger)
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=setting)
-    pending: deque[tuple[int, Future[_Marks]]] = deque()
-    try:
-        for ids in chunks:
-            pending.append((len(ids), pool.submit(_mark_here, ids)))
-            if len(pending) > 2 * workers:
-                size, marks = pending.popleft()
-                yield size, marks.result()
-        for size, marks in pending:
-            yield size, marks.result()
-    except BrokenProcessPool as error:
-        raise NotEnough(f"one of {workers} worker processes died, probably for want of memory; try fewer: --workers 1") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_worker: tuple[Corpus, Tagger]  # of a worker process, set as it starts
-
-
-def _start_worker(folder: Path, manifest: Manifest, edits: int, tagger: Tagger) -> None:
-    global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the parent decides what becomes of it
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    _worker = Corpus(folder, manifest, edits), tagger
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _mark_here(ids: np.ndarray) -> _Marks:
-    return _mark(*_worker, ids)
+def _marker(folder: Path, manifest: Manifest, edits: int, tagger: Tagger) -> Callable[[np.ndarray], tuple[int, _Marks]]:
+    corpus = Corpus(folder, manifest, edits)
+    return lambda ids: (len(ids), _mark(corpus, tagger, ids))
 
 
 def _mark(corpus: Corpus, tagger: Tagger, ids: np.ndarray) -> _Marks:

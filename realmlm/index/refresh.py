@@ -7,7 +7,6 @@ not embedded twice, and a refresher whose trainer is gone ends by itself.
 
 import fcntl
 import multiprocessing
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
 from realmlm.index.encode import Encode, build_index
 from realmlm.log import say
+from realmlm.parallel import die_with_parent
 
 LoadEncoder = Callable[[Path, str], Encode]  # (snapshot folder, device)
 
@@ -51,29 +51,17 @@ def refresh_once(folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str
 
 
 def serve_refreshes(
-    folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int, threads: int, trainer: int
+    folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int, threads: int
 ) -> None:
     """The refresher's process: build what is asked for until the trainer is gone."""
+    die_with_parent()
     torch.set_num_threads(threads)
     with _lock(folder):
         sweep(folder / "index")
         known = Corpus.open(corpus, edits=edits)
-        _die_with(trainer)
-        while os.getppid() == trainer:
+        while True:
             if refresh_once(folder, known, load, device=device, dtype=dtype, shard=shard) is None:
                 time.sleep(_POLL_S)
-
-
-def _die_with(trainer: int) -> None:
-    """End this process soon after its trainer, in the middle of a build too."""
-    import threading
-
-    def watch() -> None:
-        while os.getppid() == trainer:
-            time.sleep(_POLL_S)
-        os._exit(0)  # nothing to tidy: whatever is half-written has a temporary name
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _lock(folder: Path) -> IO[str]:
@@ -166,7 +154,7 @@ class Refresher:
             self._shard,
             self._threads,
         )
-        self._worker = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=(*arguments, os.getpid()), daemon=True)
+        self._worker = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=arguments, daemon=True)
         self._worker.start()
 
     def close(self) -> None:

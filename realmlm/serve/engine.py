@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import NotEnough
@@ -71,11 +72,14 @@ def as_text(answer: Answer) -> str:
     return "\n".join(lines)
 
 
-def _quote(text: str, start: int | None, end: int | None, *, around: int = 90) -> str:
+def _quote(text: str, start: int | None, end: int | None, *, most: int = 240) -> str:
     """The sentence the span stands in, the span marked; or the passage's beginning."""
-    flat = text.replace("\n", " ")
     if start is None or end is None:
-        return flat[: 2 * around] + ("…" if len(flat) > 2 * around else "")
-    first, last = max(0, start - around), min(len(flat), end + around)
-    opening, closing = "…" if first else "", "…" if last < len(flat) else ""
-    return f"{opening}{flat[first:start]}»{flat[start:end]}«{flat[end:last]}{closing}"
+        return _line(text[:most]) + ("…" if len(text) > most else "")
+    first, last = next(((a, b) for a, b in split_sentences(text) if a <= start < b), (start, end))
+    first, last = max(first, start - most), min(max(last, end), end + most)
+    return f"{_line(text[first:start])}»{_line(text[start:end])}«{_line(text[end:last])}"
+
+
+def _line(text: str) -> str:
+    return text.replace("\n", " ")

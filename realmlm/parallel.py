@@ -1,0 +1,84 @@
+"""Work in several processes: results in order, a bounded number of items on their way, no process left behind."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from realmlm.errors import NotEnough
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+_MOST_WORKERS = 16  # one process that reads feeds no more
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def default_workers() -> int:
+    return min(cores(), _MOST_WORKERS)
+
+
+def ordered_map(
+    make: Callable[..., Callable[[In], Out]], setting: tuple[Any, ...], items: Iterable[In], *, workers: int, few: int
+) -> Generator[Out, None, None]:
+    """`make(*setting)` gives the function that is applied to each item; it is called once in every worker.
+
+    With one worker, or fewer than `few` items, everything happens here, sooner than processes could start. Close the generator to stop.
+    """
+    rest = iter(items)
+    head = list(islice(rest, few))
+    if workers == 1 or len(head) < few:
+        yield from map(make(*setting), chain(head, rest))
+        return
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(make, setting))
+    pending: deque[Future[Out]] = deque()
+    try:
+        for item in chain(head, rest):
+            pending.append(pool.submit(_apply, item))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise NotEnough(f"one of {workers} worker processes died, probably for want of memory; try fewer: --workers 1") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_function: Callable[[Any], Any]  # of a worker process
+
+
+def _start(make: Callable[..., Callable[[Any], Any]], setting: tuple[Any, ...]) -> None:
+    global _function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the parent decides what becomes of it
+    die_with_parent()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _function = make(*setting)
+
+
+def _apply(item: Any) -> Any:
+    return _function(item)
+
+
+def die_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, whatever it is doing."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None, "only processes started by multiprocessing have a parent to watch"
+        parent.join()
+        os._exit(1)  # nothing to tidy: whatever is half-written has a temporary name
+
+    threading.Thread(target=watch, daemon=True).start()
