@@ -30,7 +30,7 @@ class Optim:
     batch: int = 32
     """Examples of a step."""
     accumulate: int = 1
-    """Parts a step's batch is worked off in, to fit memory; the gradient is the same up to rounding."""
+    """Parts a step's batch is worked off in, to fit memory; the gradient is the same up to rounding (ICT: fewer negatives)."""
     lr: float = 1e-4
     """Peak learning rate of the reader."""
     retriever_lr: float = 3e-5

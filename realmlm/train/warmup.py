@@ -119,7 +119,7 @@ def warm_up(
     for name, optim in stages:
         if optim.steps == 0:
             continue
-        run = Run.begin(whole.folder / name, stage=f"warmup-{name}", config=record({"optim": optim, "loop": loop}))
+        run = Run.begin(whole.folder / name, stage=f"warmup-{name}", config={})
         if not run.finished:
             device = prepare(loop)
             realm, wordpieces = Realm.from_pretrained(place, device=device)

@@ -1,0 +1,129 @@
+"""Answers against the plain sum over passages and spans, one passage at a time."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+from realmlm.model.answering import Answerer
+from realmlm.model.inputs import NULL, reader_inputs
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, embed_documents, fresh_scores, index_for
+from realmlm.model.snapshot import DocumentEncoder
+
+Model = tuple[Realm, Wordpieces]
+
+
+@pytest.fixture
+def answerer(tiny_model: Model, knowledge: Corpus) -> Answerer:
+    model, wordpieces = tiny_model
+    index = index_for(model, wordpieces, knowledge, dtype=torch.float32)
+    return Answerer(model, wordpieces, knowledge, LearnedRetriever(model, wordpieces, index))
+
+
+@torch.no_grad()
+def test_an_answer_is_the_sum_over_passages_and_places(answerer: Answerer) -> None:
+    query = answerer.query("Which animal is the symbol of Tekebra?")
+    retrieved = answerer.retriever([query], 4)
+    p = retrieved.scores_BK[0].softmax(-1).tolist()
+    total: defaultdict[str, float] = defaultdict(float)
+    for weight, number in zip(p, retrieved.ids_BK[0].tolist(), strict=True):
+        passage, chars = answerer.corpus[number], answerer.corpus.token_chars(number)
+        inputs = reader_inputs([query.tokens], [answerer.corpus.tokens(number)], answerer.wordpieces, max_query=32, max_length=99)
+        scores, allowed = answerer.model.reader.spans(inputs)
+        spans = [(s, w, scores[0, s, w].exp().item()) for s, w in allowed[0].nonzero().tolist()]
+        for start, width, value in spans:
+            first = start - int(inputs.second_N[0])
+            words = passage.text[chars[first, 0] : chars[first + width, 1]]
+            total[" ".join(words.casefold().split())] += weight * value / sum(value for *_, value in spans)
+    (answer,) = answerer.ask(["Which animal is the symbol of Tekebra?"], read=4)
+    best = max(total, key=lambda words: total[words])
+    # an untrained reader spreads its mass: each passage keeps its 20 best spans, so the sum may lack a little
+    assert answer.probability <= total[answer.answer.casefold()] + 1e-5
+    assert total[answer.answer.casefold()] >= 0.5 * total[best]
+    assert sum(evidence.retrieval_probability for evidence in answer.evidence) == pytest.approx(1, abs=1e-5)
+    mixed = sum(evidence.retrieval_probability * evidence.reading_probability for evidence in answer.evidence)
+    assert answer.probability == pytest.approx(mixed, abs=1e-6)
+    for evidence in answer.evidence:
+        if evidence.start is not None:
+            assert evidence.passage[evidence.start : evidence.end].casefold() == answer.answer.casefold()
+
+
+@torch.no_grad()
+def test_filling_in_is_the_mixture_over_passages_and_the_null_document(answerer: Answerer) -> None:
+    sentence = "The history of Tekebra begins in [MASK]."
+    query = answerer.query(sentence)
+    retrieved = answerer.retriever([query], 3)
+    assert retrieved.null_B is not None
+    p = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1)[0].softmax(-1)
+    place = int(np.flatnonzero(query.tokens == answerer.wordpieces.mask)[0])
+    mixture = torch.zeros(len(answerer.wordpieces))
+    for weight, body in zip(p, [NULL, *(answerer.corpus.tokens(number) for number in retrieved.ids_BK[0].tolist())], strict=True):
+        inputs = reader_inputs([query.tokens], [body], answerer.wordpieces, max_query=32, max_length=99)
+        mixture += weight * answerer.model.reader.masks(inputs, torch.tensor([[place]]))[0, 0].exp()
+    (answer,) = answerer.fill([sentence], read=3)
+    assert answer.answer == answerer.wordpieces.decode([int(mixture.argmax())])
+    assert answer.probability == pytest.approx(mixture.max().item(), rel=1e-3)
+    assert answer.evidence[0].passage_id is None, "the null document is among the evidence"
+
+
+@torch.no_grad()
+def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) -> None:
+    query = answerer.query("Which food is Tekebra famous for?")
+    encode = DocumentEncoder.of(answerer.model, answerer.wordpieces)
+    corpus = answerer.corpus
+    from realmlm.model.inputs import query_inputs
+
+    vector = answerer.model.query(query_inputs([query.tokens], answerer.wordpieces, max_query=32))[0]
+    scores = {n: float(vector @ encode([corpus.title_tokens(n)], [corpus.tokens(n)])[0]) for n in corpus.ids[:60].tolist()}
+    retrieved = answerer.retriever([query], len(corpus))
+    found = dict(zip(retrieved.ids_BK[0].tolist(), retrieved.scores_BK[0].tolist(), strict=True))
+    for number, score in scores.items():
+        assert found[number] == pytest.approx(score, abs=2e-3)
+
+
+def test_fresh_scores_embed_each_passage_once_and_agree_with_one_by_one(answerer: Answerer) -> None:
+    model, wordpieces, corpus = answerer.model, answerer.wordpieces, answerer.corpus
+    query = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[3, 5, 7], [5, 3, 9]])
+    scores = fresh_scores(model, wordpieces, corpus, query, ids)
+    assert scores.shape == (2, 4)
+    for b in range(2):
+        null = embed_documents(model, wordpieces, [NULL], [NULL])[0]
+        assert scores[b, 0].item() == pytest.approx(float((query[b] @ null).detach()), abs=1e-4)
+        for k, number in enumerate(ids[b].tolist()):
+            document = embed_documents(model, wordpieces, [corpus.title_tokens(number)], [corpus.tokens(number)])[0]
+            assert scores[b, k + 1].item() == pytest.approx(float((query[b] @ document).detach()), abs=1e-4)
+    scores.sum().backward()
+    assert model.document.projection.weight.grad is not None, "the gradient must reach the document tower"
+
+
+def test_without_retrieval_only_the_null_document_is_read(tiny_model: Model, knowledge: Corpus) -> None:
+    model, wordpieces = tiny_model
+    alone = Answerer(model, wordpieces, knowledge, NoRetriever())
+    (filled,) = alone.fill(["The history of Tekebra begins in [MASK]."])
+    assert [evidence.passage_id for evidence in filled.evidence] == [None]
+    assert filled.evidence[0].retrieval_probability == 1.0
+    (asked,) = alone.ask(["Which food is Tekebra famous for?"])
+    assert 0 <= asked.probability <= 1
+
+
+def test_batches_answer_like_single_questions(answerer: Answerer) -> None:
+    questions = [f"Which {kind} is Tekebra famous for?" for kind in ("food", "tree", "animal", "heron of the old town")]
+    together, apart = answerer.ask(questions, read=3), [answerer.ask([question], read=3)[0] for question in questions]
+    for first, second in zip(together, apart, strict=True):
+        assert first.probability == pytest.approx(second.probability, abs=1e-4)
+
+
+def test_what_cannot_be_answered_says_so(answerer: Answerer) -> None:
+    with pytest.raises(BadInput, match="empty"):
+        answerer.ask([""])
+    with pytest.raises(BadInput, match=r"no \[MASK\]"):
+        answerer.fill(["Nothing is hidden here."])
+    nothing = Retrieved(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.zeros(1))
+    with pytest.raises(BadInput, match=r"no \[MASK\]"):
+        answerer.fill_masks([Query("x", np.array([10]))], nothing)

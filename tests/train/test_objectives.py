@@ -1,0 +1,118 @@
+"""What the objectives see: never the passage a sentence came from, the same examples whatever the parts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realmlm.config import Loop, Optim, Refresh
+from realmlm.corpus.store import Corpus
+from realmlm.index.exact import ExactIndex
+from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions, window
+from realmlm.train.gold import locate_answers
+from realmlm.train.loop import learning_rate
+from realmlm.train.pretrain import pretrain
+
+
+@given(st.integers(1, 30), st.integers(0, 50), st.integers(1, 40), st.integers(0, 3))
+def test_every_thing_once_an_epoch(size: int, first: int, count: int, seed: int) -> None:
+    whole = epoch_positions(size, seed=seed, first=0, count=first + count)
+    assert np.array_equal(epoch_positions(size, seed=seed, first=first, count=count), whole[first:])
+    for start in range(0, len(whole) - size + 1, size):
+        assert sorted(whole[start : start + size]) == list(range(size))
+
+
+@given(st.integers(1, 40), st.integers(1, 20), st.data())
+def test_windows_keep_the_first_mask(length: int, most: int, data: st.DataObject) -> None:
+    tokens = np.arange(100, 100 + length)
+    positions = np.array(sorted(data.draw(st.sets(st.integers(0, length - 1), min_size=1))))
+    cut, kept = window(tokens, positions, most)
+    assert len(cut) == min(length, most)
+    assert tokens[positions[0]] in cut[kept]
+    assert set(cut[kept]) <= set(tokens[positions])
+
+
+@given(st.integers(1, 300), st.floats(0, 1), st.floats(1e-6, 1))
+def test_the_learning_rate_rises_and_falls(steps: int, warmup: float, peak: float) -> None:
+    rates = [learning_rate(step, steps=steps, warmup=warmup, peak=peak) for step in range(steps)]
+    assert all(0 < rate <= peak * (1 + 1e-9) for rate in rates)
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+
+
+def test_a_sentences_own_passage_is_never_retrieved(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X = Z: every search names the passage to leave out, and gets k − 1 others."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    search = ExactIndex.search
+
+    def spy(self: ExactIndex, queries: torch.Tensor, k: int, *, exclude_Q: Any = None) -> Any:
+        hits = search(self, queries, k, exclude_Q=exclude_Q)
+        seen.append((exclude_Q, hits.ids_QK))
+        return hits
+
+    monkeypatch.setattr(ExactIndex, "search", spy)
+    pretrain(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        text=None,
+        out=tmp_path / "run",
+        k=4,
+        masking="salient",
+        marginal="joint",
+        freeze_retriever=0,
+        probe=None,
+        probe_every=5,
+        optim=Optim(steps=3, batch=8),
+        refresh=Refresh(every_steps=0),
+        loop=Loop(threads=1, device="cpu"),
+    )
+    assert len(seen) == 3
+    for own, ids in seen:
+        assert own is not None
+        assert ids.shape == (8, 3)
+        assert not (ids == own[:, None]).any()
+
+
+def test_masked_sentences_hide_salient_values(sentences: Corpus, world: Path) -> None:
+    source = SentenceSource(sentences, scheme="salient", wordpieces=sentences.wordpieces, max_query=32, seed=1)
+    values = set((world / "phrases.txt").read_text("utf-8").split("\n"))
+    drawn = source.draw(0, 20)
+    for row, query in enumerate(drawn.masked.queries):
+        valid = drawn.masked.valid_BM[row]
+        hidden = sentences.wordpieces.decode(drawn.masked.targets_BM[row, valid].tolist())
+        assert hidden in values
+        assert (query == sentences.wordpieces.mask).sum() == valid.sum()
+    parts = [source.draw(0, 8), source.draw(8, 12)]
+    again = [query.tolist() for part in parts for query in part.masked.queries]
+    assert again == [query.tolist() for query in drawn.masked.queries], "parts must draw what the whole draws"
+
+
+def test_inverse_cloze_takes_the_sentence_out_most_of_the_time(knowledge: Corpus) -> None:
+    pairs = ClozePairs(knowledge, remove=0.9, seed=0)
+    sentences, _, bodies = pairs.draw(0, len(pairs))
+    inside = [any(body[i : i + len(s)].tolist() == s.tolist() for i in range(len(body))) for s, body in zip(sentences, bodies, strict=True)]
+    assert 0.03 < np.mean(inside) < 0.2
+
+
+def test_located_answers_are_the_answers(knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+    from realmlm.corpus.questions import read_questions
+
+    questions = read_questions(world / "questions-train.jsonl")[:60]
+    gold = locate_answers(tmp_path / "answers", knowledge, questions, max_answer=10)
+    wordpieces = knowledge.wordpieces
+    for number, question in enumerate(questions):
+        ids = torch.from_numpy(knowledge.ids)
+        holds = ids[gold.holds(number, ids)].tolist()
+        assert set(question.gold) <= set(holds)
+        for passage in holds:
+            found = {wordpieces.decode(knowledge.tokens(passage)[a:b]) for a, b in gold.spans(number, passage).tolist()}
+            assert found == set(question.answers)
+        missing = (set(knowledge.ids.tolist()) - set(holds)).pop()
+        assert not len(gold.spans(number, missing))
