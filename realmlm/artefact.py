@@ -84,8 +84,7 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
         yield draft
         _seal(draft, kind=kind)
         if path.exists():
-            aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
-            path.rename(aside)
+            aside = _aside(path)
             temporary.rename(path)
             shutil.rmtree(aside)
         else:
@@ -94,6 +93,17 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def discard(path: Path) -> None:
+    """Remove an artefact: killed in the middle of it, it is whole or no longer there."""
+    shutil.rmtree(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
+    path.rename(aside)
+    return aside
 
 
 def sweep(folder: Path) -> None:

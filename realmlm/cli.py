@@ -1,5 +1,6 @@
 """The command line: one command for each config, its flags and help generated from it; errors caught once."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -200,25 +201,32 @@ def run_command(name: str, arguments: list[str]) -> None:
     if name not in COMMANDS:
         raise BadInput(f"no command '{name}'; there are: {', '.join(COMMANDS)}")
     kind, work = COMMANDS[name]
-    work(parse(name, kind, arguments))
+    settings = parse(name, kind, arguments)
+    if name in RESUMABLE and any(argument.startswith("--resume") for argument in arguments):
+        from realmlm.train.run import write_run
+
+        write_run(settings.out, stage=name, config=config.record(settings))
+    work(settings)
 
 
 def parse(name: str, kind: type, arguments: list[str]) -> Any:
     """A config from flags; with `--resume RUN`, from that run's own record, flags given beside it taking precedence."""
-    tyro = require("tyro", extra="all", why="the command line")
-    default = None
     arguments = [part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--resume=") else [argument])]
-    if name in RESUMABLE and "--resume" in arguments:
-        place = arguments.index("--resume")
-        if place + 1 >= len(arguments):
-            raise BadInput(f"--resume needs the folder of the run: realmlm {name} --resume RUN")
-        default = _recorded(name, kind, Path(arguments[place + 1]))
-        arguments = arguments[:place] + arguments[place + 2 :]
-    extra = (
-        "\n\nGo on with a run that was cut off: --resume RUN (its own settings, unless flags say otherwise)." if name in RESUMABLE else ""
-    )
-    options = {} if default is None else {"default": default}
-    return tyro.cli(kind, prog=f"realmlm {name}", description=(kind.__doc__ or "") + extra, args=arguments, **options)
+    if name not in RESUMABLE or "--resume" not in arguments:
+        return _parse(name, kind, arguments)
+    place = arguments.index("--resume")
+    if place + 1 >= len(arguments):
+        raise BadInput(f"--resume needs the folder of the run: realmlm {name} --resume RUN")
+    folder = Path(arguments[place + 1])
+    recorded = dataclasses.replace(_recorded(name, kind, folder), out=folder)  # the folder may have been moved
+    return _parse(name, kind, arguments[:place] + arguments[place + 2 :], default=recorded)
+
+
+def _parse(name: str, kind: type, arguments: list[str], **default: Any) -> Any:
+    tyro = require("tyro", extra="all", why="the command line")
+    more = "\n\nGo on with a run that was cut off: --resume RUN (its own settings, unless flags say otherwise)."
+    description = (kind.__doc__ or "") + (more if name in RESUMABLE else "")
+    return tyro.cli(kind, prog=f"realmlm {name}", description=description, args=arguments, **default)
 
 
 def _recorded(name: str, kind: type, folder: Path) -> Any:

@@ -7,10 +7,18 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 from realmlm.errors import BadInput
 
 try:
-    from tyro.conf import Positional
+    from tyro.conf import Positional, arg
 except ImportError:  # the command line's library; training without it takes these classes as they are
     Item = TypeVar("Item")
     Positional = Annotated[Item, ()]  # type: ignore[misc]
+
+    def arg(*, metavar: str, help_behavior_hint: str = "") -> Any:  # type: ignore[no-redef]
+        return metavar
+
+
+def optional(metavar: str) -> Any:
+    """How a setting that may be left out is shown in the help."""
+    return arg(metavar=metavar, help_behavior_hint="(optional)")
 
 
 def check(condition: bool, message: str) -> None:
@@ -32,9 +40,7 @@ class Optim:
     accumulate: int = 1
     """Parts a step's batch is worked off in, to fit memory; the gradient is the same up to rounding (ICT: fewer negatives)."""
     lr: float = 1e-4
-    """Peak learning rate of the reader."""
-    retriever_lr: float = 3e-5
-    """Peak learning rate of the retriever; the higher, the more fragile joint training is."""
+    """Peak learning rate; where reader and retriever learn together, the reader's."""
     warmup: float = 0.1
     """Share of the steps in which the learning rate rises linearly; then it falls linearly to zero."""
     weight_decay: float = 0.01
@@ -53,6 +59,14 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JointOptim(Optim):
+    """How the weights move where reader and retriever learn together."""
+
+    retriever_lr: float = 3e-5
+    """Peak learning rate of the retriever. In joint training, the higher the more fragile."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loop:
     """What happens around the steps."""
 
@@ -61,7 +75,7 @@ class Loop:
     checkpoint_every: int = 500
     """Steps between two checkpoints."""
     seed: int = 0
-    """Of every random choice of the run."""
+    """Seed of every random choice of the run."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     bf16: bool = True
@@ -86,7 +100,7 @@ class Refresh:
     """Training steps between two snapshots handed to the refresher; 0 leaves the index as it is."""
     process: bool = True
     """Re-embed in a process of its own while training goes on; otherwise in line, training waits."""
-    swap_after: int | None = None
+    swap_after: Annotated[int | None, optional("N")] = None
     """Swap the new index in exactly this many steps after its snapshot, waiting if it is late; default: as soon as it is there."""
     device: str = "auto"
     """Where the refresher embeds; auto takes the last GPU if there are several, else the trainer's device."""
@@ -126,19 +140,19 @@ class World:
 class Corpus:
     """Turn documents into a corpus: passages, cut on sentence borders and tokenised once."""
 
-    sources: Positional[tuple[Path, ...]]
+    sources: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE_OR_FOLDER …", help_behavior_hint="(required)")]]
     """Files and folders: .txt .md .html .jsonl .csv .tsv, MediaWiki .xml; also .gz .bz2 .xz of these."""
     out: Path
     """Folder to make."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, optional("TEXT")] = None
     """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model."""
-    train_tokenizer: int | None = None
+    train_tokenizer: Annotated[int | None, optional("N")] = None
     """Train a tokenizer of this many wordpieces on the documents instead."""
     max_wordpieces: int = 288
     """Longest passage."""
     skip_bad: bool = False
     """Leave out what cannot be read and count it, instead of stopping."""
-    workers: int | None = None
+    workers: Annotated[int | None, optional("N")] = None
     """Processes that cut and tokenise; default: one for each core."""
 
     def __post_init__(self) -> None:
@@ -155,17 +169,17 @@ class Corpus:
 class Edit:
     """Add, replace or remove passages of a corpus without making it again; indexes take the change up at their next use."""
 
-    corpus: Positional[Path]
+    corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
-    add: tuple[Path, ...] = ()
+    add: Annotated[tuple[Path, ...], optional("PATH …")] = ()
     """Documents to add, of any kind that `realmlm corpus` reads."""
-    remove: tuple[int, ...] = ()
+    remove: Annotated[tuple[int, ...], optional("ID …")] = ()
     """Ids of passages to remove."""
-    replace: int | None = None
+    replace: Annotated[int | None, optional("N")] = None
     """Id of a passage whose text becomes --text."""
-    text: str | None = None
+    text: Annotated[str | None, optional("TEXT")] = None
     """The new text of the passage named by --replace."""
-    title: str | None = None
+    title: Annotated[str | None, optional("TEXT")] = None
     """Its new title; default: the old one."""
 
     def __post_init__(self) -> None:
@@ -180,15 +194,15 @@ class Edit:
 class Spans:
     """Mark the spans of a corpus worth masking: names, dates, quantities."""
 
-    corpus: Positional[Path]
+    corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
     tagger: Literal["rules", "phrases", "spacy"] = "rules"
     """rules: our own, light; phrases: a list of yours; spacy: a spaCy model's entities."""
-    phrases: Path | None = None
+    phrases: Annotated[Path | None, optional("PATH")] = None
     """File with one phrase a line, for --tagger phrases."""
     spacy_model: str = "en_core_web_sm"
-    """For --tagger spacy."""
-    workers: int | None = None
+    """Name of the spaCy model, for --tagger spacy."""
+    workers: Annotated[int | None, optional("N")] = None
     """Processes; default: one for each core."""
 
     def __post_init__(self) -> None:
@@ -204,7 +218,7 @@ class Model:
     """The corpus whose tokenizer the model reads with."""
     out: Path
     """Folder to make."""
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, optional("TEXT")] = None
     """Folder or name of a published encoder (BERT and its like); the corpus must be made with its tokenizer."""
     family: str = "modernbert"
     """transformers' model_type of a fresh encoder."""
@@ -229,7 +243,7 @@ class Model:
     max_answer: int = 10
     """Longest answer span in wordpieces."""
     seed: int = 0
-    """Of the fresh weights."""
+    """Seed of the fresh weights."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "projection", "max_query", "max_answer"):
@@ -246,7 +260,7 @@ class Index:
     """The model."""
     corpus: Path
     """The corpus."""
-    out: Path | None = None
+    out: Annotated[Path | None, optional("PATH")] = None
     """Folder to make; default: kept beside the corpus, where evaluate and ask look for it."""
     kind: Literal["exact", "ivf"] = "exact"
     """exact: every vector is compared; ivf: faiss's inverted lists, re-scored exactly, recall measured and shown."""
@@ -270,16 +284,16 @@ class Warmup:
     """Which wordpieces the reader must predict."""
     pairing: Literal["own", "sibling", "null"] = "sibling"
     """What lies beside the masked sentence: its own passage (learn to copy), another passage of its article, or nothing."""
-    remove: float = 0.9
+    remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is taken out of its passage."""
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
     """Masked LM; 0 steps leave it out."""
-    retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256, retriever_lr=1e-4))
+    retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256))
     """ICT; 0 steps leave it out."""
     loop: Loop = field(default_factory=Loop)
 
     def __post_init__(self) -> None:
-        check(0 <= self.remove <= 1, f"remove is a share between 0 and 1, not {self.remove}")
+        check(0 <= self.remove_sentence <= 1, f"remove-sentence is a share between 0 and 1, not {self.remove_sentence}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +306,7 @@ class Pretrain:
     """The knowledge Z that is searched."""
     out: Path
     """Folder of the run; the model stands in its `model/`."""
-    text: Path | None = None
+    text: Annotated[Path | None, optional("PATH")] = None
     """The corpus X that masked sentences come from; default: Z itself, a sentence's own passage never retrieved."""
     k: int = 8
     """Passages read for each sentence, the null document among them."""
@@ -302,11 +316,11 @@ class Pretrain:
     """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own."""
     freeze_retriever: int = 0
     """First steps in which only the reader learns."""
-    probe: Path | None = None
+    probe: Annotated[Path | None, optional("PATH")] = None
     """Held-out masked sentences with their gold passages (JSON lines), measured as training goes on."""
     probe_every: int = 50
     """Steps between two probes."""
-    optim: Optim = field(default_factory=Optim)
+    optim: JointOptim = field(default_factory=JointOptim)
     refresh: Refresh = field(default_factory=Refresh)
     loop: Loop = field(default_factory=Loop)
 
@@ -333,7 +347,7 @@ class Finetune:
     """Passages over which the retriever is trained."""
     closed_book: float = 0.1
     """Weight of what the reader learns to answer without any passage."""
-    optim: Optim = field(default_factory=lambda: Optim(lr=1e-5, retriever_lr=1e-5))
+    optim: JointOptim = field(default_factory=lambda: JointOptim(lr=1e-5, retriever_lr=1e-5))
     refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
     loop: Loop = field(default_factory=Loop)
 
@@ -355,9 +369,9 @@ class Evaluate:
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
     read: int = 5
     """Passages read for each question."""
-    limit: int | None = None
+    limit: Annotated[int | None, optional("N")] = None
     """Take only this many questions, evenly spread."""
-    predictions: Path | None = None
+    predictions: Annotated[Path | None, optional("PATH")] = None
     """File for the predictions with their evidence, one JSON line each."""
     json: bool = False
     """Print one JSON object instead of a table."""
@@ -373,13 +387,13 @@ class Evaluate:
 class Ask:
     """Answer a question, or fill in a sentence, and show the passages it was read from."""
 
-    question: Positional[str | None] = None
+    question: Positional[Annotated[str | None, optional("QUESTION")]] = None
     """The question."""
     model: Path
     """The model."""
     corpus: Path
     """The corpus that is searched."""
-    fill: str | None = None
+    fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = 5
     """Passages to read."""

@@ -27,7 +27,7 @@ loop="--loop.seed $seed --loop.threads $threads --loop.log-every 25"
 step "3/6  warm-up: the reader learns to read, the retriever to find (inverse cloze task)"
 realmlm warmup --model "$out/begin" --corpus "$out/knowledge" --out "$out/warmup" --pairing own \
   --reader.steps 300 --reader.batch 64 --reader.lr 3e-3 \
-  --retriever.steps 350 --retriever.batch 128 --retriever.retriever-lr 2e-3 $loop
+  --retriever.steps 350 --retriever.batch 128 --retriever.lr 2e-3 $loop
 
 step "4/6  joint pre-training: no labels, only sentences with a word masked; watch recall@1 rise and the index being swapped"
 realmlm pretrain --model "$out/warmup/model" --corpus "$out/knowledge" --text "$out/sentences" --out "$out/pretrain" --k 5 \

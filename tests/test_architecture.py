@@ -120,7 +120,7 @@ import importlib
 from pathlib import Path
 from tests.conftest import TINY_MODEL, world_corpus
 import realmlm.cli
-from realmlm.config import Loop, Optim, Pretrain, Refresh
+from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import read_questions
 from realmlm.errors import MissingExtra
@@ -137,7 +137,7 @@ build_corpus([folder / "note.txt"], folder / "notes", train_tokenizer=200, worke
 write_world(folder / "world", "tiny", seed=1)
 corpus = world_corpus(folder / "world", "knowledge", folder / "corpus")
 create_model(corpus=corpus.folder, out=folder / "model", **TINY_MODEL)
-optim, refresh, loop = Optim(steps=3, batch=4), Refresh(every_steps=2, process=False), Loop(log_every=1, threads=1, device="cpu")
+optim, refresh, loop = JointOptim(steps=3, batch=4), Refresh(every_steps=2, process=False), Loop(log_every=1, threads=1, device="cpu")
 settings = Pretrain(model=folder / "model", corpus=corpus.folder, out=folder / "run", k=3, optim=optim, refresh=refresh, loop=loop)
 out = run_pretrain(settings)
 assert (out / "model.safetensors").is_file()

@@ -36,7 +36,7 @@ def rows(kind: Any, prefix: str = "") -> list[tuple[str, str, str]]:
             changed = dict(vars(default))
             found += [(flag, _shown(changed[flag.split(".")[-1].replace("-", "_")]), text) for flag, _, text in rows(hint, f"{item.name}.")]
             continue
-        positional = hasattr(hint, "__metadata__")
+        positional = "Positional" in map(str, getattr(hint, "__metadata__", ()))
         flag = f"{item.name.upper()}" if positional else f"--{prefix}{item.name}".replace("_", "-")
         choices = get_args(hint) if str(get_origin(hint)) == "typing.Literal" else ()
         text = texts.get(item.name, "") + (f" One of: {', '.join(map(str, choices))}." if choices else "")

@@ -8,6 +8,7 @@ not embedded twice, and a refresher whose trainer is gone ends by itself.
 import fcntl
 import multiprocessing
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import IO
 
 import torch
 
-from realmlm.artefact import sweep
+from realmlm.artefact import discard, sweep
 from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
 from realmlm.index.encode import Encode, build_index
@@ -45,7 +46,7 @@ def refresh_once(folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str
         if not index.exists():
             build_index(index, corpus, load(snapshot, device), step=step, dtype=dtype, shard=shard, quiet=True)
         shutil.rmtree(index.with_name(f".{index.name}.partial"), ignore_errors=True)  # of a build killed just after it was published
-        shutil.rmtree(snapshot)
+        discard(snapshot)
         return step
     return None
 
@@ -56,12 +57,16 @@ def serve_refreshes(
     """The refresher's process: build what is asked for until the trainer is gone."""
     die_with_parent()
     torch.set_num_threads(threads)
-    with _lock(folder):
-        sweep(folder / "index")
-        known = Corpus.open(corpus, edits=edits)
-        while True:
-            if refresh_once(folder, known, load, device=device, dtype=dtype, shard=shard) is None:
-                time.sleep(_POLL_S)
+    try:
+        with _lock(folder):
+            sweep(folder / "index")
+            known = Corpus.open(corpus, edits=edits)
+            while True:
+                if refresh_once(folder, known, load, device=device, dtype=dtype, shard=shard) is None:
+                    time.sleep(_POLL_S)
+    except RealmError as error:
+        say(f"refresher: {error}")
+        sys.exit(1)
 
 
 def _lock(folder: Path) -> IO[str]:
@@ -97,9 +102,10 @@ class Refresher:
         """Drop what an earlier life of this run handed over after `step`, once its refresher is gone."""
         with _lock(self.folder):
             for name in ("snapshots", "index"):
+                sweep(self.folder / name)
                 for late in _steps(self.folder / name):
                     if late > step:
-                        shutil.rmtree(step_folder(self.folder / name, late))
+                        discard(step_folder(self.folder / name, late))
 
     def snapshot_folder(self, step: int) -> Path:
         return step_folder(self.folder / "snapshots", step)
@@ -133,7 +139,7 @@ class Refresher:
         """Drop index versions that nothing refers to any more."""
         for step in _steps(self.folder / "index"):
             if step not in steps:
-                shutil.rmtree(self.index_folder(step), ignore_errors=True)
+                discard(self.index_folder(step))
 
     def _keep_alive(self) -> None:
         if self._worker is not None and self._worker.is_alive():

@@ -167,43 +167,41 @@ def finetune(
     """Train on questions; gives the place of the model. A run that was cut off goes on if called the same way."""
     settings = {"model": model, "corpus": corpus, "questions": questions, "out": out, "read": read, "candidates": candidates}
     settings |= {"closed_book": closed_book}
-    run = Run.begin(Path(out), stage="finetune", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop}))
-    if run.finished:
-        say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
-        run.close()
+    with Run.begin(Path(out), stage="finetune", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop})) as run:
+        if run.finished:
+            say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
+            return run.folder / "model"
+        device = prepare(loop)
+        known = Corpus.open(corpus)
+        realm, wordpieces = Realm.from_pretrained(model, device=device)
+        check_readable(str(model), realm, wordpieces, known)
+        if read > len(known):
+            raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
+        frozen = refresh.every_steps == 0
+        if frozen:
+            realm.untie()
+        gold = locate_answers(run.folder / "answers", known, read_questions(questions), max_answer=realm.config.max_answer)
+        live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
+        objective = QuestionAnswering(
+            realm,
+            wordpieces,
+            known,
+            live,
+            gold,
+            read=read,
+            candidates=min(candidates, len(known)),
+            closed_book=closed_book,
+            frozen_index=frozen,
+            seed=loop.seed,
+            batch=optim.batch,
+        )
+        try:
+            fit(realm, objective, run, optim=optim, loop=loop, device=device, title="fine-tuning")
+        finally:
+            live.close()
+        realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
+        say(f"the model stands in {run.folder / 'model'}")
         return run.folder / "model"
-    device = prepare(loop)
-    known = Corpus.open(corpus)
-    realm, wordpieces = Realm.from_pretrained(model, device=device)
-    check_readable(str(model), realm, wordpieces, known)
-    if read > len(known):
-        raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
-    frozen = refresh.every_steps == 0
-    if frozen:
-        realm.untie()
-    gold = locate_answers(run.folder / "answers", known, read_questions(questions), max_answer=realm.config.max_answer)
-    live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
-    objective = QuestionAnswering(
-        realm,
-        wordpieces,
-        known,
-        live,
-        gold,
-        read=read,
-        candidates=min(candidates, len(known)),
-        closed_book=closed_book,
-        frozen_index=frozen,
-        seed=loop.seed,
-        batch=optim.batch,
-    )
-    try:
-        fit(realm, objective, run, optim=optim, loop=loop, device=device, title="fine-tuning")
-    finally:
-        live.close()
-    realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
-    run.close()
-    say(f"the model stands in {run.folder / 'model'}")
-    return run.folder / "model"
 
 
 def run_finetune(config: Finetune) -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from realmlm.config import Loop, Optim
+from realmlm.config import JointOptim, Loop, Optim
 from realmlm.device import pick_device
 from realmlm.errors import NotEnough
 from realmlm.log import Metrics, Progress, say, show_row
@@ -178,7 +178,7 @@ def _one_step(
     device: torch.device,
     clock: Clock,
 ) -> dict[str, Tensor]:
-    peaks = {"reader": optim.lr, "retriever": optim.retriever_lr}
+    peaks = {"reader": optim.lr, "retriever": optim.retriever_lr if isinstance(optim, JointOptim) else optim.lr}
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=peaks[group["rate"]])
     optimizer.zero_grad(set_to_none=True)

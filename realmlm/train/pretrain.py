@@ -149,45 +149,43 @@ def pretrain(
     """Train retriever and reader together; gives the place of the model. A run that was cut off goes on if called the same way."""
     settings = {"model": model, "corpus": corpus, "out": out, "text": text, "k": k, "masking": masking, "marginal": marginal}
     settings |= {"freeze_retriever": freeze_retriever, "probe": probe, "probe_every": probe_every}
-    run = Run.begin(Path(out), stage="pretrain", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop}))
-    if run.finished:
-        say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
-        run.close()
-        return run.folder / "model"
-    device = prepare(loop)
-    known = Corpus.open(corpus)
-    source_corpus = known if text is None else Corpus.open(text)
-    realm, wordpieces = Realm.from_pretrained(model, device=device)
-    for each in (known, source_corpus):
-        check_readable(str(model), realm, wordpieces, each)
-    if k - 1 + (text is None) > len(known):
-        raise NotEnough(
-            f"k = {k} needs at least {k - 1 + (text is None)} passages, {corpus} has {len(known)}; lower --k or use a larger corpus"
+    with Run.begin(Path(out), stage="pretrain", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop})) as run:
+        if run.finished:
+            say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
+            return run.folder / "model"
+        device = prepare(loop)
+        known = Corpus.open(corpus)
+        source_corpus = known if text is None else Corpus.open(text)
+        realm, wordpieces = Realm.from_pretrained(model, device=device)
+        for each in (known, source_corpus):
+            check_readable(str(model), realm, wordpieces, each)
+        if k - 1 + (text is None) > len(known):
+            raise NotEnough(
+                f"k = {k} needs at least {k - 1 + (text is None)} passages, {corpus} has {len(known)}; lower --k or use a larger corpus"
+            )
+        source = SentenceSource(source_corpus, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
+        questions = read_questions(probe) if probe else []
+        live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
+        objective = JointPretraining(
+            realm,
+            wordpieces,
+            known,
+            source,
+            live,
+            k=k,
+            marginal=marginal,
+            freeze_retriever=freeze_retriever,
+            batch=optim.batch,
+            probe=[questions[place] for place in spread(questions, PROBE_LIMIT)] if questions else [],
+            probe_every=probe_every,
         )
-    source = SentenceSource(source_corpus, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
-    questions = read_questions(probe) if probe else []
-    live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
-    objective = JointPretraining(
-        realm,
-        wordpieces,
-        known,
-        source,
-        live,
-        k=k,
-        marginal=marginal,
-        freeze_retriever=freeze_retriever,
-        batch=optim.batch,
-        probe=[questions[place] for place in spread(questions, PROBE_LIMIT)] if questions else [],
-        probe_every=probe_every,
-    )
-    try:
-        fit(realm, objective, run, optim=optim, loop=loop, device=device, title="pre-training")
-    finally:
-        live.close()
-    realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
-    run.close()
-    say(f"the model stands in {run.folder / 'model'}")
-    return run.folder / "model"
+        try:
+            fit(realm, objective, run, optim=optim, loop=loop, device=device, title="pre-training")
+        finally:
+            live.close()
+        realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
+        say(f"the model stands in {run.folder / 'model'}")
+        return run.folder / "model"
 
 
 def run_pretrain(config: Pretrain) -> Path:

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from realmlm.artefact import open_artefact, publish, sweep, write_text
+from realmlm.artefact import discard, open_artefact, publish, read_manifest, sweep, write_text
 from realmlm.errors import ArtefactExists, ArtefactMissing, RealmError
 
 KEEP = 2
@@ -41,7 +41,7 @@ class Run:
     """A run's folder, held by one process at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._new = folder, False
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(folder / ".lock", "w")
         try:
@@ -58,13 +58,14 @@ class Run:
             if read_run(folder) != record:
                 raise ArtefactExists(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")
             run = cls(folder)
-            for place in ("checkpoints", "snapshots", "index", "."):
-                sweep(folder / place)
+            for place in (folder, folder / "checkpoints"):
+                sweep(place)
             return run
         if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
             raise ArtefactExists(f"{folder} exists and is not a run; choose another --out")
         run = cls(folder)
-        write_text(folder / "run.json", json.dumps(record, indent=1) + "\n")
+        write_run(folder, stage=stage, config=config)
+        run._new = True
         return run
 
     @property
@@ -86,7 +87,7 @@ class Run:
                 save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, draft.path / f"{name}.safetensors")
             draft.config = {"step": checkpoint.step, "objective": checkpoint.objective}
         for step in self.checkpoints()[:-KEEP]:
-            shutil.rmtree(self._place(step))
+            discard(self._place(step))
 
     def newest(self) -> Checkpoint | None:
         steps = self.checkpoints()
@@ -99,10 +100,25 @@ class Run:
 
     def kept_objectives(self) -> list[dict[str, Any]]:
         """What the kept checkpoints say of their objective: which index versions they need, for one."""
-        return [json.loads((self._place(step) / "manifest.json").read_text("utf-8"))["config"]["objective"] for step in self.checkpoints()]
+        return [read_manifest(self._place(step), kind="checkpoint").config["objective"] for step in self.checkpoints()]
 
     def close(self) -> None:
         self._lock.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Let the folder go. A run that this call began and that failed before its first row leaves nothing behind."""
+        learned = any(rows.stat().st_size for rows in self.folder.rglob("metrics.jsonl"))
+        if self._new and not learned and kind is not None and issubclass(kind, RealmError):
+            shutil.rmtree(self.folder)
+        self.close()
+
+
+def write_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
+    """Note stage and config down; with flags beside --resume, note the new ones."""
+    write_text(Path(folder) / "run.json", json.dumps({"stage": stage, "config": config}, indent=1) + "\n")
 
 
 def read_run(folder: Path) -> dict[str, Any]:

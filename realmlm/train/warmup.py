@@ -3,6 +3,7 @@
 Without the second everything goes to the null document; without the first a reader that cannot read ruins the retriever (DESIGN §8).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from realmlm.model.marginal import in_batch_contrast
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable
 from realmlm.train.examples import ClozePairs, SentenceSource, companion, generator
-from realmlm.train.loop import Clock, fit, prepare
+from realmlm.train.loop import Clock, Objective, fit, prepare
 from realmlm.train.run import Run
 
 NULL_SHARE = 0.1  # of the reader's warm-up examples: it must know how little it knows without a passage
@@ -105,42 +106,48 @@ def warm_up(
     out: Path,
     masking: str,
     pairing: str,
-    remove: float,
+    remove_sentence: float,
     reader: Optim,
     retriever: Optim,
     loop: Loop,
 ) -> Path:
     """Both warm-ups, one after the other, each a run of its own in `out`; gives the place of the model."""
-    settings = {"model": model, "corpus": corpus, "out": out, "masking": masking, "pairing": pairing, "remove": remove}
-    whole = Run.begin(Path(out), stage="warmup", config=record({**settings, "reader": reader, "retriever": retriever, "loop": loop}))
-    known = Corpus.open(corpus)
-    stages = (("reader", reader), ("retriever", retriever))
-    place = Path(model)
-    for name, optim in stages:
-        if optim.steps == 0:
-            continue
-        run = Run.begin(whole.folder / name, stage=f"warmup-{name}", config={})
-        if not run.finished:
-            device = prepare(loop)
-            realm, wordpieces = Realm.from_pretrained(place, device=device)
-            check_readable(str(place), realm, wordpieces, known)
-            objective: MaskedReading | InverseCloze
-            if name == "reader":
-                source = SentenceSource(known, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
-                objective = MaskedReading(realm, wordpieces, source, pairing=pairing, seed=loop.seed, batch=optim.batch)
-            else:
-                objective = InverseCloze(realm, wordpieces, ClozePairs(known, remove=remove, seed=loop.seed), batch=optim.batch)
-            fit(realm, objective, run, optim=optim, loop=loop, device=device, title=f"warm-up, {name}")
-            realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
-        run.close()
-        place = run.folder / "model"
-    final = whole.folder / "model"
-    if not final.exists():
-        realm, wordpieces = Realm.from_pretrained(place)
-        realm.save_pretrained(final, wordpieces, parents={"corpus": known.fingerprint})
-    whole.close()
+    settings = {"model": model, "corpus": corpus, "out": out, "masking": masking, "pairing": pairing, "remove_sentence": remove_sentence}
+    settings |= {"reader": reader, "retriever": retriever, "loop": loop}
+    with Run.begin(Path(out), stage="warmup", config=record(settings)) as whole:
+        known = Corpus.open(corpus)
+
+        def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
+            source = SentenceSource(known, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
+            return MaskedReading(realm, wordpieces, source, pairing=pairing, seed=loop.seed, batch=reader.batch)
+
+        def finding(realm: Realm, wordpieces: Wordpieces) -> InverseCloze:
+            return InverseCloze(realm, wordpieces, ClozePairs(known, remove=remove_sentence, seed=loop.seed), batch=retriever.batch)
+
+        place = _stage("reader", Path(model), whole, known, reading, optim=reader, loop=loop)
+        place = _stage("retriever", place, whole, known, finding, optim=retriever, loop=loop)
+        final = whole.folder / "model"
+        if not final.exists():
+            realm, wordpieces = Realm.from_pretrained(place)
+            realm.save_pretrained(final, wordpieces, parents={"corpus": known.fingerprint})
     say(f"the model stands in {final}")
     return final
+
+
+def _stage(
+    name: str, model: Path, whole: Run, corpus: Corpus, make: Callable[[Realm, Wordpieces], Objective], *, optim: Optim, loop: Loop
+) -> Path:
+    """One of the two, from `model` on; gives the place of the model it ends with, the same one if it has no steps."""
+    if optim.steps == 0:
+        return model
+    with Run.begin(whole.folder / name, stage=f"warmup-{name}", config={}) as run:
+        if not run.finished:
+            device = prepare(loop)
+            realm, wordpieces = Realm.from_pretrained(model, device=device)
+            check_readable(str(model), realm, wordpieces, corpus)
+            fit(realm, make(realm, wordpieces), run, optim=optim, loop=loop, device=device, title=f"warm-up, {name}")
+            realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": corpus.fingerprint})
+        return run.folder / "model"
 
 
 def run_warmup(config: Warmup) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from realmlm.config import Loop, Optim, Refresh
+from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.log import read_metrics
 from tests.train import killers
@@ -38,7 +38,7 @@ def arguments(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus) -> 
         "freeze_retriever": 0,
         "probe": None,
         "probe_every": 100,
-        "optim": Optim(steps=STEPS, batch=4, lr=1e-3, retriever_lr=1e-3),
+        "optim": JointOptim(steps=STEPS, batch=4, lr=1e-3, retriever_lr=1e-3),
         "refresh": Refresh(every_steps=4, swap_after=3, shard=64),
         "loop": Loop(log_every=1, checkpoint_every=5, deterministic=True, threads=1, device="cpu"),
     }
@@ -108,7 +108,7 @@ def test_the_refresher_is_killed_ten_times(
 def test_training_goes_on_while_an_index_is_built(arguments: dict[str, Any], undisturbed: object, tmp_path: Path) -> None:
     """Without fixed swaps: steps are made while the refresher works, and the index's age falls when it is swapped in."""
     free = {**arguments, "refresh": Refresh(every_steps=4, shard=64), "loop": Loop(log_every=1, threads=1, device="cpu")}
-    free["optim"] = Optim(steps=400, batch=4, lr=1e-3, retriever_lr=1e-3)
+    free["optim"] = JointOptim(steps=400, batch=4, lr=1e-3, retriever_lr=1e-3)
     assert live(killers.train, {**free, "out": tmp_path / "run"}, None, tmp_path / "log") == 0
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     beside = [row["steps_beside"] for row in rows]

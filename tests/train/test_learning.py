@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from realmlm.config import Loop, Optim, Refresh
+from realmlm.config import JointOptim, Loop, Optim, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.evaluate.report import Report, evaluate
 from realmlm.log import read_metrics
@@ -23,8 +23,8 @@ def runs(world: Path, knowledge: Corpus, sentences: Corpus, tmp_path_factory: py
     """Warm-up, joint pre-training and fine-tuning on the tiny world, under a minute."""
     out = tmp_path_factory.mktemp("learning")
     create_model(corpus=knowledge.folder, out=out / "begin", **{**TINY_MODEL, "hidden": 64, "heads": 4, "projection": 64})  # type: ignore[arg-type]
-    reading, finding = Optim(steps=220, batch=48, lr=3e-3), Optim(steps=120, batch=64, retriever_lr=2e-3)
-    ways: dict[str, Any] = {"masking": "salient", "pairing": "own", "remove": 0.9}
+    reading, finding = Optim(steps=220, batch=48, lr=3e-3), Optim(steps=120, batch=64, lr=2e-3)
+    ways: dict[str, Any] = {"masking": "salient", "pairing": "own", "remove_sentence": 0.9}
     warm = warm_up(model=out / "begin", corpus=knowledge.folder, out=out / "warmup", **ways, reader=reading, retriever=finding, loop=LOOP)
     joint = pretrain(
         model=warm,
@@ -37,7 +37,7 @@ def runs(world: Path, knowledge: Corpus, sentences: Corpus, tmp_path_factory: py
         freeze_retriever=0,
         probe=world / "clozes-held-out.jsonl",
         probe_every=20,
-        optim=Optim(steps=120, batch=24, lr=3e-3, retriever_lr=9e-4),
+        optim=JointOptim(steps=120, batch=24, lr=3e-3, retriever_lr=9e-4),
         refresh=Refresh(every_steps=20, process=False),
         loop=LOOP,
     )
@@ -49,7 +49,7 @@ def runs(world: Path, knowledge: Corpus, sentences: Corpus, tmp_path_factory: py
         read=3,
         candidates=100,
         closed_book=0.1,
-        optim=Optim(steps=60, batch=16, lr=2e-3, retriever_lr=1e-3),
+        optim=JointOptim(steps=60, batch=16, lr=2e-3, retriever_lr=1e-3),
         refresh=Refresh(every_steps=0),
         loop=LOOP,
     )

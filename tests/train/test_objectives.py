@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realmlm.config import Loop, Optim, Refresh
+from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
 from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions, window
@@ -69,7 +69,7 @@ def test_a_sentences_own_passage_is_never_retrieved(
         freeze_retriever=0,
         probe=None,
         probe_every=5,
-        optim=Optim(steps=3, batch=8),
+        optim=JointOptim(steps=3, batch=8),
         refresh=Refresh(every_steps=0),
         loop=Loop(threads=1, device="cpu"),
     )

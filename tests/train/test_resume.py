@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from realmlm.config import Loop, Optim, Refresh
+from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists
 from realmlm.log import read_metrics
@@ -21,7 +21,7 @@ from realmlm.train.run import Run
 from realmlm.train.warmup import warm_up
 
 LOOP = Loop(log_every=2, checkpoint_every=3, deterministic=True, threads=1, seed=3)
-OPTIM = Optim(steps=11, batch=4, accumulate=2, lr=1e-3, retriever_lr=1e-3)
+OPTIM = JointOptim(steps=11, batch=4, accumulate=2, lr=1e-3, retriever_lr=1e-3)
 IN_LINE = Refresh(every_steps=4, process=False)
 Stage = Callable[[Path], Path]
 
@@ -47,7 +47,13 @@ def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Co
     asking: dict[str, Any] = {"questions": world / "questions-train.jsonl", "read": 2, "candidates": 20, "closed_book": 0.1}
     stages: dict[str, Stage] = {
         "warmup": lambda out: warm_up(
-            **common, out=out, masking="uniform", pairing="own", remove=0.9, reader=OPTIM, retriever=dataclasses.replace(OPTIM, batch=6)
+            **common,
+            out=out,
+            masking="uniform",
+            pairing="own",
+            remove_sentence=0.9,
+            reader=OPTIM,
+            retriever=OPTIM,
         ),
         "pretrain": lambda out: pretrain(**common, **joint, out=out, text=x, optim=OPTIM),
         "pretrain-same-text": lambda out: pretrain(**common, **joint, out=out, text=None, optim=OPTIM),
