@@ -3,6 +3,7 @@
 B questions, K passages read, C candidates, L wordpieces, W span widths, M masks, D vector size.
 """
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from realmlm.model.retrieval import check_readable, embed_documents
 from realmlm.train.examples import epoch_positions
 from realmlm.train.gold import Gold, locate_answers
 from realmlm.train.live import LiveIndex
-from realmlm.train.loop import Clock, fit, prepare
+from realmlm.train.loop import Clock, prepare, train_model
 from realmlm.train.run import Run
 
 
@@ -165,9 +166,8 @@ def finetune(
     loop: Loop,
 ) -> Path:
     """Train on questions; gives the place of the model. A run that was cut off goes on if called the same way."""
-    settings = {"model": model, "corpus": corpus, "questions": questions, "out": out, "read": read, "candidates": candidates}
-    settings |= {"closed_book": closed_book}
-    with Run.begin(Path(out), stage="finetune", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop})) as run:
+    settings = dict(locals())  # every argument is one
+    with Run.begin(Path(out), stage="finetune", config=record(settings)) as run:
         if run.finished:
             say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
             return run.folder / "model"
@@ -181,27 +181,22 @@ def finetune(
         if frozen:
             realm.untie()
         gold = locate_answers(run.folder / "answers", known, read_questions(questions), max_answer=realm.config.max_answer)
-        live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
-        objective = QuestionAnswering(
-            realm,
-            wordpieces,
-            known,
-            live,
-            gold,
-            read=read,
-            candidates=min(candidates, len(known)),
-            closed_book=closed_book,
-            frozen_index=frozen,
-            seed=loop.seed,
-            batch=optim.batch,
-        )
-        try:
-            fit(realm, objective, run, optim=optim, loop=loop, device=device, title="fine-tuning")
-        finally:
-            live.close()
-        realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
-        say(f"the model stands in {run.folder / 'model'}")
-        return run.folder / "model"
+        with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:
+            objective = QuestionAnswering(
+                realm,
+                wordpieces,
+                known,
+                live,
+                gold,
+                read=read,
+                candidates=min(candidates, len(known)),
+                closed_book=closed_book,
+                frozen_index=frozen,
+                seed=loop.seed,
+                batch=optim.batch,
+            )
+            how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
+            return train_model(realm, wordpieces, objective, run, **how, title="fine-tuning")
 
 
 def run_finetune(config: Finetune) -> Path:

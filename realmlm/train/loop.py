@@ -5,15 +5,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from realmlm.config import JointOptim, Loop, Optim
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.errors import NotEnough
 from realmlm.log import Metrics, Progress, say, show_row
+from realmlm.model.realm import Realm
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
 
 
@@ -112,7 +116,7 @@ class _Rows:
         return means
 
 
-def fit(model: Any, objective: Objective, run: Run, *, optim: Optim, loop: Loop, device: torch.device, title: str) -> None:
+def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loop, device: torch.device, title: str) -> None:
     """Train to the last step; begin at the run's newest checkpoint if it has one."""
     groups, clock, rows = objective.groups(), Clock(), _Rows()
     optimizer = make_optimizer(groups, optim)
@@ -145,7 +149,27 @@ def fit(model: Any, objective: Objective, run: Run, *, optim: Optim, loop: Loop,
     bar.close()
 
 
-def _restore(model: Any, objective: Objective, optimizer: torch.optim.Optimizer, run: Run) -> int:
+def train_model(
+    model: Realm,
+    wordpieces: Wordpieces,
+    objective: Objective,
+    run: Run,
+    *,
+    corpus: Corpus,
+    optim: Optim,
+    loop: Loop,
+    device: torch.device,
+    title: str,
+) -> Path:
+    """Train to the last step and write the model into the run; gives its place."""
+    fit(model, objective, run, optim=optim, loop=loop, device=device, title=title)
+    place = run.folder / "model"
+    model.save_pretrained(place, wordpieces, parents={"corpus": corpus.fingerprint})
+    say(f"the model stands in {place}")
+    return place
+
+
+def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, run: Run) -> int:
     checkpoint = run.newest()
     if checkpoint is None:
         return 0
@@ -157,7 +181,7 @@ def _restore(model: Any, objective: Objective, optimizer: torch.optim.Optimizer,
     return checkpoint.step
 
 
-def _state(model: Any, objective: Objective, optimizer: torch.optim.Optimizer, step: int) -> Checkpoint:
+def _state(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, step: int) -> Checkpoint:
     return Checkpoint(
         step=step,
         weights=model.own_state(),

@@ -4,6 +4,7 @@ B sentences, K passages each with the null document in column 0, M masks, D vect
 """
 
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
 from realmlm.train.examples import SentenceSource, spread
 from realmlm.train.live import LiveIndex
-from realmlm.train.loop import Clock, fit, prepare
+from realmlm.train.loop import Clock, prepare, train_model
 from realmlm.train.run import Run
 
 PROBE_LIMIT = 500  # sentences of a probe
@@ -147,9 +148,8 @@ def pretrain(
     loop: Loop,
 ) -> Path:
     """Train retriever and reader together; gives the place of the model. A run that was cut off goes on if called the same way."""
-    settings = {"model": model, "corpus": corpus, "out": out, "text": text, "k": k, "masking": masking, "marginal": marginal}
-    settings |= {"freeze_retriever": freeze_retriever, "probe": probe, "probe_every": probe_every}
-    with Run.begin(Path(out), stage="pretrain", config=record({**settings, "optim": optim, "refresh": refresh, "loop": loop})) as run:
+    settings = dict(locals())  # every argument is one
+    with Run.begin(Path(out), stage="pretrain", config=record(settings)) as run:
         if run.finished:
             say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
             return run.folder / "model"
@@ -165,27 +165,22 @@ def pretrain(
             )
         source = SentenceSource(source_corpus, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
         questions = read_questions(probe) if probe else []
-        live = LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)
-        objective = JointPretraining(
-            realm,
-            wordpieces,
-            known,
-            source,
-            live,
-            k=k,
-            marginal=marginal,
-            freeze_retriever=freeze_retriever,
-            batch=optim.batch,
-            probe=[questions[place] for place in spread(questions, PROBE_LIMIT)] if questions else [],
-            probe_every=probe_every,
-        )
-        try:
-            fit(realm, objective, run, optim=optim, loop=loop, device=device, title="pre-training")
-        finally:
-            live.close()
-        realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
-        say(f"the model stands in {run.folder / 'model'}")
-        return run.folder / "model"
+        with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:
+            objective = JointPretraining(
+                realm,
+                wordpieces,
+                known,
+                source,
+                live,
+                k=k,
+                marginal=marginal,
+                freeze_retriever=freeze_retriever,
+                batch=optim.batch,
+                probe=[questions[place] for place in spread(questions, PROBE_LIMIT)] if questions else [],
+                probe_every=probe_every,
+            )
+            how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
+            return train_model(realm, wordpieces, objective, run, **how, title="pre-training")
 
 
 def run_pretrain(config: Pretrain) -> Path:

@@ -20,7 +20,7 @@ from realmlm.model.marginal import in_batch_contrast
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable
 from realmlm.train.examples import ClozePairs, SentenceSource, companion, generator
-from realmlm.train.loop import Clock, Objective, fit, prepare
+from realmlm.train.loop import Clock, Objective, prepare, train_model
 from realmlm.train.run import Run
 
 NULL_SHARE = 0.1  # of the reader's warm-up examples: it must know how little it knows without a passage
@@ -112,8 +112,7 @@ def warm_up(
     loop: Loop,
 ) -> Path:
     """Both warm-ups, one after the other, each a run of its own in `out`; gives the place of the model."""
-    settings = {"model": model, "corpus": corpus, "out": out, "masking": masking, "pairing": pairing, "remove_sentence": remove_sentence}
-    settings |= {"reader": reader, "retriever": retriever, "loop": loop}
+    settings = dict(locals())  # every argument is one
     with Run.begin(Path(out), stage="warmup", config=record(settings)) as whole:
         known = Corpus.open(corpus)
 
@@ -141,13 +140,13 @@ def _stage(
     if optim.steps == 0:
         return model
     with Run.begin(whole.folder / name, stage=f"warmup-{name}", config={}) as run:
-        if not run.finished:
-            device = prepare(loop)
-            realm, wordpieces = Realm.from_pretrained(model, device=device)
-            check_readable(str(model), realm, wordpieces, corpus)
-            fit(realm, make(realm, wordpieces), run, optim=optim, loop=loop, device=device, title=f"warm-up, {name}")
-            realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": corpus.fingerprint})
-        return run.folder / "model"
+        if run.finished:
+            return run.folder / "model"
+        device = prepare(loop)
+        realm, wordpieces = Realm.from_pretrained(model, device=device)
+        check_readable(str(model), realm, wordpieces, corpus)
+        how: dict[str, Any] = {"corpus": corpus, "optim": optim, "loop": loop, "device": device}
+        return train_model(realm, wordpieces, make(realm, wordpieces), run, **how, title=f"warm-up, {name}")
 
 
 def run_warmup(config: Warmup) -> Path:
