@@ -144,9 +144,9 @@ class Segment:
     def sentence_starts(self, row: int) -> np.ndarray:
         return self._cut("sentence_starts", "sentence", row)
 
-    @property
-    def token_lengths(self) -> np.ndarray:
-        return np.diff(self._offsets["token"])
+    def counts(self, name: str) -> np.ndarray:
+        """Wordpieces ("token") or sentences ("sentence") of each passage."""
+        return np.diff(self._offsets[name])
 
 
 class Corpus:
@@ -241,10 +241,20 @@ class Corpus:
     @cached_property
     def lengths(self) -> np.ndarray:
         """Wordpieces of each passage, in the order of `ids`."""
-        base = self._base.token_lengths
-        if not self._overlay:
-            return base
-        return np.array([len(self.tokens(number)) for number in self.ids], dtype=np.int64)
+        return self._counts("token")
+
+    @cached_property
+    def sentence_counts(self) -> np.ndarray:
+        """Sentences of each passage, in the order of `ids`."""
+        return self._counts("sentence")
+
+    def _counts(self, name: str) -> np.ndarray:
+        base, ids = self._base.counts(name), self.ids
+        counts = base[np.minimum(ids, len(base) - 1)]
+        for number, place in self._overlay.items():
+            if place is not None:
+                counts[np.searchsorted(ids, number)] = place[0].counts(name)[place[1]]
+        return counts
 
     def changes_since(self, edits: int) -> tuple[list[int], list[int]]:
         """Ids (written, removed) by the edits after the first `edits`: what an index that contains only those lacks."""

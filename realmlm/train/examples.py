@@ -85,7 +85,7 @@ class ClozePairs:
 
     def __init__(self, corpus: Corpus, *, remove: float, seed: int) -> None:
         self._corpus, self._remove, self._seed = corpus, remove, seed
-        self._passages = np.array([number for number in corpus.ids if len(corpus.sentences(number)) > 2], dtype=np.int64)
+        self._passages = corpus.ids[corpus.sentence_counts >= 2]
         if len(self._passages) < 2:
             raise NotEnough(
                 f"{corpus.folder} has fewer than two passages of several sentences: nothing to learn retrieval from by ICT; "

@@ -89,6 +89,7 @@ def test_edits_agree_with_a_dictionary(tmp_path_factory, edits):
         assert corpus.ids.tolist() == sorted(truth)
         assert {number: corpus[number].text for number in corpus.ids.tolist()} == truth
         assert corpus.lengths.tolist() == [len(WORDPIECES.encode(truth[number])) for number in sorted(truth)]
+        assert corpus.sentence_counts.tolist() == [len(corpus.sentences(number)) - 1 for number in sorted(truth)]
         assert [number for number in range(following + 2) if number in corpus] == sorted(truth)
     for count, then in enumerate(history):
         earlier = Corpus.open(corpus.folder, edits=count)

@@ -1,0 +1,78 @@
+"""What only a GPU can show; skipped where there is none. `pytest tests/test_gpu.py` on a machine that has one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from realmlm.config import JointOptim, Loop, Refresh
+from realmlm.corpus.store import Corpus
+from realmlm.index.exact import ExactIndex
+from realmlm.log import read_metrics
+from realmlm.train import loop as training
+from realmlm.train.finetune import finetune
+from realmlm.train.pretrain import pretrain
+from tests.train.test_resume import Cut, same, weights
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_exact_search_on_the_gpu_is_exact(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors, queries = torch.randn(50_000, 64, generator=generator).to(dtype), torch.randn(33, 64, generator=generator)
+    vectors[40_000:40_050] = vectors[7]  # ties: the smallest id first
+    queries[0] = vectors[7].float() * 3
+    index = ExactIndex(vectors, torch.arange(50_000), device="cuda")
+    hits = index.search(queries.cuda(), 9, exclude_Q=torch.full((33,), 40_003))
+    truth = queries.double() @ vectors.double().T
+    truth[:, 40_003] = -torch.inf
+    best = truth.topk(9).values
+    assert torch.allclose(hits.scores_QK.cpu().double(), best, rtol=1e-3, atol=1e-2)
+    assert torch.allclose(truth.gather(1, hits.ids_QK.cpu()), best, rtol=1e-3, atol=1e-2)
+    assert hits.ids_QK[0].tolist() == [7, 40_000, 40_001, 40_002, 40_004, 40_005, 40_006, 40_007, 40_008]
+
+
+def run(folder: Path, stage: Any, *, deterministic: bool, **settings: Any) -> Path:
+    loop = Loop(log_every=1, checkpoint_every=3, deterministic=deterministic, threads=1, device="cuda")
+    return stage(out=folder, optim=JointOptim(steps=10, batch=8, lr=1e-3, retriever_lr=1e-3), loop=loop, **settings)
+
+
+@pytest.fixture
+def joint(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus) -> dict[str, Any]:
+    places = {"model": tiny_model_folder, "corpus": knowledge.folder, "text": sentences.folder}
+    how = {"k": 4, "masking": "salient", "marginal": "joint", "freeze_retriever": 0, "probe": None, "probe_every": 5}
+    return {**places, **how}
+
+
+def test_joint_training_with_the_refresher_on_the_same_gpu(joint: dict[str, Any], tmp_path: Path) -> None:
+    run(tmp_path / "run", pretrain, deterministic=False, **joint, refresh=Refresh(every_steps=3, swap_after=2))
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert rows[-1]["swaps"] == 2
+    assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
+
+
+def test_resume_on_the_gpu_is_exact_in_deterministic_mode(joint: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**joint, "refresh": Refresh(every_steps=4, process=False)}
+    whole = weights(run(tmp_path / "whole", pretrain, deterministic=True, **settings))
+    one_step, cuts = training._one_step, {5}
+
+    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
+        if step in cuts:
+            cuts.clear()
+            raise Cut
+        return one_step(objective, optimizer, groups, step, **rest)
+
+    monkeypatch.setattr(training, "_one_step", cut_once)
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", pretrain, deterministic=True, **settings)
+    assert same(weights(run(tmp_path / "cut", pretrain, deterministic=True, **settings)), whole)
+
+
+def test_questions_on_the_gpu(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+    places = {"model": tiny_model_folder, "corpus": knowledge.folder, "questions": world / "questions-train.jsonl"}
+    for name, refresh in (("frozen", Refresh(every_steps=0)), ("refreshed", Refresh(every_steps=4, process=False))):
+        run(tmp_path / name, finetune, deterministic=False, **places, read=3, candidates=50, closed_book=0.1, refresh=refresh)
+        rows = read_metrics(tmp_path / name / "metrics.jsonl")
+        assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
