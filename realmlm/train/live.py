@@ -62,7 +62,9 @@ class LiveIndex:
                 if self._in_line:
                     self._swap(step)
         self._beside += self._pending >= 0
-        row = {"index_age": step - self._step, "swaps": self._swaps, "steps_beside": self._beside}
+        row = {"index_age": step - self._step}
+        if self._every:
+            row |= {"swaps": self._swaps, "steps_beside": self._beside}
         return row | ({"restarts": self._refresher.restarts} if self._refresher.restarts else {})
 
     def _swap(self, step: int) -> None:
