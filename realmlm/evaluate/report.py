@@ -136,17 +136,20 @@ def measure(answerer: Answerer, questions: list[Question], *, read: int) -> Iter
 
 
 def _measure_batch(answerer: Answerer, questions: list[Question], *, depth: int, read: int) -> Iterable[Outcome]:
-    cloze = [is_cloze(question) for question in questions]
+    cloze = np.array([is_cloze(question) for question in questions])
     queries = [
         widen_masks(question, answerer.wordpieces) if masked else answerer.query(question.text)
         for question, masked in zip(questions, cloze, strict=True)
     ]
     retrieved = answerer.retriever(queries, depth)
-    for row, (question, query) in enumerate(zip(questions, queries, strict=True)):
-        null_B = None if retrieved.null_B is None else retrieved.null_B[row : row + 1]
-        offered = Retrieved(retrieved.ids_BK[row : row + 1, :read], retrieved.scores_BK[row : row + 1, :read], null_B)
-        answer = (answerer.fill_masks if cloze[row] else answerer.read_spans)([query], offered)[0]
-        ids = retrieved.ids_BK[row].tolist()
+    answers: dict[int, Answer] = {}
+    for rows, way in ((np.flatnonzero(cloze), answerer.fill_masks), (np.flatnonzero(~cloze), answerer.read_spans)):
+        if len(rows):
+            null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
+            offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
+            answers |= dict(zip(rows.tolist(), way([queries[row] for row in rows], offered), strict=True))
+    for row, question in enumerate(questions):
+        answer, ids = answers[row], retrieved.ids_BK[row].tolist()
         yield Outcome(
             question=question,
             answer=answer,
