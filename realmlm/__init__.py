@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def load(model: "str | Path", corpus: "str | Path", *, device: str = "cpu") -> "Engine":
+def load(model: "str | Path", corpus: "str | Path", *, index: "str | Path | None" = None, device: str = "auto") -> "Engine":
     """A model over a corpus, ready to be asked: `realmlm.load("model", "corpus").ask("…")`."""
     from realmlm.serve.engine import Engine  # torch comes in only here: the command line's help stays quick
 
-    return Engine(model, corpus, device=device)
+    return Engine(model, corpus, index=index, device=device)

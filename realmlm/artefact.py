@@ -5,6 +5,7 @@ It is written under a temporary name, fsynced and renamed; it is checked when op
 The format is specified in docs/formats.md.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 FORMAT = 1
 MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
-_ALWAYS_HASHED = 256 * 2**20  # bytes; larger files are hashed again only when size or modification time changed
+_ALWAYS_HASHED = 256 * 2**20  # bytes of an artefact; files of a larger one are hashed again only when size or modification time changed
 
 _DTYPES = {
     "U8": np.uint8,
@@ -95,6 +96,15 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
         raise
 
 
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold a lock file while the block runs; another process that wants it waits. It is free again when the holder dies."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
 def discard(path: Path) -> None:
     """Remove an artefact: killed in the middle of it, it is whole or no longer there."""
     shutil.rmtree(_aside(path))
@@ -153,6 +163,7 @@ def _again(path: Path) -> str:
 
 def _verify_files(path: Path, manifest: Manifest) -> None:
     stamps = _read_stamps(path)
+    small = sum(entry["bytes"] for entry in manifest.files.values()) <= _ALWAYS_HASHED
     fresh = {}
     for name, entry in manifest.files.items():
         file = path / name
@@ -163,10 +174,10 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
         if status.st_size != entry["bytes"]:
             raise ArtefactDamaged(f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; {_again(path)}")
         stamp = [status.st_size, status.st_mtime_ns]
-        if (status.st_size <= _ALWAYS_HASHED or stamps.get(name) != stamp) and _sha256(file) != entry["sha256"]:
+        if (small or stamps.get(name) != stamp) and _sha256(file) != entry["sha256"]:
             raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; {_again(path)}")
         fresh[name] = stamp
-    if fresh != stamps and any(entry["bytes"] > _ALWAYS_HASHED for entry in manifest.files.values()):
+    if fresh != stamps and not small:
         _write_stamps(path, fresh)
 
 

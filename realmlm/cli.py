@@ -41,6 +41,8 @@ def _edit(settings: config.Edit) -> None:
         replace = {settings.replace: Article(title, settings.text or "")}
     articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
+    if (settings.corpus / "spans").exists():
+        say(f"to train on the new text too, mark it: realmlm spans {settings.corpus}")
     say(f"{settings.corpus}: {len(corpus):,} passages now" + (f"; added {added[0]} to {added[-1]}" if added else ""))
 
 
@@ -91,23 +93,23 @@ def _finetune(settings: config.Finetune) -> None:
 
 
 def _evaluate(settings: config.Evaluate) -> None:
-    from realmlm.device import pick_device
     from realmlm.evaluate.report import evaluate
 
     values = config.flat(settings)
     as_json = values.pop("json")
-    report = evaluate(**{**values, "device": str(pick_device(settings.device))})
+    report = evaluate(**values)
     print(json.dumps(report.as_json()) if as_json else report.table())
 
 
 def _ask(settings: config.Ask) -> None:
-    from realmlm.device import pick_device
     from realmlm.serve.engine import Engine, as_json, as_text
 
-    engine = Engine(settings.model, settings.corpus, device=str(pick_device(settings.device)))
+    engine = Engine(settings.model, settings.corpus, index=settings.index, device=settings.device)
     if settings.fill is not None:
         answer = engine.fill(settings.fill, read=settings.read)
     else:
+        if not engine.model.config.trained_on_questions:
+            say(f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
     print(json.dumps(as_json(answer), ensure_ascii=False) if settings.json else as_text(answer))
 
@@ -203,9 +205,9 @@ def run_command(name: str, arguments: list[str]) -> None:
     kind, work = COMMANDS[name]
     settings = parse(name, kind, arguments)
     if name in RESUMABLE and any(argument.startswith("--resume") for argument in arguments):
-        from realmlm.train.run import write_run
+        from realmlm.train.run import amend_run
 
-        write_run(settings.out, stage=name, config=config.record(settings))
+        amend_run(settings.out, stage=name, config=config.record(settings))
     work(settings)
 
 

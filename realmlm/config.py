@@ -55,6 +55,8 @@ class Optim:
             self.accumulate >= 1 and self.batch % self.accumulate == 0,
             f"batch {self.batch} cannot be cut into {self.accumulate} equal parts",
         )
+        check(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+        check(self.clip > 0, f"clip must be more than 0, not {self.clip}")
         check(0 <= self.warmup <= 1, f"warmup is a share between 0 and 1, not {self.warmup}")
 
 
@@ -112,8 +114,8 @@ class Refresh:
     def __post_init__(self) -> None:
         check(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
         check(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
-        late = self.swap_after is not None and not 0 <= self.swap_after < max(self.every_steps, 1)
-        check(not late, f"refresh.swap-after must lie between 0 and refresh.every-steps, not {self.swap_after}")
+        late = self.swap_after is not None and not 1 <= self.swap_after <= max(self.every_steps, 1)
+        check(not late, f"refresh.swap-after must lie between 1 and refresh.every-steps, not {self.swap_after}")
 
 
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
@@ -261,7 +263,7 @@ class Index:
     corpus: Path
     """The corpus."""
     out: Annotated[Path | None, optional("PATH")] = None
-    """Folder to make; default: kept beside the corpus, where evaluate and ask look for it."""
+    """Folder to make, for --index; default: beside the corpus, where evaluate and ask find the exact one."""
     kind: Literal["exact", "ivf"] = "exact"
     """exact: every vector is compared; ivf: faiss's inverted lists, re-scored exactly, recall measured and shown."""
     dtype: Literal["float16", "float32"] = "float16"
@@ -283,7 +285,7 @@ class Warmup:
     masking: MASKING = "salient"
     """Which wordpieces the reader must predict."""
     pairing: Literal["own", "sibling", "null"] = "sibling"
-    """What lies beside the masked sentence: its own passage (learn to copy), another passage of its article, or nothing."""
+    """What lies beside the masked sentence: its own passage (learn to copy), another one of its article if there is one, or nothing."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is taken out of its passage."""
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
@@ -369,6 +371,8 @@ class Evaluate:
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
     read: int = 5
     """Passages read for each question."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
     limit: Annotated[int | None, optional("N")] = None
     """Take only this many questions, evenly spread."""
     predictions: Annotated[Path | None, optional("PATH")] = None
@@ -393,6 +397,8 @@ class Ask:
     """The model."""
     corpus: Path
     """The corpus that is searched."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
     fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = 5

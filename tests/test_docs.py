@@ -71,3 +71,8 @@ def _tool(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_table_is_still_to_be_filled_in(page: Path) -> None:
+    assert not re.search(r"\b[A-Z]+_TABLE\b|TODO|TBD", page.read_text("utf-8"))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from realmlm.artefact import publish
 from realmlm.corpus.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.corpus.sentences import split_sentences
-from realmlm.corpus.store import MAX_CHARACTERS, Article, Block, Corpus, SegmentWriter
+from realmlm.corpus.store import MAX_CHARACTERS, MAX_TITLE, Article, Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.log import progress, say
@@ -23,7 +23,6 @@ from realmlm.parallel import default_workers, ordered_map
 
 # P passages, A articles, T wordpieces
 
-TITLE_WORDPIECES = 32
 _CHUNK = 500_000  # characters of the articles handed to a worker at once
 _IN_PROCESS = 4  # chunks; fewer are cut here, sooner than workers could start
 _LINES = 512  # encoded at once: an Encoding takes some 200 bytes a wordpiece
@@ -155,7 +154,7 @@ def _block(
     texts = [text[passage[0].start : passage[-1].end].encode() for passage in passages]
     titles = [articles[number].title.encode() for number in kept]
     sources = [articles[number].source.encode() for number in kept]
-    title_ids = [encoding.ids[:TITLE_WORDPIECES] for encoding in wordpieces.encode_batch([articles[number].title for number in kept])]
+    title_ids = [encoding.ids[:MAX_TITLE] for encoding in wordpieces.encode_batch([articles[number].title for number in kept])]
     ranges = [(passage[0].first, passage[-1].past) for passage in passages]
     chars = [
         np.clip(chars_T2[first:past] - passage[0].start, 0, passage[-1].end - passage[0].start)

@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from realmlm.errors import BadInput
 
 FORMATS = """\
@@ -53,6 +55,11 @@ def compile_answer(pattern: str) -> re.Pattern[str]:
         raise BadInput(
             f"the answer {pattern!r} is not a valid regular expression ({error}); correct it or leave the question out"
         ) from error
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """At most `limit` of `count` positions, evenly spread: a smaller set of like composition."""
+    return np.unique(np.linspace(0, count - 1, min(limit, count)).round().astype(int)).tolist()
 
 
 def read_questions(path: str | Path) -> list[Question]:

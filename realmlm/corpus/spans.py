@@ -97,7 +97,7 @@ def all_sentences(corpus: Corpus, *, min_wordpieces: int = 1) -> Spans:
 def rule_tagger(corpus: Corpus) -> RuleTagger:
     """The rules with what this corpus knows: its titles, and the words it also writes without a capital."""
     ids = corpus.ids
-    titles = {corpus[number].title for number in ids.tolist()}
+    titles = corpus.titles()
     sample = ids[:: max(1, len(ids) // _SAMPLE)]
     lower_case = lower_case_words(corpus[number].text for number in sample.tolist())
     return RuleTagger(titles, lower_case if len(lower_case) >= _ENOUGH_WORDS else None)

@@ -4,9 +4,10 @@ A corpus is an artefact of flat arrays (docs/formats.md). Passage ids are the po
 in `edits/`, each of the same form plus the ids it adds, replaces or removes; opening a corpus lays them over the base in order.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from realmlm.errors import ArtefactDamaged, BadInput
 
 # P passages, A articles, T wordpieces
 
+MAX_TITLE = 32  # wordpieces of a title that are kept
 MAX_CHARACTERS = 2**16 - 1  # of a passage: character offsets of wordpieces are stored in 16 bits
 
 
@@ -129,6 +131,10 @@ class Segment:
     def title(self, row: int) -> str:
         return bytes(self._cut("titles", "title", self.articles[row])).decode("utf-8")
 
+    def titles(self) -> Iterator[str]:
+        offsets, data = self._offsets["title"], self._flat["titles"].tobytes()
+        return (data[start:end].decode("utf-8") for start, end in pairwise(offsets.tolist()))
+
     def source(self, row: int) -> str:
         return bytes(self._cut("sources", "source", self.articles[row])).decode("utf-8")
 
@@ -210,6 +216,11 @@ class Corpus:
     def __getitem__(self, number: int) -> Passage:
         segment, row = self._place(number)
         return Passage(id=int(number), title=segment.title(row), text=segment.text(row), source=segment.source(row))
+
+    def titles(self) -> set[str]:
+        """The titles of all articles, those of removed passages among them."""
+        segments = [self._base, *(place[0] for place in self._overlay.values() if place is not None)]
+        return {title for segment in segments for title in segment.titles()}
 
     def tokens(self, number: int) -> np.ndarray:
         """Wordpieces of the passage's body."""

@@ -121,6 +121,10 @@ class Wordpieces:
         """Ids of a text, without special tokens around it; special tokens written in the text ([MASK]) are kept."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
+    def encode_query(self, text: str) -> np.ndarray:
+        """Ids of a question or sentence in which [MASK] stands for this tokenizer's own mask token."""
+        return self.encode(text.replace("[MASK]", str(self.tokenizer.id_to_token(self.mask))))
+
     def encode_batch(self, texts: list[str]) -> list[Encoding]:
         """Encodings with ids and character offsets, in parallel where the library may."""
         return list(self.tokenizer.encode_batch(texts, add_special_tokens=False))

@@ -28,7 +28,7 @@ def is_cloze(question: Question) -> bool:
 
 def widen_masks(question: Question, wordpieces: Wordpieces) -> Query:
     """A [MASK] stands for the whole answer: as many masks as its first answer has wordpieces, as in pre-training."""
-    tokens = wordpieces.encode(question.text)
+    tokens = wordpieces.encode_query(question.text)
     count = max(1, len(wordpieces.encode(question.answers[0])))
     places = np.flatnonzero(tokens == wordpieces.mask)
     if len(places) == 1:
@@ -46,5 +46,5 @@ def measure_clozes(
         queries = [widen_masks(question, wordpieces) for question in some]
         retrieved: Retrieved = retriever(queries, read)
         for question, answer, ids in zip(some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True):
-            results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), ids[:1] == [*question.gold][:1] and bool(ids)))
+            results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), bool(ids) and ids[0] in question.gold))
     return results

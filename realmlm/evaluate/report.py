@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from realmlm.artefact import write_text
-from realmlm.corpus.questions import Question, read_questions
+from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.device import pick_device
 from realmlm.errors import NotEnough
 from realmlm.evaluate.answers import f1, is_correct
 from realmlm.evaluate.bm25 import BM25Index
@@ -46,7 +47,7 @@ class Outcome:
     question: Question
     answer: Answer
     correct: bool
-    f1: float
+    f1: float | None  # None: the answers are patterns
     found: list[bool]  # of the passages retrieved, best first: does it hold the answer?
     gold: list[bool]  # … is it a gold passage?
 
@@ -71,7 +72,7 @@ class Report:
     retriever: str
     read: int
     exact_match: Score
-    f1: Score
+    f1: Score | None  # None: the answers are patterns
     recall: dict[int, Score] = field(default_factory=dict)
     gold_recall: dict[int, Score] = field(default_factory=dict)
     seconds: float = 0.0
@@ -81,7 +82,8 @@ class Report:
 
     def table(self) -> str:
         lines = [f"{self.questions} questions, retriever {self.retriever}, {self.read} passages read, {self.seconds:.1f} s", ""]
-        rows: list[tuple[str, Score]] = [("exact match", self.exact_match), ("F1", self.f1)]
+        rows: list[tuple[str, Score]] = [("exact match", self.exact_match)]
+        rows += [("F1", self.f1)] if self.f1 else []
         rows += [(f"recall@{k} (answer string)", score) for k, score in self.recall.items()]
         rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
         return "\n".join(lines + [f"{name:26s} {score}" for name, score in rows])
@@ -94,35 +96,36 @@ def evaluate(
     questions: Path,
     retriever: str = "learned",
     read: int = 5,
+    index: Path | None = None,
     limit: int | None = None,
     predictions: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> Report:
     """Measure a model on a question set; with `predictions`, write every answer with its evidence as JSON lines."""
-    realm, wordpieces = Realm.from_pretrained(model, device=device)
+    realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
     if read > len(known):
         raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
     asked = read_questions(questions)
     if limit is not None and limit < len(asked):
-        asked = [asked[place] for place in np.linspace(0, len(asked) - 1, limit).round().astype(int)]
+        asked = [asked[place] for place in spread(len(asked), limit)]
     if predictions is not None:
         Path(predictions).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()
-    chosen = make_retriever(retriever, realm, wordpieces, known)
+    chosen = make_retriever(retriever, realm, wordpieces, known, index=index)
     outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read))
     if predictions is not None:
         write_text(Path(predictions), "".join(json.dumps(_prediction(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
     return summarise(outcomes, retriever=retriever, read=read, seconds=time.monotonic() - begun)
 
 
-def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus) -> Retriever:
+def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, index: Path | None) -> Retriever:
     if name == "none":
         return NoRetriever()
     if name == "bm25":
         return BM25Retriever(corpus)
-    return LearnedRetriever(model, wordpieces, index_for(model, wordpieces, corpus))
+    return LearnedRetriever(model, wordpieces, index_for(model, wordpieces, corpus, path=index))
 
 
 def measure(answerer: Answerer, questions: list[Question], *, read: int) -> Iterable[Outcome]:
@@ -154,7 +157,7 @@ def _measure_batch(answerer: Answerer, questions: list[Question], *, depth: int,
             question=question,
             answer=answer,
             correct=is_correct(answer.answer, question),
-            f1=0.0 if question.is_regex else f1(answer.answer, question.answers),
+            f1=None if question.is_regex else f1(answer.answer, question.answers),
             found=[contains_answer(answerer.corpus[number].text, question) for number in ids],
             gold=[number in question.gold for number in ids],
         )
@@ -169,13 +172,14 @@ def summarise(outcomes: list[Outcome], *, retriever: str, read: int, seconds: fl
         depth = max((len(row) for row in flags), default=0)
         return {k: score([float(any(row[:k])) for row in flags]) for k in CUTOFFS if k <= depth}
 
+    overlaps = [outcome.f1 for outcome in outcomes if outcome.f1 is not None]
     with_gold = [outcome.gold for outcome in outcomes if outcome.question.gold]
     return Report(
         questions=len(outcomes),
         retriever=retriever,
         read=read,
         exact_match=score([float(outcome.correct) for outcome in outcomes]),
-        f1=score([outcome.f1 for outcome in outcomes]),
+        f1=score(overlaps) if overlaps else None,
         recall=recalls([outcome.found for outcome in outcomes]),
         gold_recall=recalls(with_gold),
         seconds=round(seconds, 2),

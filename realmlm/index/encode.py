@@ -49,8 +49,12 @@ def build_index(
     dtype: torch.dtype = torch.float16,
     shard: int = SHARD,
     quiet: bool = False,
+    queries_QD: Tensor | None = None,
 ) -> None:
-    """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same weights finished are kept."""
+    """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same weights finished are kept.
+
+    An approximate index is measured with `queries_QD`.
+    """
     ids = corpus.ids
     borders = [*range(0, len(ids), shard), len(ids)]
     plan = {
@@ -74,7 +78,7 @@ def build_index(
             for number in missing:
                 _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype)
                 bar.advance(borders[number + 1] - borders[number])
-    build.publish(path)
+    build.publish(path, queries_QD=queries_QD)
 
 
 def _put(build: ShardedBuild, number: int, corpus: Corpus, ids: np.ndarray, encode: Encode, dtype: torch.dtype) -> None:

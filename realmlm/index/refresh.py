@@ -5,20 +5,18 @@ by shard, and publishes `index/step-N`. Both appear by rename. Either may die at
 not embedded twice, and a refresher whose trainer is gone ends by itself.
 """
 
-import fcntl
 import multiprocessing
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO
 
 import torch
 
-from realmlm.artefact import discard, sweep
+from realmlm.artefact import discard, locked, sweep
 from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
 from realmlm.index.encode import Encode, build_index
@@ -58,7 +56,7 @@ def serve_refreshes(
     die_with_parent()
     torch.set_num_threads(threads)
     try:
-        with _lock(folder):
+        with _alone(folder):
             sweep(folder / "index")
             known = Corpus.open(corpus, edits=edits)
             while True:
@@ -69,11 +67,9 @@ def serve_refreshes(
         sys.exit(1)
 
 
-def _lock(folder: Path) -> IO[str]:
+def _alone(folder: Path) -> AbstractContextManager[None]:
     """Only one refresher works in a folder; a successor waits until the one of a killed trainer is gone."""
-    stream = open(folder / ".refresher.lock", "w")
-    fcntl.flock(stream, fcntl.LOCK_EX)
-    return stream
+    return locked(folder / ".refresher.lock")
 
 
 class Refresher:
@@ -100,7 +96,7 @@ class Refresher:
 
     def forget_after(self, step: int) -> None:
         """Drop what an earlier life of this run handed over after `step`, once its refresher is gone."""
-        with _lock(self.folder):
+        with _alone(self.folder):
             for name in ("snapshots", "index"):
                 sweep(self.folder / name)
                 for late in _steps(self.folder / name):

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from realmlm.artefact import MANIFEST, Manifest, fsync_file, map_arrays, open_artefact, publish, read_manifest, save_arrays, write_text
+from realmlm.artefact import Manifest, fsync_file, map_arrays, open_artefact, publish, read_manifest, save_arrays, write_text
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch, NotEnough
 from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
 from realmlm.index.ivf import IVFIndex, IVFSettings, lists_from_bytes
@@ -86,8 +86,11 @@ class ShardedBuild:
         fsync_file(self.folder)
         self._sound.add(shard)
 
-    def publish(self, path: Path) -> None:
-        """Turn the finished build into the version at `path`. A kill at any moment leaves no version or a whole one, and no lost shard."""
+    def publish(self, path: Path, *, queries_QD: Tensor | None = None) -> None:
+        """Turn the finished build into the version at `path`; an approximate one is measured with the queries.
+
+        A kill at any moment leaves no version or a whole one, and no lost shard.
+        """
         if missing := self.missing():
             raise NotEnough(f"{self.folder} lacks {len(missing)} of {self.shards} shards, first {missing[0]}; put them before publishing")
         with publish(path, kind="index") as draft:
@@ -100,7 +103,7 @@ class ShardedBuild:
             ivf = None
             if self.plan["kind"] == "ivf":
                 settings = IVFSettings(**self.plan.get("ivf", {}))
-                index = IVFIndex.build(exact, settings)
+                index = IVFIndex.build(exact, settings, queries_QD=queries_QD)
                 save_arrays(draft.path / "ivf.safetensors", {"ivf": index.to_bytes()})
                 ivf = {**asdict(settings), "nprobe": index.nprobe, "recall": index.recall}
             draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")} | {"ivf": ivf}
@@ -140,21 +143,24 @@ class IndexInfo:
     """Measured recall of an approximate index; None: exact."""
 
 
-def versions(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of the complete versions in a folder, ascending."""
-    complete = (path for path in Path(folder).glob("step-*") if (path / MANIFEST).is_file())
-    return sorted((int(match[1]), path) for path in complete if (match := re.fullmatch(r"step-(\d{8,})", path.name)))
+def index_info(path: Path, *, expect_weights: str | None = None, expect_corpus: str | None = None) -> IndexInfo:
+    """Step, parents and counts of a version. Manifests are read, vectors are not.
 
-
-def newest(folder: Path) -> tuple[int, Path] | None:
-    """(step, path) of the version with the highest step, None if there is none."""
-    return max(versions(folder), default=None)
-
-
-def index_info(path: Path) -> IndexInfo:
-    """Step, parents and counts of a version. Manifests are read, vectors are not."""
+    Raises Mismatch if it was made with another document tower than `expect_weights` or of another corpus than `expect_corpus`
+    (None: whichever).
+    """
     manifest = read_manifest(path, kind="index", hint=_HINT)
     edits = [read_manifest(edit, kind="index-edit").counts for edit in _edits(path)]
+    for parent, expected, what in (
+        ("weights", expect_weights, "with other document weights"),
+        ("corpus", expect_corpus, "of another corpus"),
+    ):
+        made = manifest.parents[parent]
+        if expected is not None and made != expected:
+            raise Mismatch(
+                f"the index {path} was made {what} ({made[:12]}, not {expected[:12]}); "
+                "give what it was made of, or make it again: realmlm index"
+            )
     return IndexInfo(
         step=manifest.config["step"],
         dim=manifest.config["dim"],
@@ -167,31 +173,15 @@ def index_info(path: Path) -> IndexInfo:
     )
 
 
-def contained_edits(path: Path) -> int:
-    """How many edits of the corpus a version contains, its own edits included."""
-    return index_info(path).corpus_edits
-
-
 def open_index(
     path: Path, *, device: torch.device | str = "cpu", expect_weights: str | None = None, expect_corpus: str | None = None
 ) -> Index:
     """Check a version, map it into memory and replay its edits.
 
-    Raises Mismatch if it was made with another document tower than `expect_weights` or of another corpus than `expect_corpus`
-    (None: whichever). On the CPU nothing is copied. An approximate index stays on the CPU whatever the device.
+    On the CPU nothing is copied. An approximate index stays on the CPU whatever the device.
     """
     path = Path(path)
-    info = index_info(path)
-    if expect_weights is not None and info.weights != expect_weights:
-        raise Mismatch(
-            f"the index {path} was made with other document weights ({info.weights[:12]}, not {expect_weights[:12]}); "
-            "give the model it was made with, or make it again: realmlm index"
-        )
-    if expect_corpus is not None and info.corpus != expect_corpus:
-        raise Mismatch(
-            f"the index {path} was made of another corpus ({info.corpus[:12]}, not {expect_corpus[:12]}); "
-            "give the corpus it was made of, or make it again: realmlm index"
-        )
+    info = index_info(path, expect_weights=expect_weights, expect_corpus=expect_corpus)
     manifest = open_artefact(path, kind="index", hint=_HINT)
     approximate = manifest.config["kind"] == "ivf"
     exact = _map_shards(path, manifest.counts["shards"], info.dtype, "cpu" if approximate else device)

@@ -3,6 +3,7 @@
 B queries, K passages each (with the null document in column 0 where it is weighed), M masks, L wordpieces, W span widths, V vocabulary.
 """
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class Answerer:
         self.model, self.wordpieces, self.corpus, self.retriever = model, wordpieces, corpus, retriever
 
     def query(self, text: str) -> Query:
-        tokens = self.wordpieces.encode(text)
+        tokens = self.wordpieces.encode_query(text)
         if not len(tokens):
             raise BadInput('the question is empty; write it in quotes: realmlm ask "Who …?" --model MODEL --corpus CORPUS')
         return Query(text, tokens)
@@ -183,9 +184,8 @@ class Answerer:
                 evidence.append(Evidence(None, "", "", None, None, p, reading))
                 continue
             passage = self.corpus[number]
-            first = passage.text.casefold().find(words.casefold())
-            found = first >= 0 and len(passage.text.casefold()) == len(passage.text)
-            start, end = (first, first + len(words)) if found else (None, None)
+            match = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", passage.text, flags=re.IGNORECASE)
+            start, end = match.span() if match else (None, None)
             evidence.append(Evidence(passage.id, passage.title, passage.text, start, end, p, reading))
         return Answer(words, float(np.dot(p_K, reading_K)), tuple(evidence))
 

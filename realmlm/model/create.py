@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.model.inputs import MAX_TITLE
 from realmlm.model.realm import ModelConfig, new_model
 
 

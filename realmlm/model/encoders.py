@@ -33,8 +33,9 @@ def build_encoder(config: dict[str, Any]) -> Any:
 
 def load_encoder(source: str | Path) -> Any:
     """A published encoder with its weights, from a folder or the hub."""
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, logging
 
+    logging.set_verbosity_error()  # it would report the pooler and the heads that REALM leaves out
     try:
         family = AutoConfig.from_pretrained(str(source))
         return AutoModel.from_pretrained(str(source), use_safetensors=True, **_no_pooler(family))

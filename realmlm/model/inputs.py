@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
 
-MAX_TITLE = 32
 NULL = np.zeros(0, dtype=np.int64)  # the null document: no title, no body
 
 

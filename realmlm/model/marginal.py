@@ -62,6 +62,19 @@ def _safe_logsumexp(scores_NS: Tensor, empty_N: Tensor) -> Tensor:
     return torch.logsumexp(scores_NS.masked_fill(empty_N[:, None], 0.0), dim=-1)
 
 
-def in_batch_contrast(query_BD: Tensor, document_BD: Tensor) -> Tensor:
-    """Inverse cloze task: −log p(z_i|x_i) among the documents of the batch (Lee et al. 2019)."""
-    return F.cross_entropy(query_BD @ document_BD.T, torch.arange(len(query_BD), device=query_BD.device), reduction="none")
+def inner_products(query_BD: Tensor, document_ND: Tensor) -> Tensor:
+    """f(x,z) = Embed_query(x)ᵀ Embed_doc(z) for all pairs [B, N], or [B, C] where each query has documents [B, C, D] of its own.
+
+    In float32 whatever runs around it: under bfloat16 autocast 5,000 candidates would share some fifty different scores.
+    """
+    with torch.autocast(query_BD.device.type, enabled=False):
+        query_BD, document_ND = query_BD.float(), document_ND.float()
+        return query_BD @ document_ND.T if document_ND.ndim == 2 else torch.einsum("bd,bcd->bc", query_BD, document_ND)
+
+
+def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> Tensor:
+    """Inverse cloze task: −log p(z_i|x_i) among the documents of the batch (Lee et al. 2019). No passage is its own negative."""
+    again_BB = (passages_B[:, None] == passages_B) & ~torch.eye(len(passages_B), dtype=torch.bool, device=passages_B.device)
+    return F.cross_entropy(
+        scores_BB.masked_fill(again_BB, -torch.inf), torch.arange(len(scores_BB), device=scores_BB.device), reduction="none"
+    )

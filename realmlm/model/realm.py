@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from realmlm.artefact import open_artefact, publish
+from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactDamaged, BadInput
+from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.encoders import Encoder, Reader, Tower, build_encoder, encoder_config, load_encoder
 
 WEIGHTS = "model.safetensors"
@@ -40,12 +41,14 @@ class ModelConfig:
     """Wordpieces of a passage's body that are read."""
     max_answer: int = 10
     """Longest answer span in wordpieces."""
+    trained_on_questions: bool = False
+    """Fine-tuning has taught the span head; before that its answers to questions mean nothing."""
     span_hidden: int = 256
     """Hidden size of the MLP that scores spans."""
 
     @property
     def max_document(self) -> int:
-        return self.max_passage + 35  # [CLS] title (32) [SEP] body [SEP]
+        return self.max_passage + MAX_TITLE + 3  # [CLS] title [SEP] body [SEP]
 
     @property
     def max_joint(self) -> int:
@@ -79,7 +82,7 @@ class Realm(nn.Module):
         """Give the query tower weights of its own, so that it can be trained while the index stays as it is."""
         if self.config.share_towers:
             self.query.encoder = copy.deepcopy(self.document.encoder)
-            self.config = ModelConfig(**{**asdict(self.config), "share_towers": False})
+            self.config = replace(self.config, share_towers=False)
 
     def own_state(self) -> dict[str, Tensor]:
         """Every weight once: a shared encoder is named by the document tower."""
@@ -135,8 +138,26 @@ def new_model(config: ModelConfig, wordpieces: Wordpieces, *, checkpoint: str | 
                 f"'{checkpoint}' knows {known} wordpieces, the corpus's tokenizer has {len(wordpieces)}; "
                 f"make the corpus with --tokenizer {checkpoint}"
             )
+        _check_tokenizer(checkpoint, wordpieces)
+        positions = getattr(tower.config, "max_position_embeddings", None) or config.max_joint
+        longest = max(config.max_joint, config.max_document)
+        if positions < longest:
+            raise BadInput(
+                f"'{checkpoint}' reads {positions} wordpieces, query and passage together take {longest}; "
+                f"make the corpus again with --max-wordpieces {positions - longest + config.max_passage}"
+            )
         full = ModelConfig(**{**asdict(config), "tower": encoder_config(tower), "reader": encoder_config(reader)})
         return Realm(full, tower=tower, reader=reader)
+
+
+def _check_tokenizer(checkpoint: str, wordpieces: Wordpieces) -> None:
+    """The corpus must be cut with the checkpoint's own tokenizer, where the checkpoint brings one."""
+    try:
+        own = Wordpieces.load(checkpoint)
+    except BadInput:
+        return
+    if own.tokenizer.get_vocab() != wordpieces.tokenizer.get_vocab():
+        raise Mismatch(f"the corpus was made with another tokenizer than '{checkpoint}'; make it again with --tokenizer {checkpoint}")
 
 
 def tower_fingerprint(tower: Tower) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realmlm.artefact import locked
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
 from realmlm.errors import Mismatch
@@ -19,6 +20,7 @@ from realmlm.index.exact import Index
 from realmlm.index.store import index_info, open_index, save_edit
 from realmlm.log import say
 from realmlm.model.inputs import NULL, document_inputs, query_inputs
+from realmlm.model.marginal import inner_products
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 
@@ -66,7 +68,7 @@ class LearnedRetriever:
         query_BD = self.model.query(inputs.to(self.model.device))
         null_D = embed_documents(self.model, self.wordpieces, [NULL], [NULL])[0]
         hits = self.index.search(query_BD, k)
-        return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), (query_BD @ null_D).cpu())
+        return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), inner_products(query_BD, null_D[None])[:, 0].cpu())
 
 
 def embed_documents(model: Realm, wordpieces: Wordpieces, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
@@ -75,17 +77,18 @@ def embed_documents(model: Realm, wordpieces: Wordpieces, titles: list[np.ndarra
     return model.document(inputs.to(model.device))
 
 
-def fresh_scores(model: Realm, wordpieces: Wordpieces, corpus: Corpus, query_BD: Tensor, ids_BK: Tensor) -> Tensor:
-    """f(x,z) recomputed with the current weights for the null document (column 0) and the retrieved passages, gradient into both towers.
+def fresh_scores(
+    model: Realm, wordpieces: Wordpieces, corpus: Corpus, query_BD: Tensor, ids_BK: Tensor, *, with_null: bool = True
+) -> Tensor:
+    """f(x,z) of the retrieved passages, recomputed with the current weights, gradient into both towers; the null document in column 0.
 
     A passage retrieved for several queries is embedded once.
     """
     ids_U, place_BK = torch.unique(ids_BK.cpu(), return_inverse=True)
     titles = [NULL, *(corpus.title_tokens(number) for number in ids_U.tolist())]
     bodies = [NULL, *(corpus.tokens(number) for number in ids_U.tolist())]
-    document_UD = embed_documents(model, wordpieces, titles, bodies)
-    scores_BU = query_BD @ document_UD.T
-    null_B1 = torch.zeros(len(ids_BK), 1, dtype=torch.int64)
+    scores_BU = inner_products(query_BD, embed_documents(model, wordpieces, titles, bodies))
+    null_B1 = torch.zeros(len(ids_BK), int(with_null), dtype=torch.int64)
     return scores_BU.gather(1, torch.cat([null_B1, place_BK + 1], dim=1).to(scores_BU.device))
 
 
@@ -105,30 +108,42 @@ def index_for(
     corpus: Corpus,
     *,
     path: Path | None = None,
-    kind: str = "exact",
+    kind: str | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Index:
     """The index of this corpus by this model's document tower: opened, built if there is none, brought up to the corpus's edits.
 
     Without a path it is kept beside the corpus under the tower's fingerprint: models that differ only in query tower or reader share it.
+    An index at `path` may be of either kind unless one is asked for; a new one is exact unless told otherwise.
     """
     encode = DocumentEncoder.of(model, wordpieces)
-    path = path or corpus.folder / "index" / f"{encode.fingerprint[:16]}-{kind}"
-    if not path.exists():
-        say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
-        build_index(path, corpus, encode, kind=kind, dtype=dtype)
-    info = index_info(path)
-    if (made := "exact" if info.recall is None else "ivf") != kind:
-        raise Mismatch(f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first")
-    if info.corpus_edits > corpus.edits:
-        raise Mismatch(
-            f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"
-        )
-    if info.corpus_edits < corpus.edits:
-        written, removed = corpus.changes_since(info.corpus_edits)
-        say(f"{path}: taking up {len(written)} new and {len(removed)} removed passages")
-        vectors = embed_passages(corpus, np.array(written, dtype=np.int64), encode, dtype=dtype)
-        save_edit(
-            path, added_ids=torch.tensor(written), added_vectors=vectors, removed_ids=torch.tensor(removed), corpus_edits=corpus.edits
-        )
-    return open_index(path, device=str(model.device), expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
+    path = path or corpus.folder / "index" / f"{encode.fingerprint[:16]}-{kind or 'exact'}"
+    with locked(path.parent / f".{path.name}.lock"):  # others may want the same index at this moment
+        if not path.exists():
+            say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
+            queries_QD = _sample_queries(model, wordpieces, corpus) if kind == "ivf" else None
+            build_index(path, corpus, encode, kind=kind or "exact", dtype=dtype, queries_QD=queries_QD)
+        info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
+        made = "exact" if info.recall is None else "ivf"
+        if kind is not None and made != kind:
+            raise Mismatch(f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first")
+        if info.corpus_edits > corpus.edits:
+            raise Mismatch(
+                f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"
+            )
+        if info.corpus_edits < corpus.edits:
+            written, removed = corpus.changes_since(info.corpus_edits)
+            say(f"{path}: taking up {len(written)} new and {len(removed)} removed passages")
+            vectors = embed_passages(corpus, np.array(written, dtype=np.int64), encode, dtype=dtype)
+            changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
+            save_edit(path, **changed, corpus_edits=corpus.edits)
+    return open_index(path, device=str(model.device))
+
+
+@torch.inference_mode()
+def _sample_queries(model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, count: int = 256) -> Tensor:
+    """First sentences of some passages through the query tower: what an approximate index is measured with."""
+    ids = corpus.ids[np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)]
+    sentences = [corpus.tokens(number)[: corpus.sentences(number)[1]] for number in ids]
+    inputs = query_inputs(sentences, wordpieces, max_query=model.config.max_query)
+    return model.query(inputs.to(model.device)).cpu()

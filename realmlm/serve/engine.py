@@ -23,11 +23,11 @@ class Engine:
     >>> answer.answer, answer.probability, answer.evidence[0].title
     """
 
-    def __init__(self, model: str | Path, corpus: str | Path, *, device: str = "cpu") -> None:
-        self.model, self.wordpieces = Realm.from_pretrained(model, device=device)
+    def __init__(self, model: str | Path, corpus: str | Path, *, index: str | Path | None = None, device: str = "auto") -> None:
+        self.model, self.wordpieces = Realm.from_pretrained(model, device=pick_device(device))
         self.corpus = Corpus.open(corpus)
         check_readable(str(model), self.model, self.wordpieces, self.corpus)
-        self.index = index_for(self.model, self.wordpieces, self.corpus)
+        self.index = index_for(self.model, self.wordpieces, self.corpus, path=Path(index) if index else None)
         self._answerer = Answerer(self.model, self.wordpieces, self.corpus, LearnedRetriever(self.model, self.wordpieces, self.index))
 
     def ask(self, question: str, *, read: int = 5) -> Answer:

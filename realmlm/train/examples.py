@@ -1,7 +1,6 @@
 """Examples by (seed, position): what a step learns from depends on nothing but its number, so a resumed run sees exactly the same,
 and so does one that works its batches off in parts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +14,7 @@ from realmlm.errors import NotEnough
 from realmlm.model.inputs import Masked, mask_queries
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, 1, epoch]).permutation(size)
 
@@ -73,11 +72,21 @@ def window(tokens_L: np.ndarray, positions: np.ndarray, length: int) -> tuple[np
 
 
 def companion(corpus: Corpus, passage: int, *, pairing: str, rng: np.random.Generator) -> np.ndarray:
-    """What lies beside a masked sentence in the reader's warm-up: its own passage, a sibling's body, or nothing."""
-    if pairing == "own":
-        return corpus.tokens(passage)
+    """What lies beside a masked sentence in the reader's warm-up: its own passage, a sibling (its own if it has none), or nothing."""
+    if pairing == "null":
+        return np.zeros(0, dtype=np.int64)
     others = corpus.siblings(passage) if pairing == "sibling" else np.zeros(0, dtype=np.int64)
-    return corpus.tokens(int(rng.choice(others))) if len(others) else np.zeros(0, dtype=np.int64)
+    return corpus.tokens(int(rng.choice(others)) if len(others) else passage)
+
+
+@dataclass(frozen=True)
+class SentencePairs:
+    """Sentences and the passages, title and body, they belong to."""
+
+    sentences: list[np.ndarray]
+    titles: list[np.ndarray]
+    bodies: list[np.ndarray]
+    passages: np.ndarray
 
 
 class ClozePairs:
@@ -95,10 +104,11 @@ class ClozePairs:
     def __len__(self) -> int:
         return len(self._passages)
 
-    def draw(self, first: int, count: int) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-        """Sentences, titles and bodies from position `first` on."""
+    def draw(self, first: int, count: int) -> SentencePairs:
+        """The pairs from position `first` on."""
         sentences, titles, bodies = [], [], []
-        for place, number in enumerate(self._passages[epoch_positions(len(self), seed=self._seed, first=first, count=count)]):
+        passages = self._passages[epoch_positions(len(self), seed=self._seed, first=first, count=count)]
+        for place, number in enumerate(passages):
             rng = generator(self._seed, first + place)
             tokens, borders = self._corpus.tokens(number), self._corpus.sentences(number)
             chosen = rng.integers(len(borders) - 1)
@@ -106,9 +116,4 @@ class ClozePairs:
             sentences.append(tokens[start:end])
             titles.append(self._corpus.title_tokens(number))
             bodies.append(np.concatenate([tokens[:start], tokens[end:]]) if rng.random() < self._remove else tokens)
-        return sentences, titles, bodies
-
-
-def spread(items: Sequence[object], limit: int) -> list[int]:
-    """At most `limit` positions, evenly spread over the items."""
-    return np.unique(np.linspace(0, len(items) - 1, min(limit, len(items))).round().astype(int)).tolist()
+        return SentencePairs(sentences, titles, bodies, passages)

@@ -4,6 +4,7 @@ B questions, K passages read, C candidates, L wordpieces, W span widths, M masks
 """
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.log import say
 from realmlm.model.inputs import NULL, mask_queries, query_inputs, reader_inputs
-from realmlm.model.marginal import answer_log_likelihood, marginal_log_likelihood, span_log_probabilities
+from realmlm.model.marginal import answer_log_likelihood, inner_products, marginal_log_likelihood, span_log_probabilities
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import check_readable, embed_documents
+from realmlm.model.retrieval import check_readable, fresh_scores, index_for
 from realmlm.train.examples import epoch_positions
 from realmlm.train.gold import Gold, locate_answers
 from realmlm.train.live import LiveIndex
@@ -73,9 +74,11 @@ class QuestionAnswering:
             holds_BC = torch.stack([self._gold.holds(number, ids) for number, ids in zip(numbers, ids_BC, strict=True)]).to(device)
         with clock("embed"):
             candidate_BCD = self._live.index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
-            scores_BC = torch.einsum("bd,bcd->bc", query_BD, candidate_BCD)
+            scores_BC = inner_products(query_BD, candidate_BCD)
             if not self._frozen:
-                scores_BC = torch.cat([self._fresh(query_BD, ids_BC[:, : self._read]), scores_BC[:, self._read :]], dim=1)
+                read_BK = ids_BC[:, : self._read]
+                fresh_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, read_BK, with_null=False)
+                scores_BC = torch.cat([fresh_BK, scores_BC[:, self._read :]], dim=1)
             retriever_B = _log_share(scores_BC, holds_BC)
         with clock("read"):
             reader_BK, found_BK = self._read_spans(numbers, questions, ids_BC[:, : self._read])
@@ -83,7 +86,9 @@ class QuestionAnswering:
             readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)  # a question without its answer teaches nothing: no gradient, no NaN
             answer_B = marginal_log_likelihood(scores_BC[:, : self._read], readable_BK)
             memory_B = self._closed_book(numbers, questions)
-        loss = -_mean(answer_B, any_B) - _mean(retriever_B, some_B) - self._memory * memory_B.mean()
+        # divided by all examples, not by those with an answer: so that a batch worked off in parts gives the same gradient
+        taught_B = torch.where(any_B, answer_B, 0.0) + torch.where(some_B, retriever_B, 0.0) + self._memory * memory_B
+        loss = -taught_B.mean()
         return loss, {
             "log_p": _mean(answer_B, any_B),
             "retriever": _mean(retriever_B, some_B),
@@ -91,12 +96,6 @@ class QuestionAnswering:
             "gold_read": any_B.float().mean(),
             "recall@1": holds_BC[:, 0].float().mean(),
         }
-
-    def _fresh(self, query_BD: Tensor, ids_BK: Tensor) -> Tensor:
-        ids_U, place_BK = torch.unique(ids_BK, return_inverse=True)
-        titles, bodies = ([lookup(number) for number in ids_U.tolist()] for lookup in (self._corpus.title_tokens, self._corpus.tokens))
-        document_UD = embed_documents(self._model, self._wordpieces, titles, bodies)
-        return (query_BD @ document_UD.T).gather(1, place_BK.to(query_BD.device))
 
     def _read_spans(self, numbers: np.ndarray, questions: list[np.ndarray], ids_BK: Tensor) -> tuple[Tensor, Tensor]:
         """log p(y|z,x) [B, K] and whether the passage holds the answer; −inf where it does not."""
@@ -148,7 +147,7 @@ def _log_share(scores_BC: Tensor, holds_BC: Tensor) -> Tensor:
 
 
 def _mean(values_B: Tensor, valid_B: Tensor) -> Tensor:
-    """Mean over the valid entries; 0 if there is none."""
+    """Mean over the valid entries, for the row; 0 if there is none."""
     return torch.where(valid_B, values_B, 0.0).sum() / valid_B.sum().clamp(min=1)
 
 
@@ -172,7 +171,7 @@ def finetune(
             say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
             return run.folder / "model"
         device = prepare(loop)
-        known = Corpus.open(corpus)
+        known = run.open_corpus(corpus)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         check_readable(str(model), realm, wordpieces, known)
         if read > len(known):
@@ -180,8 +179,10 @@ def finetune(
         frozen = refresh.every_steps == 0
         if frozen:
             realm.untie()
+        realm.config = replace(realm.config, trained_on_questions=True)
         gold = locate_answers(run.folder / "answers", known, read_questions(questions), max_answer=realm.config.max_answer)
-        with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:
+        index = index_for(realm, wordpieces, known, dtype=getattr(torch, refresh.dtype)) if frozen else None
+        with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop, frozen=index)) as live:
             objective = QuestionAnswering(
                 realm,
                 wordpieces,

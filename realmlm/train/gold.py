@@ -1,6 +1,8 @@
 """Where the answers stand: located once, by one pass over the corpus, and kept with the run."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,11 @@ from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch
 from realmlm.evaluate.matching import AnswerMatcher
-from realmlm.log import say, track
+from realmlm.log import progress, say
+from realmlm.parallel import default_workers, ordered_map
+
+_CHUNK = 1024  # passages a worker searches at once
+_FEW = 8  # chunks; fewer are searched here, sooner than workers could start
 
 
 class Gold:
@@ -27,8 +33,9 @@ class Gold:
 
     def holds(self, question: int, ids_C: Tensor) -> Tensor:
         """Which of these passages hold an answer of the question."""
-        found = self._passages[self._borders[question] : self._borders[question + 1]]
-        return torch.from_numpy(np.isin(ids_C.numpy(), found))
+        found, ids = self._passages[self._borders[question] : self._borders[question + 1]], ids_C.numpy()
+        place = np.searchsorted(found, ids)  # found is ascending; np.isin would sort it at every step
+        return torch.from_numpy((place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids))
 
     def spans(self, question: int, passage: int) -> np.ndarray:
         """Spans [n, 2] of the answers in a passage."""
@@ -43,16 +50,14 @@ def locate_answers(folder: Path, corpus: Corpus, questions: list[Question], *, m
     Questions whose answer stands nowhere are left out of training, and counted. Spans longer than `max_answer` wordpieces cannot be read
     but still say that a passage is right.
     """
+    parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", "questions": _fingerprint(questions)}
     if not folder.exists():
         with publish(folder, kind="answers") as draft:
-            rows = sorted(_matches(corpus, questions))
-            table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-            arrays = {"questions": table[:, 0], "passages": table[:, 1], "spans": table[:, 2:]}
-            save_arrays(draft.path / "answers.safetensors", {name: array.copy() for name, array in arrays.items()})
-            draft.parents = {"corpus": corpus.fingerprint}
-            draft.counts = {"questions": len(questions), "spans": len(rows)}
-    manifest = open_artefact(folder, kind="answers")
-    if manifest.parents["corpus"] != corpus.fingerprint or manifest.counts["questions"] != len(questions):
+            arrays = _locate(corpus, questions)
+            save_arrays(draft.path / "answers.safetensors", arrays)
+            draft.parents = parents
+            draft.counts = {"questions": len(questions), "spans": len(arrays["questions"])}
+    if open_artefact(folder, kind="answers").parents != parents:
         raise Mismatch(f"{folder} was made for another corpus or other questions; use another --out")
     arrays = map_arrays(folder / "answers.safetensors")
     found = np.unique(arrays["questions"])
@@ -74,16 +79,39 @@ def _first_answer(corpus: Corpus, arrays: dict[str, np.ndarray], row: int, quest
     return corpus.tokens(int(arrays["passages"][row]))[start:end].astype(np.int64)
 
 
-def _matches(corpus: Corpus, questions: list[Question]) -> Iterator[tuple[int, int, int, int]]:
-    """(question, passage, first wordpiece, past the last) of every place where an answer stands."""
-    matcher = AnswerMatcher(questions)
-    for number in track(corpus.ids.tolist(), "locating answers", total=len(corpus), unit="passages"):
-        found = matcher.find(corpus[number].text)
-        if not found:
-            continue
-        chars = corpus.token_chars(number)
-        for question, start, end in found:
-            first = int(np.searchsorted(chars[:, 1], start, side="right"))
-            last = int(np.searchsorted(chars[:, 0], end, side="left"))
-            if first < last:
-                yield question, number, first, last
+def _fingerprint(questions: list[Question]) -> str:
+    return hashlib.sha256(repr([(question.text, question.answers, question.is_regex) for question in questions]).encode()).hexdigest()
+
+
+def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
+    """Every place where an answer stands, ordered by question, passage and place: one pass over the corpus, in parallel."""
+    chunks = [corpus.ids[first : first + _CHUNK] for first in range(0, len(corpus), _CHUNK)]
+    setting = (corpus.folder, corpus.edits, questions)
+    tables = [np.zeros((0, 4), dtype=np.int64)]
+    found = ordered_map(_finder, setting, chunks, workers=default_workers(), few=_FEW)
+    with closing(found) as results, progress("locating answers", len(corpus), unit="passages") as bar:
+        for chunk, table_N4 in zip(chunks, results, strict=True):
+            tables.append(table_N4)
+            bar.advance(len(chunk))
+    table_N4 = np.concatenate(tables)
+    table_N4 = table_N4[np.lexsort(table_N4.T[::-1])]
+    columns = {"questions": table_N4[:, 0], "passages": table_N4[:, 1], "spans": table_N4[:, 2:]}
+    return {name: np.ascontiguousarray(column) for name, column in columns.items()}
+
+
+def _finder(folder: Path, edits: int, questions: list[Question]) -> Callable[[np.ndarray], np.ndarray]:
+    corpus, matcher = Corpus.open(folder, edits=edits), AnswerMatcher(questions)
+
+    def find(ids: np.ndarray) -> np.ndarray:
+        """(question, passage, first wordpiece, past the last) of every place in these passages."""
+        rows = []
+        for number in ids.tolist():
+            chars_T2 = corpus.token_chars(number)
+            for question, start, end in matcher.find(corpus[number].text):
+                first = int(np.searchsorted(chars_T2[:, 1], start, side="right"))
+                last = int(np.searchsorted(chars_T2[:, 0], end, side="left"))
+                if first < last:
+                    rows.append((question, number, first, last))
+        return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+    return find

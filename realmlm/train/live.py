@@ -20,11 +20,22 @@ from realmlm.train.run import Run
 class LiveIndex:
     """Asks for a refresh every so many steps and swaps the new index in: as soon as it is there, or at a fixed step."""
 
-    def __init__(self, run: Run, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, refresh: Refresh, loop: Loop) -> None:
+    def __init__(
+        self,
+        run: Run,
+        model: Realm,
+        wordpieces: Wordpieces,
+        corpus: Corpus,
+        *,
+        refresh: Refresh,
+        loop: Loop,
+        frozen: Index | None = None,
+    ) -> None:
+        """`frozen` is the index itself where the document tower does not learn: it never ages."""
         self._run, self._model, self._wordpieces, self._corpus = run, model, wordpieces, corpus
         self._every, self._swap_after = refresh.every_steps, refresh.swap_after
         if self._swap_after is None and refresh.process and loop.deterministic:
-            self._swap_after = self._every // 2  # where the new index comes in must not depend on how fast the refresher was
+            self._swap_after = max(1, self._every // 2)  # where the new index comes in must not depend on how fast the refresher was
         self._device, self._dtype = model.device, getattr(torch, refresh.dtype)
         device = self._refresher_device(refresh)
         beside = refresh.process and self._every > 0
@@ -35,7 +46,7 @@ class LiveIndex:
         )
         self._in_line = not refresh.process
         self._step, self._pending = 0, -1  # the step the index was made at; of the snapshot being embedded, if any
-        self._index: Index | None = None
+        self._index, self._frozen = frozen, frozen is not None
         self._swaps, self._beside = 0, 0
 
     def _refresher_device(self, refresh: Refresh) -> str:
@@ -62,7 +73,7 @@ class LiveIndex:
                 if self._in_line:
                     self._swap(step)
         self._beside += self._pending >= 0
-        row = {"index_age": step - self._step}
+        row = {"index_age": 0 if self._frozen else step - self._step}
         if self._every:
             row |= {"swaps": self._swaps, "steps_beside": self._beside}
         return row | ({"restarts": self._refresher.restarts} if self._refresher.restarts else {})

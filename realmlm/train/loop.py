@@ -1,6 +1,8 @@
 """The training loop every stage runs in: accumulate, clip, step, log, checkpoint; exact resume."""
 
 import os
+import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,20 +24,37 @@ from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_s
 
 
 class Clock:
-    """Seconds spent in each phase since the last row."""
+    """Seconds a step spends in each phase, the mean since the last row.
 
-    def __init__(self) -> None:
+    A GPU works behind the program's back; waiting for it at every phase would slow it down. So there only one step of each row is measured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._gpu, self._steps, self._on = device.type == "cuda", 0, False
+
+    def begin_step(self, *, first_of_row: bool) -> None:
+        self._on = first_of_row or not self._gpu
+        self._steps += self._on
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        if not self._on:
+            yield
+            return
+        begun = self._now()
         yield
-        self._seconds[phase] += time.perf_counter() - begun
+        self._seconds[phase] += self._now() - begun
+
+    def _now(self) -> float:
+        if self._gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def take(self) -> dict[str, float]:
-        seconds = {phase: round(value, 3) for phase, value in self._seconds.items()}
+        seconds = {phase: round(value / max(1, self._steps), 5) for phase, value in self._seconds.items()}
         self._seconds.clear()
+        self._steps = 0
         return seconds
 
 
@@ -116,9 +135,32 @@ class _Rows:
         return means
 
 
+class _Stop:
+    """Ctrl-C waits for the step to end, so that it can be saved; a second one does not wait."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> "_Stop":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        say("stopping after this step; once more to stop at once")
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+
 def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loop, device: torch.device, title: str) -> None:
     """Train to the last step; begin at the run's newest checkpoint if it has one."""
-    groups, clock, rows = objective.groups(), Clock(), _Rows()
+    groups, clock, rows = objective.groups(), Clock(device), _Rows()
     optimizer = make_optimizer(groups, optim)
     start = _restore(model, objective, optimizer, run)
     metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start)
@@ -127,21 +169,31 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     begun = time.monotonic()
     extra: dict[str, Any] = {}
     try:
-        for step in range(start, optim.steps):
-            extra |= objective.before_step(step, clock)
-            rows.add(_one_step(objective, optimizer, groups, step, optim=optim, loop=loop, device=device, clock=clock))
-            bar.advance()
-            done = step + 1
-            if done % loop.log_every == 0 or done == optim.steps:
-                elapsed, since = time.monotonic() - begun, loop.log_every if done % loop.log_every == 0 else done % loop.log_every
-                row = {"step": done, **rows.take(), **extra, "queries/s": round(since * optim.batch / elapsed, 1), "seconds": clock.take()}
-                metrics.row(row)
-                bar.clear()
-                say(show_row(row))
-                begun, extra = time.monotonic(), {}
-            if done % loop.checkpoint_every == 0 and done < optim.steps:
-                with clock("checkpoint"):
-                    run.save(_state(model, objective, optimizer, done))
+        with _Stop() as stop:
+            for step in range(start, optim.steps):
+                clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
+                extra |= objective.before_step(step, clock)
+                rows.add(_one_step(objective, optimizer, groups, step, optim=optim, loop=loop, device=device, clock=clock))
+                bar.advance()
+                done = step + 1
+                if done % loop.log_every == 0 or done == optim.steps:
+                    elapsed, since = time.monotonic() - begun, loop.log_every if done % loop.log_every == 0 else done % loop.log_every
+                    row = {
+                        "step": done,
+                        **rows.take(),
+                        **extra,
+                        "queries/s": round(since * optim.batch / elapsed, 1),
+                        "seconds": clock.take(),
+                    }
+                    metrics.row(row)
+                    bar.clear()
+                    say(show_row(row))
+                    begun, extra = time.monotonic(), {}
+                if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
+                    with clock("checkpoint"):
+                        run.save(_state(model, objective, optimizer, done))
+                    if stop.asked:
+                        raise KeyboardInterrupt
     except torch.OutOfMemoryError as error:
         raise NotEnough(f"out of memory on {device} with a batch of {optim.batch}; raise `accumulate` or lower `batch`") from error
     finally:

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from realmlm.config import Loop, Optim, Pretrain, Refresh, flat, record
-from realmlm.corpus.questions import Question, read_questions
+from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.clozes import measure_clozes
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Masked, query_inputs, reader_inputs
-from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal
+from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
-from realmlm.train.examples import SentenceSource, spread
+from realmlm.train.examples import SentenceSource
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import Clock, prepare, train_model
 from realmlm.train.run import Run
@@ -82,7 +82,7 @@ class JointPretraining:
         p_BK = retrieval_BK.softmax(-1)
         numbers = {
             "log_p": joint_B.mean(),
-            "utility": (joint_B - reader_BK[:, 0]).mean(),  # of what was retrieved: log p(y|x) − log p(y|∅,x)
+            "utility": retrieval_utility(joint_B[:, None], reader_BK[:, 0]).mean(),  # of all that was retrieved together
             "null_share": p_BK[:, 0].mean(),
             "top_share": p_BK[:, 1:].max(-1).values.mean(),
         }
@@ -154,8 +154,8 @@ def pretrain(
             say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
             return run.folder / "model"
         device = prepare(loop)
-        known = Corpus.open(corpus)
-        source_corpus = known if text is None else Corpus.open(text)
+        known = run.open_corpus(corpus)
+        source_corpus = known if text is None else run.open_corpus(text)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
@@ -176,7 +176,7 @@ def pretrain(
                 marginal=marginal,
                 freeze_retriever=freeze_retriever,
                 batch=optim.batch,
-                probe=[questions[place] for place in spread(questions, PROBE_LIMIT)] if questions else [],
+                probe=[questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else [],
                 probe_every=probe_every,
             )
             how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}

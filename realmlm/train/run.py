@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from realmlm.artefact import discard, open_artefact, publish, read_manifest, sweep, write_text
+from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists, ArtefactMissing, RealmError
 
 KEEP = 2
@@ -68,6 +69,15 @@ class Run:
         run._new = True
         return run
 
+    def open_corpus(self, folder: Path) -> Corpus:
+        """A corpus as it was when the run began: edits made since are left out, so that a resumed run goes on with what it knew."""
+        pins = self.folder / "corpora.json"
+        known = json.loads(pins.read_text("utf-8")) if pins.exists() else {}
+        corpus = Corpus.open(folder, edits=known.get(str(folder)))
+        if str(folder) not in known:
+            write_text(pins, json.dumps({**known, str(folder): corpus.edits}) + "\n")
+        return corpus
+
     @property
     def finished(self) -> bool:
         return (self.folder / "model" / "manifest.json").exists()
@@ -109,15 +119,28 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let the folder go. A run that this call began and that failed before its first row leaves nothing behind."""
-        learned = any(rows.stat().st_size for rows in self.folder.rglob("metrics.jsonl"))
-        if self._new and not learned and kind is not None and issubclass(kind, RealmError):
+        """Let the folder go. A run that this call began and that failed before any work was done leaves nothing behind."""
+        work = any(any(self.folder.rglob(name)) for name in ("metrics.jsonl", "step-*", "answers"))
+        if self._new and not work and kind is not None and issubclass(kind, RealmError):
             shutil.rmtree(self.folder)
         self.close()
 
 
+def amend_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
+    """Note the settings that flags beside --resume changed."""
+    if read_run(folder)["config"] == config:
+        return
+    run = Run(Path(folder))
+    try:
+        if run.finished:
+            raise ArtefactExists(f"{folder} has ended; to train on, begin another run with --model {folder}/model")
+        write_run(folder, stage=stage, config=config)
+    finally:
+        run.close()
+
+
 def write_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
-    """Note stage and config down; with flags beside --resume, note the new ones."""
+    """Note stage and config down."""
     write_text(Path(folder) / "run.json", json.dumps({"stage": stage, "config": config}, indent=1) + "\n")
 
 

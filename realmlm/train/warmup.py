@@ -16,7 +16,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.log import say
 from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
-from realmlm.model.marginal import in_batch_contrast
+from realmlm.model.marginal import in_batch_contrast, inner_products
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable
 from realmlm.train.examples import ClozePairs, SentenceSource, companion, generator
@@ -67,9 +67,9 @@ class MaskedReading(_Stateless):
             vocabulary_BMV = self._model.reader.masks(inputs, masked.positions_BM)
             token_BM = vocabulary_BMV.gather(2, masked.targets_BM[:, :, None])[:, :, 0]
             right_BM = vocabulary_BMV.argmax(-1) == masked.targets_BM
-            masks = masked.valid_BM.sum()
-            loss = -(token_BM * masked.valid_BM).sum() / masks
-        return loss, {"right": (right_BM & masked.valid_BM).sum() / masks}
+            masks_B = masked.valid_BM.sum(-1)
+            loss_B = -(token_BM * masked.valid_BM).sum(-1) / masks_B
+        return loss_B.mean(), {"right": ((right_BM & masked.valid_BM).sum(-1) / masks_B).mean()}
 
     def _beside(self, passage: int, position: int) -> np.ndarray:
         rng = generator(self._seed + 1, position)
@@ -89,13 +89,13 @@ class InverseCloze(_Stateless):
     def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         config, device = self._model.config, self._model.device
         with clock("data"):
-            sentences, titles, bodies = self._pairs.draw(step * self._batch + part * examples, examples)
-            queries = query_inputs(sentences, self._wordpieces, max_query=config.max_query).to(device)
-            documents = document_inputs(titles, bodies, self._wordpieces, max_length=config.max_document).to(device)
+            pairs = self._pairs.draw(step * self._batch + part * examples, examples)
+            queries = query_inputs(pairs.sentences, self._wordpieces, max_query=config.max_query).to(device)
+            documents = document_inputs(pairs.titles, pairs.bodies, self._wordpieces, max_length=config.max_document).to(device)
         with clock("embed"):
-            query_BD, document_BD = self._model.query(queries), self._model.document(documents)
-            loss_B = in_batch_contrast(query_BD, document_BD)
-            found_B = (query_BD @ document_BD.T).argmax(-1) == torch.arange(len(query_BD), device=device)
+            scores_BB = inner_products(self._model.query(queries), self._model.document(documents))
+            loss_B = in_batch_contrast(scores_BB, torch.from_numpy(pairs.passages).to(device))
+            found_B = scores_BB.argmax(-1) == torch.arange(len(scores_BB), device=device)
         return loss_B.mean(), {"found": found_B.float().mean()}
 
 
@@ -114,7 +114,7 @@ def warm_up(
     """Both warm-ups, one after the other, each a run of its own in `out`; gives the place of the model."""
     settings = dict(locals())  # every argument is one
     with Run.begin(Path(out), stage="warmup", config=record(settings)) as whole:
-        known = Corpus.open(corpus)
+        known = whole.open_corpus(corpus)
 
         def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
             source = SentenceSource(known, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)

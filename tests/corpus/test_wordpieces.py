@@ -93,3 +93,14 @@ def test_training_has_the_size_asked_for_and_knows_its_text():
     assert len(wordpieces) == 200
     assert all(wordpieces.unk not in wordpieces.encode(text) for text in texts)
     assert wordpieces.decode(wordpieces.encode(texts[0])) == texts[0]
+
+
+def test_mask_stands_for_the_tokenizers_own_mask() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "it", "lies", "in"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<mask>"])
+    wordpieces = Wordpieces(tokenizer)
+    assert wordpieces.encode_query("it lies in [MASK]").tolist() == [5, 6, 7, 4]

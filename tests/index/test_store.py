@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from realmlm import artefact
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing, BadInput, Mismatch, NotEnough
 from realmlm.index.ivf import IVFIndex
-from realmlm.index.store import ShardedBuild, contained_edits, index_info, newest, open_index, save_edit, versions
+from realmlm.index.store import ShardedBuild, index_info, open_index, save_edit
 
 PLAN: dict[str, Any] = {
     "weights": "w" * 64,
@@ -185,17 +185,6 @@ def test_mismatch_and_damage_say_what_to_do(tmp_path):
         open_index(tmp_path / "nowhere")
 
 
-def test_versions(tmp_path):
-    assert newest(tmp_path) is None
-    for step in (1500, 500):
-        published(tmp_path / f"step-{step:08d}", step=step)
-    finished(tmp_path / "step-00002000", PLAN)
-    (tmp_path / "step-00003000").mkdir()
-    (tmp_path / "notes").mkdir()
-    assert versions(tmp_path) == [(500, tmp_path / "step-00000500"), (1500, tmp_path / "step-00001500")]
-    assert newest(tmp_path) == (1500, tmp_path / "step-00001500")
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     edits=st.lists(
@@ -222,7 +211,7 @@ def test_edits_equal_the_state_they_describe(tmp_path_factory, edits, kind):
         if kind == "exact":
             best = sorted((-(v[0] + v[2]), i) for i, v in state.items())[:5]
             assert index.search(torch.tensor([[1.0, 0, 1]]), 5).ids_QK[0].tolist() == [i for _, i in best]
-        assert contained_edits(path) == number
+        assert index_info(path).corpus_edits == number
         assert index_info(path).passages == len(state)
 
 
@@ -234,7 +223,7 @@ def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
     with pytest.raises(BadInput, match="NaN"):
         save_edit(path, added_ids=torch.tensor([1]), added_vectors=torch.full((1, 3), torch.nan), removed_ids=none, corpus_edits=3)
     assert len(open_index(path)) == 10
-    assert contained_edits(path) == 2
+    assert index_info(path).corpus_edits == 2
     for number in (3, 4):
         save_edit(path, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10 * number]), corpus_edits=number)
     (path / "edits" / "000001").rename(path / "edits" / "aside")

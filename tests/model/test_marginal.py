@@ -11,6 +11,7 @@ from torch import Tensor
 from realmlm.model.marginal import (
     answer_log_likelihood,
     in_batch_contrast,
+    inner_products,
     joint_reading,
     marginal_log_likelihood,
     per_token_marginal,
@@ -138,7 +139,17 @@ def test_passages_without_the_answer_give_no_nan() -> None:
 
 def test_in_batch_contrast_is_cross_entropy_over_the_batch() -> None:
     query, document = draw(6, 4, 3), draw(7, 4, 3)
-    got = in_batch_contrast(query, document)
+    got = in_batch_contrast(query @ document.T, torch.tensor([5, 8, 5, 9]))
     for i in range(4):
-        p = softmax([float(query[i] @ document[j]) for j in range(4)])
-        assert got[i].item() == pytest.approx(-math.log(p[i]), abs=1e-9)
+        others = [j for j in range(4) if {i, j} != {0, 2}]  # the same passage drawn twice is no negative
+        p = softmax([float(query[i] @ document[j]) for j in others])
+        assert got[i].item() == pytest.approx(-math.log(p[others.index(i)]), abs=1e-9)
+
+
+def test_scores_keep_their_precision_under_autocast() -> None:
+    query, document = draw(9, 2, 128).float(), draw(10, 3000, 128).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        all_pairs, own = inner_products(query, document), inner_products(query, document.expand(2, -1, -1))
+    exact = query.double() @ document.double().T
+    assert torch.allclose(all_pairs.double(), exact, atol=1e-3)
+    assert torch.allclose(own.double(), exact, atol=1e-3)

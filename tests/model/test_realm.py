@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactDamaged, BadInput
+from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.create import fresh_encoder
 from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_model, tower_fingerprint
@@ -163,3 +163,16 @@ def test_a_checkpoint_that_is_not_there_is_one_clear_error(monkeypatch: pytest.M
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BadInput, match="no encoder to load at '/nowhere/bert'"):
         new_model(ModelConfig(), Wordpieces(WORDPIECES.tokenizer), checkpoint="/nowhere/bert")
+
+
+def test_a_checkpoint_must_fit_the_corpus(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(WORDPIECES), max_position_embeddings=64, **shape)).save_pretrained(tmp_path / "short")
+    with pytest.raises(BadInput, match=r"reads 64 wordpieces.*--max-wordpieces 29"):
+        new_model(ModelConfig(max_query=16, max_passage=40), WORDPIECES, checkpoint=str(tmp_path / "short"))
+    BertModel(BertConfig(vocab_size=len(WORDPIECES), max_position_embeddings=128, **shape)).save_pretrained(tmp_path / "other")
+    Wordpieces.from_pieces(["other", "words"]).save(tmp_path / "other" / "tokenizer.json")
+    with pytest.raises(Mismatch, match="another tokenizer"):
+        new_model(ModelConfig(max_query=16, max_passage=40), WORDPIECES, checkpoint=str(tmp_path / "other"))

@@ -96,8 +96,9 @@ def test_masked_sentences_hide_salient_values(sentences: Corpus, world: Path) ->
 
 def test_inverse_cloze_takes_the_sentence_out_most_of_the_time(knowledge: Corpus) -> None:
     pairs = ClozePairs(knowledge, remove=0.9, seed=0)
-    sentences, _, bodies = pairs.draw(0, len(pairs))
-    inside = [any(body[i : i + len(s)].tolist() == s.tolist() for i in range(len(body))) for s, body in zip(sentences, bodies, strict=True)]
+    drawn = pairs.draw(0, len(pairs))
+    both = zip(drawn.sentences, drawn.bodies, strict=True)
+    inside = [any(body[i : i + len(s)].tolist() == s.tolist() for i in range(len(body))) for s, body in both]
     assert 0.03 < np.mean(inside) < 0.2
 
 

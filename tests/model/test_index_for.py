@@ -1,0 +1,59 @@
+"""The index kept for a corpus and a document tower: shared, brought up to date, never taken for another's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import Mismatch
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import index_for
+from tests.conftest import world_corpus
+
+Model = tuple[Realm, Wordpieces]
+
+
+@pytest.fixture
+def own(world: Path, tmp_path: Path) -> Corpus:
+    return world_corpus(world, "knowledge", tmp_path / "own")
+
+
+def other(model: Realm) -> Realm:
+    with torch.no_grad():
+        model.document.projection.weight.mul_(1.5)
+    return model
+
+
+def test_models_that_share_the_document_tower_share_the_index(tiny_model: Model, own: Corpus) -> None:
+    model, wordpieces = tiny_model
+    index_for(model, wordpieces, own)
+    model.untie()
+    with torch.no_grad():
+        model.query.projection.weight.mul_(1.5)
+    index_for(model, wordpieces, own)
+    assert len(list((own.folder / "index").glob("[!.]*"))) == 1
+    index_for(other(model), wordpieces, own)
+    assert len(list((own.folder / "index").glob("[!.]*"))) == 2
+
+
+def test_another_models_index_is_refused_and_stays_as_it_is(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
+    model, wordpieces = tiny_model
+    index_for(model, wordpieces, own, path=tmp_path / "index")
+    edited, _ = own.edit(add=[Article("new", "The new passage tells of a heron.")])
+    before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "index").rglob("*"))
+    with pytest.raises(Mismatch, match="other document weights"):
+        index_for(other(model), wordpieces, edited, path=tmp_path / "index")
+    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "index").rglob("*")) == before
+
+
+def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    model, wordpieces = tiny_model
+    index = index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="ivf")
+    assert 0.95 <= index.recall <= 1.0  # type: ignore[attr-defined]
+    again = index_for(model, wordpieces, own, path=tmp_path / "ivf")  # of whichever kind it is
+    assert type(again) is type(index)
+    with pytest.raises(Mismatch, match="kind ivf, not exact"):
+        index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="exact")

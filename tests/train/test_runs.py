@@ -1,0 +1,109 @@
+"""What a run keeps and what it lets go: failed starts, edits made meanwhile, Ctrl-C, a run that has ended."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realmlm import cli
+from realmlm.config import JointOptim, Loop, Pretrain, Refresh, flat, record
+from realmlm.corpus.questions import Question
+from realmlm.corpus.store import Article, Corpus
+from realmlm.errors import Mismatch, NotEnough
+from realmlm.train import loop as training
+from realmlm.train.gold import locate_answers
+from realmlm.train.pretrain import pretrain
+from realmlm.train.run import Run, read_run
+from tests.conftest import world_corpus
+from tests.train.test_resume import same, weights
+
+LOOP = Loop(log_every=50, checkpoint_every=2, deterministic=True, threads=1, device="cpu")
+
+
+@pytest.fixture
+def own(world: Path, tmp_path: Path) -> Corpus:
+    """A corpus that the test may edit."""
+    return world_corpus(world, "knowledge", tmp_path / "own")
+
+
+@pytest.fixture
+def settings(tiny_model_folder: Path, own: Corpus, tmp_path: Path) -> Pretrain:
+    optim, refresh = JointOptim(steps=6, batch=4, lr=1e-3), Refresh(every_steps=0)
+    return Pretrain(model=tiny_model_folder, corpus=own.folder, out=tmp_path / "run", k=3, optim=optim, refresh=refresh, loop=LOOP)
+
+
+def fail_at(step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_step = training._one_step
+
+    def failing(objective: Any, optimizer: Any, groups: Any, number: int, **rest: Any) -> Any:
+        if number == step:
+            raise error
+        return one_step(objective, optimizer, groups, number, **rest)
+
+    monkeypatch.setattr(training, "_one_step", failing)
+
+
+def test_a_failure_after_some_work_keeps_the_work(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(5, NotEnough("no more"), monkeypatch)
+    with pytest.raises(NotEnough):
+        pretrain(**flat(settings))
+    assert (settings.out / "checkpoints" / "step-00000004").is_dir(), "no row was written yet, but two checkpoints were"
+
+
+def test_a_start_that_fails_leaves_nothing(settings: Pretrain, tmp_path: Path) -> None:
+    with pytest.raises(NotEnough, match="lower --k"):
+        pretrain(**{**flat(settings), "k": 10_000})
+    assert not settings.out.exists()
+
+
+def test_edits_made_while_a_run_rests_do_not_change_it(
+    settings: Pretrain, own: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(pretrain(**{**flat(settings), "out": tmp_path / "whole"}))
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings))
+    own.edit(remove=own.ids[:100].tolist())
+    assert same(weights(pretrain(**flat(settings))), whole)
+
+
+def test_located_answers_belong_to_their_questions_and_edits(own: Corpus, tmp_path: Path) -> None:
+    text = own[3].text
+    question = Question("what?", (text.split()[0],))
+    locate_answers(tmp_path / "answers", own, [question], max_answer=10)
+    locate_answers(tmp_path / "answers", own, [question], max_answer=10)
+    with pytest.raises(Mismatch, match="other questions"):
+        locate_answers(tmp_path / "answers", own, [Question("what?", (text.split()[1],))], max_answer=10)
+    edited, _ = own.edit(replace={3: Article("x", "Nothing of the old text.")})
+    with pytest.raises(Mismatch, match="another corpus"):
+        locate_answers(tmp_path / "answers", edited, [question], max_answer=10)
+
+
+def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = weights(pretrain(**{**flat(settings), "out": tmp_path / "whole"}))
+    one_step = training._one_step
+
+    def interrupted(objective: Any, optimizer: Any, groups: Any, number: int, **rest: Any) -> Any:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return one_step(objective, optimizer, groups, number, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_one_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(**flat(settings))
+    assert Run(settings.out).checkpoints() == [2, 3]
+    assert same(weights(pretrain(**flat(settings))), whole)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain(**flat(settings))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["pretrain", "--resume", str(settings.out), "--optim.steps", "40"])
+    assert end.value.code == 2
+    assert f"--model {settings.out}/model" in capsys.readouterr().err
+    assert read_run(settings.out)["config"] == record(settings)
