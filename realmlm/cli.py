@@ -43,7 +43,26 @@ def _edit(settings: config.Edit) -> None:
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
     if (settings.corpus / "spans").exists():
         say(f"to train on the new text too, mark it: realmlm spans {settings.corpus}")
-    say(f"{settings.corpus}: {len(corpus):,} passages now" + (f"; added {added[0]} to {added[-1]}" if added else ""))
+    done = [f"added {', '.join(map(str, added))}"] if added else []
+    done += [f"replaced {settings.replace}"] if replace else []
+    done += [f"removed {', '.join(map(str, settings.remove))}"] if settings.remove else []
+    say(f"{settings.corpus}: {'; '.join(done)}; {len(corpus):,} passages now")
+
+
+def _passages(settings: config.Passages) -> None:
+    from realmlm.corpus.store import Corpus
+
+    corpus = Corpus.open(settings.corpus)
+    wanted, shown = (settings.find or "").casefold(), 0
+    for number in corpus.ids.tolist():
+        passage = corpus[number]
+        if wanted in f"{passage.title} {passage.text} {passage.source}".casefold():
+            print(f"{number:8d}  {passage.title}  [{passage.source}]  {' '.join(passage.text.split())[:100]}")
+            shown += 1
+            if shown == settings.limit:
+                return
+    if not shown:
+        say(f"no passage of {settings.corpus} has '{settings.find}' in it")
 
 
 def _spans(settings: config.Spans) -> None:
@@ -130,6 +149,7 @@ def _read_lines(file: Path) -> list[str]:
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "corpus": (config.Corpus, _corpus),
     "edit": (config.Edit, _edit),
+    "passages": (config.Passages, _passages),
     "spans": (config.Spans, _spans),
     "model": (config.Model, _model),
     "warmup": (config.Warmup, _warmup),

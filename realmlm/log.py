@@ -123,7 +123,11 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 def show_row(values: dict[str, Any]) -> str:
     """One row for the screen: `step 120  loss 3.21  …`."""
-    return "  ".join(f"{name} {_number(value)}" for name, value in values.items() if value is not None)
+    shown = dict(values)
+    phases = shown.pop("seconds", {})
+    if phases:  # the file has all of them
+        shown["ms/step"] = {name: round(1000 * value) for name, value in phases.items() if value >= 0.1 * sum(phases.values())}
+    return "  ".join(f"{name} {_number(value)}" for name, value in shown.items() if value is not None)
 
 
 def _number(value: Any) -> str:

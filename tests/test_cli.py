@@ -78,7 +78,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 # --- settings as a record -----------------------------------------------------------------------------------------------------------------
 
-HERE = Path("some/where")
+HERE = Path("some/where").absolute()
 ONE_RATE = config.Optim(steps=7, batch=6, accumulate=3, lr=0.5, warmup=0.0, weight_decay=0.0, clip=2.0)
 OPTIM = config.JointOptim(steps=7, batch=6, accumulate=3, lr=0.5, retriever_lr=0.25, warmup=0.0, weight_decay=0.0, clip=2.0)
 LOOP = config.Loop(log_every=2, checkpoint_every=3, seed=4, device="cpu", bf16=False, threads=2, deterministic=True)
@@ -86,12 +86,13 @@ REFRESH = config.Refresh(every_steps=9, process=False, swap_after=3, device="cpu
 PLACES: dict[str, Any] = {"model": HERE, "corpus": HERE / "c"}
 EXAMPLES = [
     config.World(out=HERE, kind="hard", seed=3),
-    config.Corpus(sources=(HERE, Path("b")), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2),
+    config.Corpus(sources=(HERE, HERE / "b"), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2),
     config.Corpus(sources=(HERE,), out=HERE, train_tokenizer=500),
-    config.Edit(corpus=HERE, add=(Path("a"), Path("b")), remove=(1, 2), replace=3, text="t", title="u"),
+    config.Edit(corpus=HERE, add=(HERE / "a", HERE / "b"), remove=(1, 2), replace=3, text="t", title="u"),
     config.Edit(corpus=HERE, remove=(1,)),
     config.Spans(corpus=HERE, tagger="phrases", phrases=HERE, workers=1),
     config.Spans(corpus=HERE),
+    config.Passages(corpus=HERE, find="a", limit=3),
     config.Model(corpus=HERE, out=HERE, checkpoint="bert", pooling="cls", share_towers=False, dropout=0.1),
     config.Index(**PLACES, out=HERE, kind="ivf", dtype="float32", device="cpu"),
     config.Index(**PLACES),
@@ -119,7 +120,7 @@ def test_a_record_restores_what_it_was_made_of(example: Any) -> None:
 @given(
     st.builds(
         config.Pretrain,
-        model=st.builds(Path, st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)),
+        model=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).map(lambda name: Path(name).absolute()),
         corpus=st.just(HERE),
         out=st.just(HERE),
         text=st.none() | st.just(HERE),

@@ -21,6 +21,7 @@ from realmlm.model.realm import Realm
 from realmlm.model.snapshot import write_snapshot
 from realmlm.train.finetune import run_finetune
 from realmlm.train.pretrain import run_pretrain
+from realmlm.train.run import Run
 from tests.conftest import TINY_MODEL
 
 TOWNS = {"Orvane": "amber", "Tiskol": "salt", "Belmar": "copper", "Quillon": "linen", "Hestra": "barley", "Wimbel": "slate"}
@@ -49,8 +50,10 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "questions.jsonl").write_text(questions)
     common: dict[str, Any] = {"model": folder / "model", "corpus": corpus.folder, "optim": OPTIM, "refresh": IN_LINE, "loop": LOOP}
-    run_pretrain(Pretrain(out=folder / "pretrain", k=3, **common))
-    run_finetune(Finetune(out=folder / "finetune", questions=folder / "questions.jsonl", read=2, candidates=5, **common))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "tidy", lambda run: None)  # what an ended run lets go, one that was cut off still has
+        run_pretrain(Pretrain(out=folder / "pretrain", k=3, **common))
+        run_finetune(Finetune(out=folder / "finetune", questions=folder / "questions.jsonl", read=2, candidates=5, **common))
     for run in ("pretrain", "finetune"):
         shutil.rmtree(folder / run / "model")
     shutil.rmtree(folder / "pretrain" / "index" / "step-00000002")  # as if killed between snapshot and index

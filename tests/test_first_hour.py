@@ -53,7 +53,7 @@ def failing(command: str, capsys: pytest.CaptureFixture[str], **places: Path) ->
 
 
 WITHOUT_RUN = [
-    ("crawl", r"no command 'crawl'; there are: corpus, edit, spans"),
+    ("crawl", r"no command 'crawl'; there are: corpus, edit, passages, spans"),
     ("corpus {desk}/notes --train-tokenizer 300", r"(?s)Missing.*--out PATH"),
     ("corpus {desk}/notes --out {out} --train-tokenizer 300 --colour red", r"(?s)Unrecognized options.*--colour"),
     ("corpus {desk}/notes --out {out} --train-tokenizer many", r"(?s)invalid value.*--train-tokenizer|--train-tokenizer.*many"),
@@ -63,7 +63,7 @@ WITHOUT_RUN = [
     ("corpus {desk}/papers --out {out} --train-tokenizer 300", r"papers holds no file that can be read; kinds read are \.txt"),
     ("corpus {desk}/letter.docx --out {out} --train-tokenizer 300", r"letter\.docx is of a kind that cannot be read; kinds read are \.txt"),
     ("corpus {desk}/photo.txt --out {out} --train-tokenizer 300", r"photo\.txt, line 1: byte 0x89 is not UTF-8; convert the file"),
-    ("corpus {desk}/zeros.txt --out {out} --tokenizer {desk}/world", r"no passage could be made of .*zeros\.txt; name files or folders"),
+    ("corpus {desk}/zeros.txt --out {out} --tokenizer {desk}/world", r"zeros\.txt: holds NUL bytes: it is not a text"),
     ("corpus {desk}/nothing.txt --out {out} --train-tokenizer 300", r"nothing\.txt: has no text; correct it, or leave such input out"),
     ("corpus {desk}/broken.jsonl --out {out} --train-tokenizer 300", r"broken\.jsonl, line 2: is not JSON .* --skip-bad"),
     ("corpus {desk}/photo.txt --skip-bad --out {out} --train-tokenizer 300", r"no text to train a tokenizer on; name files or folders"),

@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from realmlm import cli, config
+from realmlm import cli, config, settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 
@@ -14,13 +14,15 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 def field_texts() -> dict[str, dict[str, str]]:
     """The docstring under each field of each config class."""
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(config)).body:
+    for node in ast.parse(inspect.getsource(settings) + inspect.getsource(config)).body:
         if isinstance(node, ast.ClassDef):
             fields: dict[str, str] = {}
             for item, after in zip(node.body, node.body[1:], strict=False):
                 if isinstance(item, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                     assert isinstance(item.target, ast.Name)
                     fields[item.target.id] = str(after.value.value)
+            for base in node.bases:
+                fields = texts.get(ast.unparse(base), {}) | fields
             texts[node.name] = fields
     return texts
 
@@ -54,7 +56,7 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "Made by `python tools/commands_doc.py` from `realmlm/config.py`. `realmlm COMMAND --help` says the same.",
+        "Made by `python tools/commands_doc.py` from the typed configs. `realmlm COMMAND --help` says the same.",
         "",
     ]
     for name, (kind, _) in cli.COMMANDS.items():

@@ -278,7 +278,10 @@ def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpie
     if not texts:
         raise BadInput("there is no text to train a tokenizer on; name files or folders with text in them")
     say(f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {sum(map(len, texts)):,} characters")
-    return Wordpieces.train(texts, size)
+    pieces = Wordpieces.train(texts, size)
+    if len(pieces) < size:
+        say(f"the text has no more than {len(pieces):,} pieces that are worth keeping")
+    return pieces
 
 
 def sample_texts(texts: Iterable[str], *, most: int) -> list[str]:

@@ -129,6 +129,8 @@ class _Reading:
             return self.bad("holds half of a surrogate pair, which is no character", line=line)
         if not text.strip():
             return self.bad("has no text", line=line)
+        if "\0" in text:
+            return self.bad("holds NUL bytes: it is not a text", line=line)
         self.found += 1
         yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
 

@@ -14,7 +14,7 @@ from realmlm.artefact import ArrayWriter, Manifest, map_array, open_artefact, pu
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, RuleTagger, Tagger, lower_case_words
 from realmlm.errors import Mismatch
-from realmlm.log import progress
+from realmlm.log import progress, say
 from realmlm.parallel import ordered_map
 
 # N sentences, M spans, S sentences of one passage
@@ -58,6 +58,7 @@ class Spans:
         if stale:
             current_N = ~np.isin(passages_N, stale)
             rows = [array[current_N] for array in rows]
+            say(f"{corpus.folder}: passages that were edited since the spans were marked are not masked; mark them again: {make}")
         return cls(*rows, spans_M2=spans_M2)
 
     def __len__(self) -> int:

@@ -81,7 +81,8 @@ class Report:
         return asdict(self)
 
     def table(self) -> str:
-        lines = [f"{self.questions} questions, retriever {self.retriever}, {self.read} passages read, {self.seconds:.1f} s", ""]
+        read = "nothing" if self.retriever == "none" else f"{self.read} passages"
+        lines = [f"{self.questions:,} questions, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)]
         rows += [("F1", self.f1)] if self.f1 else []
         rows += [(f"recall@{k} (answer string)", score) for k, score in self.recall.items()]

@@ -17,7 +17,7 @@ from realmlm.config import JointOptim, Loop, Optim
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
-from realmlm.errors import NotEnough
+from realmlm.errors import BadInput, NotEnough
 from realmlm.log import Metrics, Progress, say, show_row
 from realmlm.model.realm import Realm
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
@@ -162,12 +162,13 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     """Train to the last step; begin at the run's newest checkpoint if it has one."""
     groups, clock, rows = objective.groups(), Clock(device), _Rows()
     optimizer = make_optimizer(groups, optim)
-    start = _restore(model, objective, optimizer, run)
+    start = _restore(model, objective, optimizer, run, steps=optim.steps)
     metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start)
     bar = Progress(title, optim.steps, unit="steps", start=start)
     model.train()
     begun = time.monotonic()
     extra: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     try:
         with _Stop() as stop:
             for step in range(start, optim.steps):
@@ -188,6 +189,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
                     metrics.row(row)
                     bar.clear()
                     say(show_row(row))
+                    last = row
                     begun, extra = time.monotonic(), {}
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
                     with clock("checkpoint"):
@@ -199,6 +201,9 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     finally:
         metrics.close()
     bar.close()
+    if last.get("null_share", 0) > 0.9:
+        say("nearly everything goes to the null document: retrieval was not learned. Warm up longer, lower --optim.retriever-lr, or cut")
+        say("the documents into smaller passages (--max-wordpieces), so that there is something to retrieve beside a sentence's own.")
 
 
 def train_model(
@@ -217,14 +222,19 @@ def train_model(
     fit(model, objective, run, optim=optim, loop=loop, device=device, title=title)
     place = run.folder / "model"
     model.save_pretrained(place, wordpieces, parents={"corpus": corpus.fingerprint})
+    run.tidy()
     say(f"the model stands in {place}")
     return place
 
 
-def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, run: Run) -> int:
+def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, run: Run, *, steps: int) -> int:
     checkpoint = run.newest()
     if checkpoint is None:
         return 0
+    if checkpoint.step > steps:
+        raise BadInput(
+            f"{run.folder} has made {checkpoint.step} steps already, more than the {steps} asked for; ask for more, or begin anew"
+        )
     model.load_own_state(checkpoint.weights)
     _load_optimizer_tensors(optimizer, checkpoint.optimizer)
     load_generator_state(checkpoint.generators)

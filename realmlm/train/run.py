@@ -112,6 +112,11 @@ class Run:
         """What the kept checkpoints say of their objective: which index versions they need, for one."""
         return [read_manifest(self._place(step), kind="checkpoint").config["objective"] for step in self.checkpoints()]
 
+    def tidy(self) -> None:
+        """Once the model is written nothing of this is needed any more."""
+        for name in ("checkpoints", "snapshots", "index"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
     def close(self) -> None:
         self._lock.close()
 

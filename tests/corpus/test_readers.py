@@ -17,7 +17,7 @@ from realmlm.errors import BadInput
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-FULL = PLAIN.filter(lambda text: text.strip())
+FULL = PLAIN.filter(lambda text: text.strip() and "\0" not in text)
 
 
 def strict(error):

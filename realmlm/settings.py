@@ -1,0 +1,114 @@
+"""Settings that the training stages share: how weights move, what happens around the steps, how the index follows."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from realmlm.errors import BadInput
+
+try:
+    from tyro.conf import Positional, arg
+except ImportError:  # the command line's library; training without it takes these classes as they are
+    Item = TypeVar("Item")
+    Positional = Annotated[Item, ()]  # type: ignore[misc]
+
+    def arg(*, metavar: str, help_behavior_hint: str = "") -> Any:  # type: ignore[no-redef]
+        return metavar
+
+
+def optional(metavar: str) -> Any:
+    """How a setting that may be left out is shown in the help."""
+    return arg(metavar=metavar, help_behavior_hint="(optional)")
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise BadInput(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """How the weights move."""
+
+    steps: int = 1000
+    """Training steps."""
+    batch: int = 32
+    """Examples of a step."""
+    accumulate: int = 1
+    """Parts a step's batch is worked off in, to fit memory; the gradient is the same up to rounding (ICT: fewer negatives)."""
+    lr: float = 1e-4
+    """Peak learning rate; where reader and retriever learn together, the reader's."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises linearly; then it falls linearly to zero."""
+    weight_decay: float = 0.01
+    """AdamW's weight decay, on matrices only."""
+    clip: float = 1.0
+    """Largest gradient norm, of retriever and reader each."""
+
+    def __post_init__(self) -> None:
+        check(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
+        check(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        check(
+            self.accumulate >= 1 and self.batch % self.accumulate == 0,
+            f"batch {self.batch} cannot be cut into {self.accumulate} equal parts",
+        )
+        check(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+        check(self.clip > 0, f"clip must be more than 0, not {self.clip}")
+        check(0 <= self.warmup <= 1, f"warmup is a share between 0 and 1, not {self.warmup}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointOptim(Optim):
+    """How the weights move where reader and retriever learn together."""
+
+    retriever_lr: float = 3e-5
+    """Peak learning rate of the retriever. In joint training, the higher the more fragile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What happens around the steps."""
+
+    log_every: int = 10
+    """Steps between two rows of metrics."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints."""
+    seed: int = 0
+    """Seed of every random choice of the run."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
+    bf16: bool = True
+    """bfloat16 autocast on a GPU."""
+    threads: int = 0
+    """CPU threads of the trainer; 0 leaves torch's choice, less one where a refresher runs beside it on the CPU."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time; new indexes are swapped in at fixed steps."""
+
+    def __post_init__(self) -> None:
+        check(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
+        check(self.checkpoint_every >= 1, f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}")
+        check(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
+        check(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refresh:
+    """How the index follows the document tower."""
+
+    every_steps: int = 500
+    """Training steps between two snapshots handed to the refresher; 0 leaves the index as it is."""
+    process: bool = True
+    """Re-embed in a process of its own while training goes on; otherwise in line, training waits."""
+    swap_after: Annotated[int | None, optional("N")] = None
+    """Swap the new index in exactly this many steps after its snapshot, waiting if it is late; default: as soon as it is there."""
+    device: str = "auto"
+    """Where the refresher embeds; auto takes the last GPU if there are several, else the trainer's device."""
+    dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored vectors."""
+    shard: int = 65_536
+    """Passages embedded between two writes to disk: what a killed refresher has to do again."""
+
+    def __post_init__(self) -> None:
+        check(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
+        check(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
+        late = self.swap_after is not None and not 1 <= self.swap_after <= max(self.every_steps, 1)
+        check(not late, f"refresh.swap-after must lie between 1 and refresh.every-steps, not {self.swap_after}")
