@@ -1,5 +1,6 @@
 """Small things every test can build on: a tiny world, its corpus and a tiny model."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.create import create_model
 from realmlm.model.realm import Realm
 from realmlm.worlds import write_world
+
+try:
+    from hypothesis import settings
+except ImportError:  # tests/test_gpu.py runs where only the core is installed
+    pass
+else:
+    # no deadline: a busy machine must not fail a test; in CI the same examples every time
+    settings.register_profile("realmlm", deadline=None, derandomize="CI" in os.environ)
+    settings.load_profile("realmlm")
 
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings, above all beside another process
 

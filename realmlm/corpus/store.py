@@ -190,6 +190,11 @@ class Corpus:
         return self.manifest.fingerprint
 
     @property
+    def is_current(self) -> bool:
+        """Were all edits laid over that there are now? A resumed run reads the corpus as it was."""
+        return self.edits == len(_edit_numbers(self.folder))
+
+    @property
     def max_wordpieces(self) -> int:
         return int(self.manifest.config["max_wordpieces"])
 

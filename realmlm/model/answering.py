@@ -5,6 +5,7 @@ B queries, K passages each (with the null document in column 0 where it is weigh
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,12 +63,12 @@ class Answerer:
 
     def ask(self, questions: list[str], *, read: int = 5) -> list[Answer]:
         """An answer to each question."""
-        queries = [self.query(question) for question in questions]
-        answers: list[Answer] = []
-        for first in range(0, len(queries), BATCH):
-            some = queries[first : first + BATCH]
-            answers += self.read_spans(some, self.retriever(some, read))
-        return answers
+        return self._in_batches(questions, read, self.read_spans)
+
+    def _in_batches(self, texts: list[str], read: int, way: Callable[[list[Query], Retrieved], list[Answer]]) -> list[Answer]:
+        queries = [self.query(text) for text in texts]
+        batches = [queries[first : first + BATCH] for first in range(0, len(queries), BATCH)]
+        return [answer for batch in batches for answer in way(batch, self.retriever(batch, read))]
 
     @torch.inference_mode()
     def read_spans(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
@@ -141,12 +142,7 @@ class Answerer:
 
     def fill(self, sentences: list[str], *, read: int = 5) -> list[Answer]:
         """What stands at the [MASK]s of each sentence; each [MASK] is one wordpiece."""
-        queries = [self.query(sentence) for sentence in sentences]
-        answers: list[Answer] = []
-        for first in range(0, len(queries), BATCH):
-            some = queries[first : first + BATCH]
-            answers += self.fill_masks(some, self.retriever(some, read))
-        return answers
+        return self._in_batches(sentences, read, self.fill_masks)
 
     @torch.inference_mode()
     def fill_masks(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:

@@ -117,7 +117,8 @@ def index_for(
     An index at `path` may be of either kind unless one is asked for; a new one is exact unless told otherwise.
     """
     encode = DocumentEncoder.of(model, wordpieces)
-    path = path or corpus.folder / "index" / f"{encode.fingerprint[:16]}-{kind or 'exact'}"
+    state = "" if corpus.is_current else f"-after-{corpus.edits}-edits"
+    path = path or corpus.folder / "index" / f"{encode.fingerprint[:16]}-{kind or 'exact'}{state}"
     with locked(path.parent / f".{path.name}.lock"):  # others may want the same index at this moment
         if not path.exists():
             say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")

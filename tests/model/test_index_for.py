@@ -48,6 +48,16 @@ def test_another_models_index_is_refused_and_stays_as_it_is(tiny_model: Model, o
     assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "index").rglob("*")) == before
 
 
+def test_an_earlier_state_of_the_corpus_has_an_index_of_its_own(tiny_model: Model, own: Corpus) -> None:
+    model, wordpieces = tiny_model
+    edited, _ = own.edit(remove=[0])
+    assert len(index_for(model, wordpieces, edited)) == len(own) - 1
+    before = Corpus.open(own.folder, edits=0)
+    assert not before.is_current
+    assert len(index_for(model, wordpieces, before)) == len(own)
+    assert len(index_for(model, wordpieces, edited)) == len(own) - 1
+
+
 def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     model, wordpieces = tiny_model
