@@ -73,7 +73,10 @@ class Draft:
 
 @contextmanager
 def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
-    """Write an artefact: on a clean exit of the block it stands at `path`; on any error nothing does, and what stood there stays."""
+    """Write an artefact: on a clean exit of the block it stands at `path`; on any error nothing does, and what stood there stays.
+
+    Replacing takes two renames: a kill just between them leaves nothing at `path`, never half of something.
+    """
     path = Path(path)
     if path.exists() and not replace:
         raise ArtefactExists(f"{path} already exists; choose another place or remove it first")
