@@ -32,7 +32,7 @@ def learned(corpus: Corpus, folder: Path, family: str, deviation: float) -> floa
     config = ModelConfig(tower=encoder, reader=encoder, projection=64, pooling="mean", max_query=32, max_passage=64, span_hidden=64)
     new_model(config, corpus.wordpieces).save_pretrained(folder / "begin", corpus.wordpieces)
     ways: dict[str, Any] = {"masking": "salient", "pairing": "own", "remove_sentence": 0.9}
-    rates = {"reader": Optim(steps=300, batch=64, lr=3e-3), "retriever": Optim(steps=0)}
+    rates: dict[str, Any] = {"reader": Optim(steps=300, batch=64, lr=3e-3), "retriever": Optim(steps=0)}
     loop = Loop(log_every=50, threads=1, device="cpu")
     warm_up(model=folder / "begin", corpus=corpus.folder, out=folder / "run", **ways, **rates, loop=loop)
     return float(read_metrics(folder / "run" / "reader" / "metrics.jsonl")[-1]["right"])
@@ -49,9 +49,8 @@ def main() -> None:
         rows = [
             (family, deviation, learned(corpus, place / str(number), family, deviation)) for number, (family, deviation) in enumerate(CASES)
         ]
-    print(
-        f"{datetime.date.today()}, {os.cpu_count()} CPU cores, one thread, one seed\n\n| encoder | initialisation | masked value right |\n| --- | --- | --- |"
-    )
+    print(f"{datetime.date.today()}, {os.cpu_count()} CPU cores, one thread, one seed\n")
+    print("| encoder | initialisation | masked value right |\n| --- | --- | --- |")
     for family, deviation, right in rows:
         print(f"| {family} | {deviation} | {right:.2f} |")
 
