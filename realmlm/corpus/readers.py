@@ -168,6 +168,9 @@ def _read_document(reading: _Reading, stream: BinaryIO, plain: Callable[[str], t
     marked = reading.decode(stream.read())
     if marked is not None:
         title, text = plain(marked)
+        first, _, rest = text.partition("\n")
+        if rest.strip() and " ".join(first.split()) == title:  # the heading is the title: it need not be said twice
+            text = rest.strip("\n")
         yield from reading.article(title or _stem(reading.file), text)
 
 

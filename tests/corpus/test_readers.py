@@ -195,3 +195,13 @@ def test_markdown():
 def test_markup_never_fails_and_leaves_no_empty_lines(source):
     for text in (wiki_to_text(source), html_to_text(source)[1], markdown_to_text(source)[1]):
         assert all(line == line.strip() != "" for line in text.split("\n")) or text == ""
+
+
+def test_a_heading_that_became_the_title_is_not_said_twice(tmp_path):
+    (tmp_path / "a.md").write_text("# Orvane\n\nOrvane lies on a river.\n\n## Trade\n\nIt sells amber.\n")
+    (tmp_path / "b.html").write_text("<h1>Tiskol</h1><p>Tiskol digs salt.</p>")
+    (tmp_path / "c.md").write_text("# Only a heading\n")
+    articles = [(a.title, a.text) for a in read(*sorted(tmp_path.iterdir()))]
+    assert articles[0] == ("Orvane", "Orvane lies on a river.\nTrade\nIt sells amber.")
+    assert articles[1] == ("Tiskol", "Tiskol digs salt.")
+    assert articles[2] == ("Only a heading", "Only a heading")
