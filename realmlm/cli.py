@@ -41,7 +41,7 @@ def _edit(settings: config.Edit) -> None:
         replace = {settings.replace: Article(title, settings.text or "")}
     articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
-    if (settings.corpus / "spans").exists():
+    if (added or replace) and (settings.corpus / "spans").exists():
         say(f"to train on the new text too, mark it: realmlm spans {settings.corpus}")
     done = [f"added {', '.join(map(str, added))}"] if added else []
     done += [f"replaced {settings.replace}"] if replace else []
