@@ -1,6 +1,6 @@
 """Warm-up: the reader learns to read passages by masked LM, the retriever to find them by the inverse cloze task.
 
-Without the second everything goes to the null document; without the first a reader that cannot read ruins the retriever (docs/pipeline.md, 4).
+Without the second everything goes to the null document; without the first a reader that cannot read ruins the retriever.
 """
 
 from collections.abc import Callable
