@@ -5,14 +5,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from realmlm.artefact import write_text
-
-Item = TypeVar("Item")
 
 
 def say(text: str) -> None:
@@ -74,14 +72,6 @@ def progress(description: str, total: int | None = None, *, unit: str = "") -> I
         bar.clear()
         raise
     bar.close()
-
-
-def track(items: Iterable[Item], description: str, *, total: int | None = None, unit: str = "") -> Iterator[Item]:
-    """Iterate with progress."""
-    with progress(description, total, unit=unit) as bar:
-        for item in items:
-            yield item
-            bar.advance()
 
 
 def duration(seconds: float) -> str:

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realmlm.config import JointOptim, Loop, Refresh
+from realmlm.config import JointOptim, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
 from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions, window
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import learning_rate
-from realmlm.train.pretrain import pretrain
+from tests.train.test_resume import joint_run
 
 
 @given(st.integers(1, 30), st.integers(0, 50), st.integers(1, 40), st.integers(0, 3))
@@ -58,21 +58,8 @@ def test_a_sentences_own_passage_is_never_retrieved(
         return hits
 
     monkeypatch.setattr(ExactIndex, "search", spy)
-    pretrain(
-        model=tiny_model_folder,
-        corpus=knowledge.folder,
-        text=None,
-        out=tmp_path / "run",
-        k=4,
-        masking="salient",
-        marginal="joint",
-        freeze_retriever=0,
-        probe=None,
-        probe_every=5,
-        optim=JointOptim(steps=3, batch=8),
-        refresh=Refresh(every_steps=0),
-        loop=Loop(threads=1, device="cpu"),
-    )
+    refresh = Refresh(every_steps=0)
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", k=4, optim=JointOptim(steps=3, batch=8), refresh=refresh)
     assert len(seen) == 3
     for own, ids in seen:
         assert own is not None

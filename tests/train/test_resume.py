@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from realmlm.config import JointOptim, Loop, Refresh
+from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists
 from realmlm.log import read_metrics
 from realmlm.train import loop as training
 from realmlm.train.finetune import finetune
-from realmlm.train.pretrain import pretrain
+from realmlm.train.pretrain import pretrain, run_pretrain
 from realmlm.train.run import Run
 from realmlm.train.warmup import warm_up
 
@@ -63,6 +63,12 @@ def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Co
     return stages[request.param]
 
 
+def joint_run(model: Path, corpus: Corpus, out: Path, **changed: Any) -> Path:
+    """A short deterministic pre-training with the settings that most tests share."""
+    settings = Pretrain(model=model, corpus=corpus.folder, out=out, k=3, optim=OPTIM, refresh=IN_LINE, loop=LOOP)
+    return run_pretrain(dataclasses.replace(settings, **changed))
+
+
 def weights(model: Path) -> dict[str, Tensor]:
     return load_file(model / "model.safetensors")
 
@@ -94,21 +100,7 @@ def test_two_undisturbed_runs_are_equal_and_rows_are_whole(
     tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, tmp_path: Path
 ) -> None:
     def run(out: Path) -> Path:
-        return pretrain(
-            model=tiny_model_folder,
-            corpus=knowledge.folder,
-            text=sentences.folder,
-            out=out,
-            k=3,
-            masking="salient",
-            marginal="per-token",
-            freeze_retriever=0,
-            probe=None,
-            probe_every=5,
-            optim=OPTIM,
-            refresh=IN_LINE,
-            loop=LOOP,
-        )
+        return joint_run(tiny_model_folder, knowledge, out, text=sentences.folder, marginal="per-token")
 
     assert same(weights(run(tmp_path / "a")), weights(run(tmp_path / "b")))
     rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
@@ -128,21 +120,9 @@ def test_accumulation_gives_the_same_gradient(tiny_model_folder: Path, knowledge
     """The same batch in one part or in two: the weights agree up to rounding."""
     before, results = weights(tiny_model_folder), []
     for parts in (1, 2):
-        model = pretrain(
-            model=tiny_model_folder,
-            corpus=knowledge.folder,
-            text=sentences.folder,
-            out=tmp_path / f"parts{parts}",
-            k=3,
-            masking="whole-word",
-            marginal="joint",
-            freeze_retriever=0,
-            probe=None,
-            probe_every=5,
-            optim=dataclasses.replace(OPTIM, steps=1, accumulate=parts, batch=4),
-            refresh=IN_LINE,
-            loop=LOOP,
-        )
+        optim = dataclasses.replace(OPTIM, steps=1, accumulate=parts, batch=4)
+        out = tmp_path / f"parts{parts}"
+        model = joint_run(tiny_model_folder, knowledge, out, text=sentences.folder, masking="whole-word", optim=optim)
         results.append(weights(model))
     moved = {name: (results[0][name] - before[name]).abs().max().item() for name in before}
     for name, tensor in results[0].items():
