@@ -16,7 +16,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.model.inputs import NULL, Inputs, reader_inputs
-from realmlm.model.marginal import span_log_probabilities
+from realmlm.model.marginal import span_log_probabilities, weighed_together
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import Query, Retrieved, Retriever
 
@@ -78,8 +78,11 @@ class Answerer:
         k = retrieved.ids_BK.shape[1]
         bodies = [self.corpus.tokens(number) for row in retrieved.ids_BK.tolist() for number in row]
         inputs = self._joint([query.tokens for query in queries for _ in range(k)], bodies)
-        log_NLW = span_log_probabilities(*self.model.reader.spans(inputs)).cpu()
-        p_BK = retrieved.scores_BK.softmax(-1)
+        scores_NLW, allowed_NLW = (tensor.cpu() for tensor in self.model.reader.spans(inputs))
+        log_NLW = span_log_probabilities(scores_NLW, allowed_NLW)
+        together = self.model.config.reading == "released"
+        scores_BK = weighed_together(retrieved.scores_BK, scores_NLW, allowed_NLW) if together else retrieved.scores_BK
+        p_BK = scores_BK.softmax(-1)
         second_N = inputs.second_N.tolist()
         answers = []
         for row in range(len(queries)):
@@ -105,21 +108,24 @@ class Answerer:
         return spans
 
     def _combine(self, ids: list[int], p_K: list[float], spans: list[list[tuple[int, int, float]]]) -> Answer:
-        """Sum over passages and over the places where the same words stand."""
+        """p(y|x), summed over passages and over the places where the same words stand; the released form takes the best single place."""
         passages = [self.corpus[number] for number in ids]
         reading: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(ids))
         place: dict[tuple[str, int], tuple[int, int]] = {}
         surface: dict[str, str] = {}
+        likeliest: dict[str, float] = {}
         for number, (passage, found) in enumerate(zip(passages, spans, strict=True)):
             for start, end, probability in found:
                 words = _same_words(passage.text[start:end])
                 reading[words][number] += probability
                 place.setdefault((words, number), (start, end))
                 surface.setdefault(words, passage.text[start:end])
+                likeliest[words] = max(likeliest.get(words, 0.0), p_K[number] * probability)
         if not reading:
             return Answer("", 0.0, ())
         total = {words: float(np.dot(p_K, values)) for words, values in reading.items()}
-        best = max(total, key=lambda words: total[words])
+        chosen_by = likeliest if self.model.config.reading == "released" else total
+        best = max(chosen_by, key=lambda words: chosen_by[words])
         evidence = []
         for number, passage in enumerate(passages):
             where = place.get((best, number), (None, None))

@@ -15,7 +15,7 @@ from realmlm.errors import BadInput
 from realmlm.model.inputs import Inputs
 
 
-def build_encoder(config: dict[str, Any]) -> Any:
+def build_encoder(config: dict[str, Any], *, pooler: bool = False) -> Any:
     """An `AutoModel` encoder with fresh weights from a transformers config (`model_type` and its fields)."""
     from transformers import AutoConfig, AutoModel
 
@@ -25,7 +25,7 @@ def build_encoder(config: dict[str, Any]) -> Any:
         family = AutoConfig.for_model(name, **settings)
         if family.is_encoder_decoder:
             raise ValueError("it has a decoder as well")
-        return AutoModel.from_config(family, **_no_pooler(family))
+        return AutoModel.from_config(family, **_pooling_layer(family, pooler))
     except (KeyError, ValueError) as error:
         why = str(error).split(". ")[0]  # what follows names some hundred families
         raise BadInput(f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or roberta") from error
@@ -38,19 +38,19 @@ def load_encoder(source: str | Path) -> Any:
     logging.set_verbosity_error()  # it would report the pooler and the heads that REALM leaves out
     try:
         family = AutoConfig.from_pretrained(str(source))
-        return AutoModel.from_pretrained(str(source), use_safetensors=True, **_no_pooler(family))
+        return AutoModel.from_pretrained(str(source), use_safetensors=True, **_pooling_layer(family, False))
     except (OSError, ValueError) as error:
         raise BadInput(
             f"no encoder to load at '{source}': a folder with config.json and model.safetensors, or a model name ({error})"
         ) from error
 
 
-def _no_pooler(family: Any) -> dict[str, Any]:
-    """REALM pools by itself; a pooler would be weights without a gradient."""
+def _pooling_layer(family: Any, wanted: bool) -> dict[str, Any]:
+    """Unless the towers use it (the published REALM's do), the family's pooler would be weights without a gradient."""
     from transformers import AutoModel
 
     accepted = inspect.signature(AutoModel._model_mapping[type(family)].__init__).parameters
-    return {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
+    return {"add_pooling_layer": wanted} if "add_pooling_layer" in accepted else {}
 
 
 def encoder_config(encoder: Any) -> dict[str, Any]:
@@ -76,35 +76,42 @@ class Encoder(nn.Module):
         return int(self.body.config.hidden_size)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        return self._run(inputs).last_hidden_state
+
+    def pooled(self, inputs: Inputs, pooling: str) -> Tensor:
+        """One vector a sequence [N, H]: its first ("cls"), that through the family's pooler ("pooler"), or the mean of all ("mean")."""
+        output = self._run(inputs)
+        if pooling == "pooler":
+            return output.pooler_output
+        hidden_NLH = output.last_hidden_state
+        if pooling == "cls":
+            return hidden_NLH[:, 0]
+        weight_NL1 = inputs.attention_NL[:, :, None].to(hidden_NLH.dtype)
+        return (hidden_NLH * weight_NL1).sum(1) / weight_NL1.sum(1)
+
+    def _run(self, inputs: Inputs) -> Any:
         extra = {"token_type_ids": inputs.segments_NL} if self._segments else {}
-        return self.body(input_ids=inputs.tokens_NL, attention_mask=inputs.attention_NL, **extra).last_hidden_state
+        return self.body(input_ids=inputs.tokens_NL, attention_mask=inputs.attention_NL, **extra)
 
 
 class Tower(nn.Module):
     """Embed(·) = W · encoder_CLS(·), with LayerNorm and a fixed scale if the config asks for them."""
 
-    def __init__(self, encoder: Encoder, *, dim: int, norm: bool, pooling: str, scale: float = 1.0) -> None:
+    def __init__(self, encoder: Encoder, projection: nn.Linear, norm: nn.Module, *, pooling: str, scale: float) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.projection = nn.Linear(encoder.hidden, dim)
-        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.encoder, self.projection, self.norm = encoder, projection, norm
         self.pooling, self.scale = pooling, scale
 
     def forward(self, inputs: Inputs) -> Tensor:
-        hidden_NLH = self.encoder(inputs)
-        if self.pooling == "mean":
-            weight_NL1 = inputs.attention_NL[:, :, None].to(hidden_NLH.dtype)
-            pooled_NH = (hidden_NLH * weight_NL1).sum(1) / weight_NL1.sum(1)
-        else:
-            pooled_NH = hidden_NLH[:, 0]
-        return self.norm(self.projection(pooled_NH)).float() * self.scale
+        return self.norm(self.projection(self.encoder.pooled(inputs, self.pooling))).float() * self.scale
 
 
 class MaskHead(nn.Module):
     """BERT's masked-LM head: transform, then the word embeddings themselves as output weights (tied)."""
 
-    def __init__(self, hidden: int, embedding: nn.Embedding, *, eps: float) -> None:
+    def __init__(self, hidden: int, embedding: nn.Embedding, *, eps: float, activation: nn.Module) -> None:
         super().__init__()
+        self.activation = activation
         width = embedding.embedding_dim
         self.dense = nn.Linear(hidden, width)
         self.norm = nn.LayerNorm(width, eps=eps)
@@ -112,8 +119,15 @@ class MaskHead(nn.Module):
 
     def forward(self, hidden_NMH: Tensor, embedding_VH: Tensor) -> Tensor:
         """log p(token) at the given positions only: [N, M, V]."""
-        logits_NMV = F.linear(self.norm(F.gelu(self.dense(hidden_NMH))), embedding_VH, self.bias)
+        logits_NMV = F.linear(self.norm(self.activation(self.dense(hidden_NMH))), embedding_VH, self.bias)
         return logits_NMV.float().log_softmax(-1)
+
+
+def _activation(config: Any) -> nn.Module:
+    """The family's own activation: BERT's is gelu, the published REALM's its tanh approximation."""
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[getattr(config, "hidden_act", "gelu")]
 
 
 class SpanHead(nn.Module):
@@ -150,7 +164,9 @@ class Reader(nn.Module):
     def __init__(self, encoder: Encoder, *, max_answer: int, span_hidden: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=getattr(encoder.body.config, "layer_norm_eps", 1e-12))
+        family = encoder.body.config
+        eps = getattr(family, "layer_norm_eps", 1e-12)
+        self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=eps, activation=_activation(family))
         self.span_head = SpanHead(encoder.hidden, width=span_hidden, max_width=max_answer)
 
     @property

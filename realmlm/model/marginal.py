@@ -49,6 +49,17 @@ def span_log_probabilities(scores_NLW: Tensor, allowed_NLW: Tensor) -> Tensor:
     return (scores_NS - _safe_logsumexp(scores_NS, empty_N)[:, None]).view_as(scores_NLW)
 
 
+def weighed_together(retrieval_BK: Tensor, scores_NLW: Tensor, allowed_NLW: Tensor) -> Tensor:
+    """f(x,z) + log Σ_s exp score(s), [B, K]: in place of f(x,z) it makes p(z|x) p(s|z,x) one softmax over the spans of all passages.
+
+    The form in the authors' released code. A passage without any allowed span gets no weight.
+    """
+    scores_NS = scores_NLW.masked_fill(~allowed_NLW, -torch.inf).flatten(1)
+    empty_N = ~allowed_NLW.flatten(1).any(-1)
+    total_N = _safe_logsumexp(scores_NS, empty_N).masked_fill(empty_N, torch.finfo(scores_NS.dtype).min)
+    return retrieval_BK + total_N.view_as(retrieval_BK)
+
+
 def answer_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
     """log p(y|z,x) = log Σ_{s ∈ S(z,y)} p(s|z,x); −inf where the passage does not hold the answer."""
     gold_NS = gold_NLW.flatten(1)

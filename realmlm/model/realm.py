@@ -29,18 +29,29 @@ class ModelConfig:
     """transformers config of the reader's encoder."""
     share_towers: bool = True
     """Query and document tower are one encoder with two projections."""
+    share_projection: bool = False
+    """One projection as well, so that one module embeds both."""
     projection: int = 128
     """Size of the vectors that are searched."""
     projection_norm: bool = True
-    """LayerNorm after each projection, scores divided by √size; without it the plain inner product of the paper."""
-    pooling: Literal["cls", "mean"] = "cls"
-    """What stands for a sequence: its first vector, or the mean of all."""
+    """LayerNorm after each projection; without it the plain inner product of the paper."""
+    norm_eps: float = 1e-5
+    """Its epsilon."""
+    scale_scores: bool = True
+    """Scores of such normed vectors are divided by √size."""
+    pooling: Literal["cls", "mean", "pooler"] = "cls"
+    """What stands for a sequence: its first vector, the mean of all, or the first through the encoder's own pooler."""
     max_query: int = 64
     """Wordpieces of a query that are read."""
     max_passage: int = 288
     """Wordpieces of a passage's body that are read."""
+    max_together: int | None = None
+    """Wordpieces of query and passage read together, special tokens counted; without it all that the two limits above allow."""
     max_answer: int = 10
     """Longest answer span in wordpieces."""
+    reading: Literal["paper", "released"] = "paper"
+    """paper: spans are weighed within their passage, an answer is as likely as all places where it stands; released, as the authors'
+    code does it: spans of all passages are weighed together, the answer is the best single one (docs/decisions/001)."""
     trained_on_questions: bool = False
     """Fine-tuning has taught the span head; before that its answers to questions mean nothing."""
     span_hidden: int = 256
@@ -52,7 +63,7 @@ class ModelConfig:
 
     @property
     def max_joint(self) -> int:
-        return self.max_passage + self.max_query + 3
+        return self.max_together or self.max_passage + self.max_query + 3
 
 
 class Realm(nn.Module):
@@ -61,12 +72,12 @@ class Realm(nn.Module):
     def __init__(self, config: ModelConfig, *, tower: nn.Module | None = None, reader: nn.Module | None = None) -> None:
         super().__init__()
         self.config = config
-        first = Encoder(tower if tower is not None else build_encoder(config.tower))
-        second = first if config.share_towers else copy.deepcopy(first)
-        scale = config.projection**-0.5 if config.projection_norm else 1.0
-        settings: dict[str, Any] = {"dim": config.projection, "norm": config.projection_norm, "pooling": config.pooling}
-        self.document = Tower(first, **settings)
-        self.query = Tower(second, **settings, scale=scale)
+        first = Encoder(tower if tower is not None else build_encoder(config.tower, pooler=config.pooling == "pooler"))
+        scale = config.projection**-0.5 if config.projection_norm and config.scale_scores else 1.0
+        self.document = new_tower(config, first)
+        self.query = new_tower(config, first if config.share_towers else copy.deepcopy(first), scale=scale)
+        if config.share_projection:
+            self.query.projection, self.query.norm = self.document.projection, self.document.norm
         body = reader if reader is not None else build_encoder(config.reader)
         self.reader = Reader(Encoder(body), max_answer=config.max_answer, span_hidden=config.span_hidden)
 
@@ -80,14 +91,15 @@ class Realm(nn.Module):
 
     def untie(self) -> None:
         """Give the query tower weights of its own, so that it can be trained while the index stays as it is."""
-        if self.config.share_towers:
-            self.query.encoder = copy.deepcopy(self.document.encoder)
-            self.config = replace(self.config, share_towers=False)
+        self.query = copy.deepcopy(self.query)
+        self.config = replace(self.config, share_towers=False, share_projection=False)
 
     def own_state(self) -> dict[str, Tensor]:
-        """Every weight once: a shared encoder is named by the document tower."""
-        skip = "query.encoder." if self.config.share_towers else "\0"
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(skip)}
+        """Every weight once: what the towers share is named by the document tower."""
+        state = self.state_dict()
+        twins = {name: state.get(name.replace("query.", "document.", 1)) for name in state if name.startswith("query.")}
+        shared = {name for name, twin in twins.items() if twin is not None and twin.data_ptr() == state[name].data_ptr()}
+        return {name: tensor for name, tensor in state.items() if name not in shared}
 
     def load_own_state(self, state: dict[str, Tensor]) -> None:
         expected = self.own_state()
@@ -123,6 +135,12 @@ class Realm(nn.Module):
         except (OSError, ValueError, BadInput) as error:
             raise ArtefactDamaged(f"{folder / WEIGHTS} cannot be loaded: {error}") from error
         return model.to(device).eval(), Wordpieces.load(folder / "tokenizer.json")
+
+
+def new_tower(config: ModelConfig, encoder: Encoder, *, scale: float = 1.0) -> Tower:
+    """A tower with a fresh projection on an encoder."""
+    norm = nn.LayerNorm(config.projection, eps=config.norm_eps) if config.projection_norm else nn.Identity()
+    return Tower(encoder, nn.Linear(encoder.hidden, config.projection), norm, pooling=config.pooling, scale=scale)
 
 
 def new_model(config: ModelConfig, wordpieces: Wordpieces, *, checkpoint: str | None = None, seed: int = 0) -> Realm:

@@ -13,7 +13,7 @@ from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.encoders import Encoder, Tower, build_encoder
 from realmlm.model.inputs import document_inputs
-from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
+from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
 
 
 class DocumentEncoder:
@@ -54,6 +54,6 @@ def load_snapshot(folder: Path, device: str) -> DocumentEncoder:
     """The encoder of a snapshot, on a device."""
     open_artefact(folder, kind="snapshot")
     config = ModelConfig(**json.loads((folder / "model.json").read_text("utf-8")))
-    tower = Tower(Encoder(build_encoder(config.tower)), dim=config.projection, norm=config.projection_norm, pooling=config.pooling)
+    tower = new_tower(config, Encoder(build_encoder(config.tower, pooler=config.pooling == "pooler")))
     tower.load_state_dict(load_file(folder / "document.safetensors"))
     return DocumentEncoder(tower.to(device).eval(), Wordpieces.load(folder / "tokenizer.json"), max_document=config.max_document)

@@ -19,7 +19,13 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.log import say
 from realmlm.model.inputs import NULL, mask_queries, query_inputs, reader_inputs
-from realmlm.model.marginal import answer_log_likelihood, inner_products, marginal_log_likelihood, span_log_probabilities
+from realmlm.model.marginal import (
+    answer_log_likelihood,
+    inner_products,
+    marginal_log_likelihood,
+    span_log_probabilities,
+    weighed_together,
+)
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable, fresh_scores, index_for
 from realmlm.train.examples import epoch_positions
@@ -81,10 +87,10 @@ class QuestionAnswering:
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, self._read :]], dim=1)
             retriever_B = _log_share(scores_BC, holds_BC)
         with clock("read"):
-            reader_BK, found_BK = self._read_spans(numbers, questions, ids_BC[:, : self._read])
+            weight_BK, reader_BK, found_BK = self._read_spans(numbers, questions, ids_BC[:, : self._read], scores_BC[:, : self._read])
             any_B, some_B = found_BK.any(-1), holds_BC.any(-1)
             readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)  # a question without its answer teaches nothing: no gradient, no NaN
-            answer_B = marginal_log_likelihood(scores_BC[:, : self._read], readable_BK)
+            answer_B = marginal_log_likelihood(weight_BK, readable_BK)
             memory_B = self._closed_book(numbers, questions)
         # divided by all examples, not by those with an answer: so that a batch worked off in parts gives the same gradient
         taught_B = torch.where(any_B, answer_B, 0.0) + torch.where(some_B, retriever_B, 0.0) + self._memory * memory_B
@@ -97,8 +103,10 @@ class QuestionAnswering:
             "recall@1": holds_BC[:, 0].float().mean(),
         }
 
-    def _read_spans(self, numbers: np.ndarray, questions: list[np.ndarray], ids_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(y|z,x) [B, K] and whether the passage holds the answer; −inf where it does not."""
+    def _read_spans(
+        self, numbers: np.ndarray, questions: list[np.ndarray], ids_BK: Tensor, scores_BK: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What weighs the passages, log p(y|z,x) (−inf where a passage does not hold the answer), and which hold it; all [B, K]."""
         k, config, device = ids_BK.shape[1], self._model.config, self._model.device
         bodies = [self._corpus.tokens(number) for number in ids_BK.flatten().tolist()]
         limits = {"max_query": config.max_query, "max_length": config.max_joint}
@@ -115,7 +123,9 @@ class QuestionAnswering:
                         gold_NLW[pair, first, width] = True
         gold_NLW = gold_NLW.to(device) & allowed_NLW
         reader_N = answer_log_likelihood(span_log_probabilities(scores_NLW, allowed_NLW), gold_NLW)
-        return reader_N.view(-1, k), gold_NLW.flatten(1).any(-1).view(-1, k)
+        together = config.reading == "released"
+        weight_BK = weighed_together(scores_BK, scores_NLW, allowed_NLW) if together else scores_BK
+        return weight_BK, reader_N.view(-1, k), gold_NLW.flatten(1).any(-1).view(-1, k)
 
     def _closed_book(self, numbers: np.ndarray, questions: list[np.ndarray]) -> Tensor:
         """log p(y|∅,x) [B]: the question followed by masks in the answer's place."""
