@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo test test-slow check bench clean
+.PHONY: help install demo test test-slow encoders check bench clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,6 +23,9 @@ test: install ## the test suite (under 10 minutes on 2 cores)
 
 test-slow: install ## the long tests too: three seeds of the small world and the like
 	$(BIN)/python -m pytest -q -m slow
+
+encoders: install ## the encoders' suite for every family, and its table docs/encoders.md
+	$(BIN)/python tools/encoders_table.py
 
 check: install ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--passages", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=128)
     options = parser.parse_args()
-    faiss = require("faiss", extra="ann", why="the comparison")
+    faiss = require("faiss", extra="dev", why="the comparison")
     threads = torch.get_num_threads()
     faiss.omp_set_num_threads(threads)
     print(f"{datetime.date.today()}  {cpu_name()}  {threads} threads  torch {torch.__version__}  faiss {faiss.__version__}")

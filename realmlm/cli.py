@@ -81,10 +81,40 @@ def _spans(settings: config.Spans) -> None:
     say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
 
 
+def _clozes(settings: config.Clozes) -> None:
+    from realmlm.artefact import write_text
+    from realmlm.corpus.store import Corpus
+    from realmlm.evaluate.clozes import make_clozes
+
+    if settings.out.exists():
+        raise BadInput(f"{settings.out} already exists; choose another place or remove it first")
+    made = make_clozes(Corpus.open(settings.corpus), count=settings.count, max_query=settings.max_query, seed=settings.seed)
+    rows = [{"id": item.id, "question": item.text, "answer": list(item.answers), "source": item.source} for item in made]
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    say(f"{settings.out}: {len(made):,} masked sentences; pretrain --hold-out and evaluate --questions take it")
+
+
 def _model(settings: config.Model) -> None:
     from realmlm.model.create import create_model
 
     say(create_model(**config.flat(settings)))
+
+
+def _import_hf(settings: config.ImportHf) -> None:
+    from realmlm.published.importing import import_hf
+
+    model = import_hf(**config.flat(settings))
+    say(f"{settings.out}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters")
+    if settings.corpus is not None:
+        say(f'{settings.corpus}: ready for realmlm ask "…" --model {settings.out} --corpus {settings.corpus}')
+
+
+def _export_hf(settings: config.ExportHf) -> None:
+    from realmlm.published.exporting import export_hf
+
+    export_hf(**config.flat(settings))
+    say(f"{settings.out}: {settings.architecture}, for transformers up to 4.57")
 
 
 def _index(settings: config.Index) -> None:
@@ -151,11 +181,14 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "edit": (config.Edit, _edit),
     "passages": (config.Passages, _passages),
     "spans": (config.Spans, _spans),
+    "clozes": (config.Clozes, _clozes),
     "model": (config.Model, _model),
     "warmup": (config.Warmup, _warmup),
     "pretrain": (config.Pretrain, _pretrain),
     "finetune": (config.Finetune, _finetune),
     "index": (config.Index, _index),
+    "import-hf": (config.ImportHf, _import_hf),
+    "export-hf": (config.ExportHf, _export_hf),
     "evaluate": (config.Evaluate, _evaluate),
     "ask": (config.Ask, _ask),
     "world": (config.World, _world),

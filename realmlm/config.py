@@ -113,6 +113,25 @@ class Spans:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clozes:
+    """Make masked sentences from a corpus to hold out of training: what `realmlm evaluate` fills in, as a measure of retrieval."""
+
+    corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
+    """The corpus, its spans marked."""
+    out: Path
+    """File for the sentences, one JSON line each."""
+    count: int = 2000
+    """How many; at most one of a passage."""
+    max_query: int = 64
+    """Longest sentence in wordpieces."""
+    seed: int = 0
+    """Another seed, other sentences."""
+
+    def __post_init__(self) -> None:
+        check(self.count >= 1, f"count must be 1 or more, not {self.count}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """Make a model to begin with: fresh weights, or a published encoder as towers and reader."""
 
@@ -123,7 +142,7 @@ class Model:
     checkpoint: Annotated[str | None, optional("TEXT")] = None
     """Folder or name of a published encoder (BERT and its like); the corpus must be made with its tokenizer."""
     family: str = "modernbert"
-    """transformers' model_type of a fresh encoder."""
+    """transformers' model_type of a fresh encoder; docs/encoders.md lists those that were tried."""
     layers: int = 6
     """Layers of a fresh encoder."""
     hidden: int = 512
@@ -135,15 +154,17 @@ class Model:
     share_towers: bool = True
     """Query and document tower are one encoder with two projections."""
     projection: int = 128
-    """Size of the vectors that are searched."""
+    """Size of the vectors that are searched; that of a checkpoint's own vectors begins with exactly these (sentence encoders)."""
     projection_norm: bool = True
     """LayerNorm after each projection and scores divided by √size; without it the plain inner product of the paper."""
     pooling: Literal["cls", "mean"] = "mean"
-    """What stands for a sequence: its first vector (the paper), or the mean of all."""
+    """What stands for a sequence: the vector of its [CLS] (the paper), or the mean of all."""
     max_query: int = 64
     """Wordpieces of a query that are read."""
     max_answer: int = 10
     """Longest answer span in wordpieces."""
+    reading: Literal["paper", "released"] = "paper"
+    """How spans of several passages are weighed: within each passage, or all together as in the authors' released code."""
     seed: int = 0
     """Seed of the fresh weights."""
 
@@ -152,6 +173,41 @@ class Model:
             check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be 1 or more, not {getattr(self, name)}")
         check(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, not {self.dropout}")
         check(self.hidden % self.heads == 0, f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportHf:
+    """Bring in checkpoints of the published REALM: transformers' layout, or the authors' TensorFlow variables."""
+
+    sources: Positional[Annotated[tuple[str, ...], arg(metavar="FOLDER_OR_NAME …", help_behavior_hint="(required)")]]
+    """Folders or hub names, joined into one model: an embedder or scorer, an encoder or reader, or RealmForOpenQA, which is all of it."""
+    out: Path
+    """Folder of the model to make."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """Folder to make of RealmForOpenQA's block records; its block vectors become the index beside it."""
+    tokenizer: Annotated[Path | None, optional("PATH")] = None
+    """A tokenizer.json or vocab.txt, where none lies beside the weights."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Type of the stored block vectors; float16 takes half the space and is no longer exact."""
+    seed: int = 0
+    """Seed of the heads that no source brings."""
+
+    def __post_init__(self) -> None:
+        check(len(self.sources) > 0, "name at least one checkpoint: realmlm import-hf FOLDER_OR_NAME --out MODEL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportHf:
+    """Write a model in transformers' REALM layout (for transformers up to 4.57), where it has the parts of that layout."""
+
+    model: Positional[Annotated[Path, arg(metavar="MODEL")]]
+    """The model."""
+    out: Path
+    """Folder to make."""
+    architecture: Literal["RealmEmbedder", "RealmScorer", "RealmKnowledgeAugEncoder", "RealmReader", "RealmForOpenQA"]
+    """Which of its classes the folder is for."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """For RealmForOpenQA: the corpus whose passages and vectors go along."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +221,7 @@ class Index:
     out: Annotated[Path | None, optional("PATH")] = None
     """Folder to make, for --index; default: beside the corpus, where evaluate and ask find the exact one."""
     kind: Literal["exact", "ivf"] = "exact"
-    """exact: every vector is compared; ivf: faiss's inverted lists, re-scored exactly, recall measured and shown."""
+    """exact: every vector is compared; ivf: only those in the nearest lists, recall measured and shown."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the stored vectors."""
     device: str = "auto"
@@ -176,7 +232,7 @@ class Index:
 class Warmup:
     """Prepare a model for joint training: the reader learns to read passages (masked LM), the retriever to find them (ICT)."""
 
-    model: Path
+    model: Annotated[Path, arg(aliases=("--from",))]
     """The model to begin with."""
     corpus: Path
     """The corpus; its spans are needed where masks are salient."""
@@ -184,8 +240,13 @@ class Warmup:
     """Folder of the run; the model stands in its `model/`."""
     masking: MASKING = "salient"
     """Which wordpieces the reader must predict."""
-    pairing: Literal["own", "sibling", "null"] = "sibling"
-    """What lies beside the masked sentence: its own passage (learn to copy), another one of its article if there is one, or nothing."""
+    pairing: Literal["own", "sibling", "recurring", "null"] = "sibling"
+    """What lies beside the masked sentence: its own passage (learn to copy), another one of its article if there is one, often one
+    that has the hidden words too (recurring), or nothing."""
+    pointing: float = 0.0
+    """Weight of pointing at the hidden words where they stand in the passage: the span head's warm-up for questions."""
+    hold_out: Annotated[Path | None, optional("PATH")] = None
+    """Masked sentences made by `realmlm clozes`: no sentence of the passages they come from is trained on."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is taken out of its passage."""
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
@@ -202,7 +263,7 @@ class Warmup:
 class Pretrain:
     """Train retriever and reader together on text alone: masked LM through the search, the index refreshed as it goes."""
 
-    model: Path
+    model: Annotated[Path, arg(aliases=("--from",))]
     """The model, warmed up."""
     corpus: Path
     """The knowledge Z that is searched."""
@@ -212,10 +273,16 @@ class Pretrain:
     """The corpus X that masked sentences come from; default: Z itself, a sentence's own passage never retrieved."""
     k: int = 8
     """Passages read for each sentence, the null document among them."""
+    null_document: bool = True
+    """One of the k is the empty document, for sentences that need no passage."""
+    own_passage: bool = False
+    """A sentence may retrieve the passage it comes from."""
     masking: MASKING = "salient"
     """Which wordpieces are masked."""
     marginal: Literal["joint", "per-token"] = "joint"
     """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own."""
+    hold_out: Annotated[Path | None, optional("PATH")] = None
+    """Masked sentences made by `realmlm clozes`: the passages they come from are searched, but no sentence of theirs is trained on."""
     freeze_retriever: int = 0
     """First steps in which only the reader learns."""
     probe: Annotated[Path | None, optional("PATH")] = None
@@ -227,7 +294,8 @@ class Pretrain:
     loop: Loop = field(default_factory=Loop)
 
     def __post_init__(self) -> None:
-        check(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
+        least = 1 + self.null_document
+        check(self.k >= least, f"k counts the null document and at least one passage: {least} or more, not {self.k}")
         check(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
 
 
@@ -235,18 +303,24 @@ class Pretrain:
 class Finetune:
     """Train a model to answer questions from the passages it retrieves."""
 
-    model: Path
+    model: Annotated[Path, arg(aliases=("--from",))]
     """The model, pre-trained."""
     corpus: Path
     """The corpus that is searched."""
-    questions: Path
-    """Questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD .json."""
+    questions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
+    """Files of questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD .json."""
     out: Path
     """Folder of the run; the model stands in its `model/`."""
+    retriever: Literal["learned", "bm25"] = "learned"
+    """learned: the model's own, trained along; bm25: word matching, only the reader learns."""
     read: int = 5
     """Passages read for each question."""
+    read_gold: bool = False
+    """Where none of them holds the answer, the best candidate that does is read in the last one's place."""
     candidates: int = 5000
     """Passages over which the retriever is trained."""
+    objective: Literal["marginal", "hard-em"] = "marginal"
+    """marginal: every place where an answer stands counts (the paper); hard-em: in each passage the likeliest one alone."""
     closed_book: float = 0.1
     """Weight of what the reader learns to answer without any passage."""
     optim: JointOptim = field(default_factory=lambda: JointOptim(lr=1e-5, retriever_lr=1e-5))
@@ -270,7 +344,9 @@ class Evaluate:
     retriever: Literal["learned", "bm25", "none"] = "learned"
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
     read: int = 5
-    """Passages read for each question."""
+    """Passages read for each question; 0: retrieval alone is measured."""
+    recall: Literal["dpr", "orqa"] = "dpr"
+    """When a passage holds an answer. dpr: the same words, upper and lower case alike; orqa: the same characters, within words too."""
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
     limit: Annotated[int | None, optional("N")] = None
@@ -283,7 +359,7 @@ class Evaluate:
     """Where the model runs."""
 
     def __post_init__(self) -> None:
-        check(self.read >= 1, f"read must be 1 or more, not {self.read}; to read nothing: --retriever none")
+        check(self.read >= 0, f"read must be 0 or more, not {self.read}")
         check(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
 
 

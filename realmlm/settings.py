@@ -11,7 +11,7 @@ except ImportError:  # the command line's library; training without it takes the
     Item = TypeVar("Item")
     Positional = Annotated[Item, ()]  # type: ignore[misc]
 
-    def arg(*, metavar: str, help_behavior_hint: str = "") -> Any:  # type: ignore[no-redef]
+    def arg(*, metavar: str = "", help_behavior_hint: str = "", aliases: tuple[str, ...] = ()) -> Any:  # type: ignore[no-redef]
         return metavar
 
 

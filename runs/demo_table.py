@@ -36,6 +36,8 @@ def main(out: Path) -> None:
     print(f"\n{head}\n{'':26s} {'recall@1':>10s} {'recall@5':>10s} {'masked word':>12s}   {'recall@1':>10s} {'recall@5':>10s} {'EM':>8s}")
     for name, (cloze, question) in results.items():
         gold = [[f"{report.gold_recall[k].value:.1f}" if report.gold_recall else "–" for k in (1, 5)] for report in (cloze, question)]
+        assert cloze.exact_match
+        assert question.exact_match
         first = f"{gold[0][0]:>10s} {gold[0][1]:>10s} {cloze.exact_match.value:12.1f}"
         print(f"{name:26s} {first}   {gold[1][0]:>10s} {gold[1][1]:>10s} {question.exact_match.value:8.1f}")
     print(f"\nPercent, {LIMIT} masked sentences and {LIMIT} questions. BM25 and REALM read with the same reader.")

@@ -93,15 +93,18 @@ EXAMPLES = [
     config.Spans(corpus=HERE, tagger="phrases", phrases=HERE, workers=1),
     config.Spans(corpus=HERE),
     config.Passages(corpus=HERE, find="a", limit=3),
+    config.Clozes(corpus=HERE, out=HERE, count=5, max_query=9, seed=1),
     config.Model(corpus=HERE, out=HERE, checkpoint="bert", pooling="cls", share_towers=False, dropout=0.1),
     config.Index(**PLACES, out=HERE, kind="ivf", dtype="float32", device="cpu"),
     config.Index(**PLACES),
+    config.ImportHf(sources=("google/realm-orqa-nq-openqa", "b"), out=HERE, corpus=HERE, tokenizer=HERE, dtype="float16", seed=2),
+    config.ExportHf(model=HERE, out=HERE, architecture="RealmForOpenQA", corpus=HERE),
     config.Warmup(
         **PLACES, out=HERE, masking="uniform", pairing="own", remove_sentence=0.5, reader=ONE_RATE, retriever=ONE_RATE, loop=LOOP
     ),
     config.Pretrain(**PLACES, out=HERE, text=HERE, k=3, marginal="per-token", probe=HERE, optim=OPTIM, refresh=REFRESH, loop=LOOP),
     config.Pretrain(**PLACES, out=HERE),
-    config.Finetune(**PLACES, out=HERE, questions=HERE, read=2, candidates=9, optim=OPTIM, refresh=REFRESH, loop=LOOP),
+    config.Finetune(**PLACES, out=HERE, questions=(HERE, HERE / "q"), read=2, candidates=9, optim=OPTIM, refresh=REFRESH, loop=LOOP),
     config.Evaluate(**PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"),
     config.Ask(**PLACES, question="Who?", read=2, json=True),
     config.Ask(**PLACES, fill="It is [MASK]."),
@@ -229,7 +232,18 @@ def test_evaluate_agrees_with_its_predictions(
     predictions = tmp_path / "new" / "predictions.jsonl"
     flags = ["--questions", f"{work}/{name}.jsonl", "--retriever", retriever, "--read", "3", "--predictions", str(predictions)]
     report = json.loads(said(["evaluate", *flags, "--json"], work, capsys))
-    assert set(report) == {"questions", "retriever", "read", "exact_match", "f1", "recall", "gold_recall", "seconds"}
+    assert set(report) == {
+        "questions",
+        "retriever",
+        "read",
+        "exact_match",
+        "f1",
+        "nats",
+        "recall_definition",
+        "recall",
+        "gold_recall",
+        "seconds",
+    }
     rows = [json.loads(line) for line in predictions.read_text().splitlines()]
     asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]
     assert [row["question"] for row in rows] == [line["question"] for line in asked]
@@ -241,11 +255,20 @@ def test_evaluate_agrees_with_its_predictions(
     assert report["exact_match"]["value"] == percent([row["correct"] for row in rows])
     assert report["f1"]["value"] == percent([row["f1"] for row in rows])
     assert set(report["recall"]) == (set() if retriever == "none" else {"1", "5", "20"})
+    if name == "clozes-held-out":
+        mean = sum(row["log_p"] for row in rows) / len(rows)
+        assert report["nats"]["−log p(y|x)"]["value"] == pytest.approx(-mean, abs=1e-3)
+        assert ("retrieval utility" in report["nats"]) == (retriever != "bm25")
+        if retriever == "none":
+            assert report["nats"]["retrieval utility"]["value"] == pytest.approx(0, abs=1e-5)
     for k, score in report["recall"].items():
         assert score["value"] == percent([(row["first_passage_with_answer"] or 999) <= int(k) for row in rows])
         assert 0 <= score["low"] <= score["value"] <= score["high"] <= 100
     for row in rows:
-        assert set(row) == {"id", "question", "answers", "correct", "f1", "first_passage_with_answer", "answer", "probability", "evidence"}
+        measured = {"correct", "f1", "log_p", "utility", "first_passage_with_answer"}
+        assert set(row) == {"id", "question", "answers", *measured, "answer", "probability", "evidence"}
+        assert (row["log_p"] is not None) == (name == "clozes-held-out")
+        assert (row["utility"] is not None) == (name == "clozes-held-out" and retriever != "bm25")
         weighs_null = retriever == "none" or (retriever == "learned" and name == "clozes-held-out")
         assert len(row["evidence"]) == (0 if retriever == "none" else 3) + weighs_null
 
@@ -263,7 +286,7 @@ def test_a_run_goes_on_with_the_settings_that_flags_changed(work: Path, tmp_path
 def test_evaluate_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(["evaluate", "--questions", f"{work}/questions-held-out.jsonl", "--limit", "4"], work, capsys)
     assert text.startswith("4 questions, retriever learned, 5 passages read")
-    for row in ("exact match", "F1", "recall@1 (answer string)", "recall@5 (gold passage)"):
+    for row in ("exact match", "F1", "recall@1 (answer string, dpr)", "recall@5 (gold passage)"):
         assert row in text
 
 

@@ -53,7 +53,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "tidy", lambda run: None)  # what an ended run lets go, one that was cut off still has
         run_pretrain(Pretrain(out=folder / "pretrain", k=3, **common))
-        run_finetune(Finetune(out=folder / "finetune", questions=folder / "questions.jsonl", read=2, candidates=5, **common))
+        run_finetune(Finetune(out=folder / "finetune", questions=(folder / "questions.jsonl",), read=2, candidates=5, **common))
     for run in ("pretrain", "finetune"):
         shutil.rmtree(folder / run / "model")
     shutil.rmtree(folder / "pretrain" / "index" / "step-00000002")  # as if killed between snapshot and index

@@ -88,7 +88,8 @@ WITHOUT_RUN = [
     ("model --corpus {desk}/bare --out {out} --hidden 30 --heads 4", r"hidden 30 is not a multiple of heads 4"),
     ("model --corpus {desk}/bare --out {out} --heads 0", r"heads must be 1 or more, not 0"),
     ("model --corpus {desk}/bare --out {out} --family blancmange", r"encoder of the family 'blancmange' .*; try modernbert, bert"),
-    ("model --corpus {desk}/bare --out {out} --family t5", r"encoder of the family 't5' \(it has a decoder as well\); try modernbert"),
+    ("model --corpus {desk}/bare --out {out} --family bart", r"encoder of the family 'bart' \(it has a decoder as well\); try modernbert"),
+    ("model --corpus {desk}/bare --out {out} --family gpt2", r"encoder of the family 'gpt2' \(it is no masked language model"),
     ("model --corpus {desk}/bare --out {out} --checkpoint {desk}/no/bert", r"no encoder to load at .*a folder with config\.json"),
     ("index --model {desk}/gone --corpus {desk}/corpus --out {out}", r"no model in .*/gone; make one: realmlm model --corpus"),
     ("index --model {desk}/corpus --corpus {desk}/corpus --out {out}", r"/corpus is of the kind 'corpus', where 'model' is needed"),
@@ -110,7 +111,7 @@ WITHOUT_RUN = [
     ("ask Who? --model {desk}/model --corpus {desk}/bare", r"5 passages cannot be read, the corpus has 1; choose --read between"),
     ("ask Who? --read 0 --model {desk}/model --corpus {desk}/bare", r"0 passages cannot be read, the corpus has 1; choose --read"),
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl", r"5 passages cannot be read, .*; lower --read"),
-    ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl --read 0", r"read must be 1 or more, not 0"),
+    ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl --read -1", r"read must be 0 or more, not -1"),
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/gone --read 1", r"gone: no such question file; check the path"),
     (
         "evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/prose.txt --read 1",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from realmlm.artefact import publish
+from realmlm.artefact import Draft, publish
 from realmlm.corpus.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import MAX_CHARACTERS, MAX_TITLE, Article, Block, Corpus, SegmentWriter
@@ -218,26 +218,33 @@ def build_corpus(
             assert tokenizer is not None
             pieces = Wordpieces.load(tokenizer)
             had = f"loaded from {Path(tokenizer).name if Path(tokenizer).exists() else tokenizer}"
-        pieces.save(draft.path / "tokenizer.json")
-        writer = SegmentWriter(draft.path, token_dtype=pieces.dtype)
-        chunks, setting = _chunks(_read(files, "cutting", faults)), (pieces.tokenizer.to_str(), max_wordpieces)
-        with closing(ordered_map(_cutter, setting, chunks, workers=workers, few=_IN_PROCESS)) as blocks:
-            for block in blocks:
-                writer.append(block)
-        writer.close()
+        articles = _read(files, "cutting", faults)
+        writer = write_articles(draft, articles, pieces, max_wordpieces=max_wordpieces, workers=workers)
         if not writer.passages:
             raise BadInput(
                 f"no passage could be made of {', '.join(map(str, sources)) or 'no source'}; name files or folders with text in them"
             )
-        draft.config |= {
-            "sources": [Path(os.path.abspath(source)).name for source in sources],
-            "max_wordpieces": max_wordpieces,
-            "tokenizer": had,
-        }
-        draft.counts |= {"passages": writer.passages, "articles": writer.articles, "wordpieces": writer.wordpieces, "skipped": faults.count}
-        draft.parents["tokenizer"] = pieces.fingerprint
+        draft.config |= {"sources": [Path(os.path.abspath(source)).name for source in sources], "tokenizer": had}
+        draft.counts["skipped"] = faults.count
     faults.conclude()
     return Corpus.open(out)
+
+
+def write_articles(
+    draft: Draft, articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, workers: int
+) -> SegmentWriter:
+    """Cut and tokenise articles into a corpus being written, with its tokenizer, counts and limits."""
+    wordpieces.save(draft.path / "tokenizer.json")
+    writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
+    setting = (wordpieces.tokenizer.to_str(), max_wordpieces)
+    with closing(ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)) as blocks:
+        for block in blocks:
+            writer.append(block)
+    writer.close()
+    draft.config["max_wordpieces"] = max_wordpieces
+    draft.counts |= {"passages": writer.passages, "articles": writer.articles, "wordpieces": writer.wordpieces}
+    draft.parents["tokenizer"] = wordpieces.fingerprint
+    return writer
 
 
 class _Faults:

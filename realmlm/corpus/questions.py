@@ -13,7 +13,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from realmlm.errors import BadInput
 
 FORMATS = """\
-  JSON lines   {"question": "…", "answer": ["…", …]} a line (NQ-open); "answers", "id" and "gold" (passage ids) are read as well
+  JSON lines   {"question": "…", "answer": ["…", …]} a line (NQ-open); "answers", "id", "gold" (passage ids) and "source" are read as well
   JSON         [{"qId": "…", "qText": "…", "answers": ["…", …]}, …] (WebQuestions)
   SQuAD        {"data": [{"paragraphs": [{"qas": [{"question": "…", "answers": [{"text": "…"}]}]}]}]}
   TSV          question<TAB>['answer', …] (DPR)
@@ -44,6 +44,8 @@ class Question:
     id: str = ""
     gold: tuple[int, ...] = ()
     """Ids of passages known to hold the answer, where the set tells."""
+    source: int | None = None
+    """Id of the passage a masked sentence was taken from; it is never offered for it."""
 
 
 @lru_cache(maxsize=16384)
@@ -126,7 +128,11 @@ def _from_record(where: str, record: Any) -> Question:
     gold = record.get("gold", [])
     if not isinstance(gold, list) or not all(type(passage) is int for passage in gold):
         raise BadInput(f"{where}: 'gold' must be a list of passage ids (whole numbers), found {gold!r}")
-    return _question(where, found["text"], found["answers"], id=str(found["id"]), gold=tuple(gold))
+    source = record.get("source")
+    if source is not None and type(source) is not int:
+        raise BadInput(f"{where}: 'source' must be the id of a passage (a whole number), found {source!r}")
+    question = _question(where, found["text"], found["answers"], id=str(found["id"]), gold=tuple(gold))
+    return replace(question, source=source)
 
 
 def _read_squad(path: Path, data: Any) -> Iterator[Question]:

@@ -3,7 +3,7 @@
 `CORPUS/spans` is an artefact of its own (docs/formats.md): it can be made again with another tagger while the corpus stays.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,15 @@ class Spans:
 
     def __len__(self) -> int:
         return len(self._passages_N)
+
+    def without(self, passages: Iterable[int]) -> "Spans":
+        """Only the sentences of other passages."""
+        gone = np.array(sorted(set(passages)), dtype=np.int64)
+        if not len(gone):
+            return self
+        kept_N = ~np.isin(self._passages_N, gone)
+        rows = (array[kept_N] for array in (self._passages_N, self._bounds_N2, self._firsts_N, self._pasts_N))
+        return Spans(*rows, spans_M2=self._spans_M2)
 
     def __getitem__(self, number: int) -> MarkedSentence:
         start, end = self._bounds_N2[number].tolist()

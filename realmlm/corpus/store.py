@@ -206,7 +206,8 @@ class Corpus:
         return np.concatenate([np.delete(np.arange(len(self._base)), gone), np.array(added, dtype=np.int64)])
 
     def __len__(self) -> int:
-        return len(self.ids)
+        base = len(self._base)
+        return base + sum((place is not None) - (number < base) for number, place in self._overlay.items())
 
     def _place(self, number: int) -> tuple[Segment, int]:
         number = int(number)

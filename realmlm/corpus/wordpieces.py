@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from realmlm.errors import BadInput, Mismatch
 _SPECIAL = {
     "cls": ("[CLS]", "<s>", "<cls>"),
     "sep": ("[SEP]", "</s>", "<sep>"),
-    "mask": ("[MASK]", "<mask>"),
+    "mask": ("[MASK]", "<mask>", "<special1>", "<extra_id_0>"),  # the last two are XLM's and T5's
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
 }
@@ -23,23 +24,80 @@ _ALPHABET = 1000  # characters a trained vocabulary may spell with
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How a family writes one text or two: its special tokens, each with its segment id, and the segment ids of the texts."""
+
+    before: tuple[tuple[int, int], ...]
+    between: tuple[tuple[int, int], ...]
+    after: tuple[tuple[int, int], ...]
+    first: int = 0
+    second: int = 1
+    cls: int | None = None  # where the token stands that can stand for all; counted from the end if negative
+
+    @property
+    def special(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+
 class Wordpieces:
-    """A `tokenizers` tokenizer seen as REALM needs it: plain pieces with character offsets, special tokens apart."""
+    """A `tokenizers` tokenizer seen as REALM needs it: plain pieces with character offsets, special tokens apart.
+
+    `single` and `pair` say how one text and two are written: as the tokenizer's own post-processor does, or as BERT does if it has none.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.cls, self.sep, self.mask, self.pad, self.unk = (self._special(role) for role in _SPECIAL)
+        own = self._own_layouts()
+        self.cls: int | None
+        if own is None:
+            self.cls, self.sep = self._special("cls"), self._special("sep")
+            start, end = ((self.cls, 0),), ((self.sep, 0),)
+            self.single, self.pair = Layout(start, (), end, second=0, cls=0), Layout(start, end, ((self.sep, 1),), cls=0)
+        else:
+            self.single, self.pair, self.cls, self.sep = own
+        style = str(self.tokenizer.id_to_token(self.sep))[0]  # LUKE writes words with <mask> and has a [MASK] for entities
+        self.mask, self.pad, self.unk = (self._special(role, style) for role in ("mask", "pad", "unk"))
 
-    def _special(self, role: str) -> int:
-        for token in _SPECIAL[role]:
+    def _special(self, role: str, style: str = "[") -> int:
+        for token in sorted(_SPECIAL[role], key=lambda token: token[0] != style):
             number = self.tokenizer.token_to_id(token)
             if number is not None:
                 return int(number)
         raise BadInput(
             f"the tokenizer has no {role} token (looked for {', '.join(_SPECIAL[role])}); masked language models need one: use another"
         )
+
+    def _own_layouts(self) -> tuple[Layout, Layout, int | None, int] | None:
+        """What the post-processor puts around one text and around two, the cls token if it has one, and the separator."""
+        any_text = next((token for token in _SPECIAL["mask"] if self.tokenizer.token_to_id(token) is not None), "a")
+        (one, first, _), (two, _, second) = self._around(any_text), self._around(any_text, any_text)
+        separators = [token for token, _ in two[1] or two[2]]
+        if not separators:
+            return None
+        cls = next((token for token, _ in (*one[0], *one[1]) if token not in separators), None)
+        single = Layout(one[0], (), one[1], first, first, _place(cls, one[0], one[1]))
+        return single, Layout(two[0], two[1], two[2], first, second, _place(cls, two[0], two[2])), cls, separators[0]
+
+    def _around(self, first: str, second: str | None = None) -> tuple[list[tuple[tuple[int, int], ...]], int, int]:
+        """Special tokens with their segment ids before, between and after the texts, and the segment ids of the first and the last text."""
+        encoding = self.tokenizer.encode(first, second)
+        parts: list[list[tuple[int, int]]] = [[], []] if second is None else [[], [], []]
+        segments, seen = [0] * (len(parts) - 1), 0
+        for token, segment, text in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
+            if text is None:
+                parts[seen].append((token, segment))
+            else:
+                seen, segments[text] = text + 1, segment
+        return [tuple(part) for part in parts], segments[0], segments[-1]
+
+    @property
+    def segments(self) -> int:
+        """How many segment ids there are."""
+        ids = [segment for part in (self.pair.before, self.pair.between, self.pair.after) for _, segment in part]
+        return 1 + max(self.pair.first, self.pair.second, *ids)
 
     @classmethod
     def load(cls, source: str | Path) -> "Wordpieces":
@@ -130,21 +188,30 @@ class Wordpieces:
         return list(self.tokenizer.encode_batch(texts, add_special_tokens=False))
 
     def decode(self, ids: Iterable[int]) -> str:
-        return str(self.tokenizer.decode([int(number) for number in ids], skip_special_tokens=True))
+        return str(self.tokenizer.decode([int(number) for number in ids], skip_special_tokens=True)).strip()
 
     @cached_property
     def continues(self) -> np.ndarray:
         """For every id: is it a piece that goes on with the word before it?"""
         pieces = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
         names = [piece for piece, _ in pieces]
-        if any(piece.startswith("##") for piece in names):
-            flags = [piece.startswith("##") for piece in names]
-        else:  # byte-level and sentencepiece vocabularies mark the beginning of a word instead
-            flags = [not piece.startswith(("Ġ", "▁")) for piece in names]
+        flags = [piece.startswith("##") for piece in names]
+        if not any(flags):  # byte-level and sentencepiece vocabularies mark the beginning of a word instead; others mark nothing we know
+            begins = [piece.startswith(("Ġ", "▁")) for piece in names]
+            flags = [not begin for begin in begins] if any(begins) else begins
         table = np.zeros(max(number for _, number in pieces) + 1, dtype=bool)
         table[[number for _, number in pieces]] = flags
-        table[[self.cls, self.sep, self.mask, self.pad, self.unk]] = False
+        special = (self.cls, self.sep, self.mask, self.pad, self.unk)
+        table[[number for number in special if number is not None]] = False
         return table
+
+
+def _place(cls: int | None, before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]) -> int | None:
+    """Where the cls token stands, counted from the end if it comes after the texts."""
+    ahead, behind = [token for token, _ in before], [token for token, _ in after]
+    if cls in ahead:
+        return ahead.index(cls)
+    return behind.index(cls) - len(behind) if cls in behind else None
 
 
 def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, *, size: int) -> list[str]:

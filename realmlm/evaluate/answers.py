@@ -1,4 +1,6 @@
-"""Is a predicted answer right? The measures of the open-QA benchmarks, as the authors' evaluation (ORQA, REALM) computes them."""
+"""Is a predicted answer right? The measures of the open-QA benchmarks, as the authors' evaluation (ORQA, REALM) computes them.
+
+docs/measures.md has the definitions, and where others differ."""
 
 import re
 import string

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from realmlm.corpus.store import Corpus
 from realmlm.errors import NotEnough, require
 
 
@@ -26,6 +27,11 @@ class BM25Index:
         backend = "numba" if importlib.util.find_spec("numba") else "numpy"
         self._index = self._bm25s.BM25(k1=k1, b=b, method="lucene", backend=backend)
         self._index.index(words, show_progress=False)
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> "BM25Index":
+        """Titles and texts of a corpus."""
+        return cls((number, f"{corpus[number].title} {corpus[number].text}") for number in corpus.ids.tolist())
 
     def __len__(self) -> int:
         return len(self._ids_N)

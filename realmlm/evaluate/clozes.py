@@ -5,12 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from realmlm.corpus.questions import Question
+from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import NotEnough
 from realmlm.evaluate.answers import exact_match
 from realmlm.model.answering import BATCH, Answer, Answerer
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import Query, Retrieved, Retriever
+
+_LONGEST = 10  # wordpieces of a span that is hidden
+_SHORTEST = 8  # wordpieces of a sentence worth filling in
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,28 @@ class ClozeResult:
     answer: Answer
     right: bool
     gold_first: bool
+
+
+def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int) -> list[Question]:
+    """Masked sentences to hold out: at most one of a passage, one of its marked spans hidden, the passage itself named as their source."""
+    spans, rng = Spans.open(corpus), np.random.default_rng(seed)
+    clozes: list[Question] = []
+    seen: set[int] = set()
+    for number in rng.permutation(len(spans)).tolist():
+        sentence = spans[number]
+        short = [span for span in sentence.spans.tolist() if span[1] - span[0] <= _LONGEST]
+        if sentence.passage in seen or not short or not _SHORTEST <= sentence.end - sentence.start <= max_query:
+            continue
+        chars_T2, text = corpus.token_chars(sentence.passage).astype(int), corpus[sentence.passage].text
+        start, end = np.array(short[rng.integers(len(short))]) + sentence.start
+        first, past = chars_T2[sentence.start, 0], chars_T2[sentence.end - 1, 1]
+        masked = f"{text[first : chars_T2[start, 0]]}[MASK]{text[chars_T2[end - 1, 1] : past]}"
+        answer = text[chars_T2[start, 0] : chars_T2[end - 1, 1]]
+        seen.add(sentence.passage)
+        clozes.append(Question(masked, (answer,), id=str(len(clozes)), source=sentence.passage))
+        if len(clozes) == count:
+            return clozes
+    raise NotEnough(f"{corpus.folder} has only {len(clozes)} passages with a sentence to hold out; ask for fewer than {count}")
 
 
 def is_cloze(question: Question) -> bool:
@@ -33,7 +60,7 @@ def widen_masks(question: Question, wordpieces: Wordpieces) -> Query:
     places = np.flatnonzero(tokens == wordpieces.mask)
     if len(places) == 1:
         tokens = np.concatenate([tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]])
-    return Query(question.text, tokens)
+    return Query(question.text, tokens, source=question.source)
 
 
 def measure_clozes(

@@ -1,10 +1,11 @@
-"""Where does a passage hold an answer? The one definition, for training and evaluation alike.
+"""Where does a passage hold an answer? One definition for training and, unless another is chosen, for evaluation: DPR's `has_answer`.
 
-A string answer occurs where its words occur as words of the passage, one after the other. Words are those of DPR's `has_answer`: the text
-is decomposed (NFD); a word is a run of letters, numbers and combining marks, or any other single visible character; case is folded.
-An answer without a letter or number (punctuation, an emoji) occurs nowhere: it would be found in almost every passage.
-A pattern (CuratedTREC) occurs where it is found in the raw text, case ignored; empty matches do not count.
+A string answer occurs where its words occur as words of the passage, one after the other. The text is decomposed (NFD); a word is a run of
+letters, numbers and combining marks, or any other single visible character, in lower case. A pattern (CuratedTREC) occurs where it is found
+in the decomposed text, case ignored. An answer without a word is found in every text, and a pattern may match the empty string: such finds
+have no span.
 Spans are character offsets into the text as it was given. Overlapping occurrences all count, in the order of their start.
+docs/measures.md compares this with ORQA's definition, which is the other choice for recall.
 """
 
 import re
@@ -12,19 +13,26 @@ import string
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from realmlm.corpus.questions import Question, compile_answer
-from realmlm.errors import require
+from realmlm.errors import BadInput, require
 
 Span = tuple[int, int]
+Recall = Literal["dpr", "orqa"]
 
 
-def contains_answer(text: str, question: Question) -> bool:
-    """Does any answer of the question occur in the text?"""
-    return bool(answer_spans(text, question))
+def contains_answer(text: str, question: Question, *, recall: Recall = "dpr") -> bool:
+    """Does any answer of the question occur in the text? dpr: as above; orqa: as the same characters, within a word too."""
+    if recall == "orqa":
+        return any(answer in text for answer in question.answers)
+    if question.is_regex:
+        decomposed = unicodedata.normalize("NFD", text)
+        return any(pattern.search(decomposed) for pattern in _patterns(question))
+    return () in _answer_words(question) or bool(answer_spans(text, question))
 
 
 def answer_spans(text: str, question: Question) -> list[Span]:
@@ -33,7 +41,7 @@ def answer_spans(text: str, question: Question) -> list[Span]:
         return _pattern_spans(text, question)
     words, bounds = _words(text)
     spans = set()
-    for answer in _answer_words(question):
+    for answer in filter(None, _answer_words(question)):
         for first in range(len(words) - len(answer) + 1):
             if words[first] == answer[0] and tuple(words[first : first + len(answer)]) == answer:
                 spans.add((bounds[2 * first], bounds[2 * (first + len(answer)) - 1]))
@@ -41,13 +49,29 @@ def answer_spans(text: str, question: Question) -> list[Span]:
 
 
 def _pattern_spans(text: str, question: Question) -> list[Span]:
-    found = (match.span() for pattern in question.answers for match in compile_answer(pattern).finditer(text))
-    return sorted({(start, end) for start, end in found if start < end})
+    decomposed = unicodedata.normalize("NFD", text)
+    found = {match.span() for pattern in _patterns(question) for match in pattern.finditer(decomposed)}
+    spans = {(start, end) for start, end in found if start < end}
+    if spans and decomposed != text:
+        origin = _origins(text)
+        spans = {(origin[start], origin[end - 1] + 1) for start, end in spans}
+    return sorted(spans)
 
 
 @lru_cache(maxsize=4096)
 def _answer_words(question: Question) -> tuple[tuple[str, ...], ...]:
-    return tuple({tuple(_words(answer)[0]): None for answer in question.answers if any(letter.isalnum() for letter in answer)})
+    return tuple({tuple(_words(answer)[0]): None for answer in question.answers})
+
+
+@lru_cache(maxsize=4096)
+def _patterns(question: Question) -> tuple[re.Pattern[str], ...]:
+    """Decomposed as the text is. A pattern that this breaks ([à-é] becomes a range that ends before it begins) is found nowhere."""
+    patterns = []
+    for answer in question.answers:
+        compile_answer(answer)
+        with suppress(BadInput):
+            patterns.append(compile_answer(unicodedata.normalize("NFD", answer)))
+    return tuple(patterns)
 
 
 # --- words --------------------------------------------------------------------------------------------------------------------------
@@ -77,13 +101,19 @@ def _words(text: str) -> tuple[list[str], list[int]]:
     shape = _BEYOND_ASCII.sub(lambda run: run[0].translate(_SHAPE), decomposed)  # 5 times faster than to translate all, on English text
     bounds = list(accumulate(map(len, _WORD.split(shape))))
     starts, ends = bounds[0:-1:2], bounds[1::2]
-    words = [decomposed[start:end].casefold() for start, end in zip(starts, ends, strict=True)]
+    words = [decomposed[start:end].lower() for start, end in zip(starts, ends, strict=True)]
     if decomposed != text:
-        # decomposition keeps the length of each character's share; where it reorders marks, they are of one word
-        origin = [at for at, letter in enumerate(text) for _ in unicodedata.normalize("NFD", letter)]
+        origin = _origins(text)
         bounds[0:-1:2] = [origin[start] for start in starts]
         bounds[1::2] = [origin[end - 1] + 1 for end in ends]
     return words, bounds
+
+
+def _origins(text: str) -> list[int]:
+    """For each character of the decomposed text, the place in `text` that it comes from.
+
+    Decomposition keeps the length of each character's share; where it reorders marks, they are of one word."""
+    return [at for at, letter in enumerate(text) for _ in unicodedata.normalize("NFD", letter)]
 
 
 # --- all answers of all questions in one pass ------------------------------------------------------------------------------------------
@@ -108,13 +138,13 @@ class AnswerMatcher:
         self._always: list[int] = []  # patterns that promise no literal: tried on every passage
         for index, question in enumerate(self._questions):
             if question.is_regex:
-                literals = required_literals(question.answers)
+                literals = required_literals(question.answers)  # decomposition leaves them as they are
                 for literal in literals:
                     holding[literal].append(index)
                 if not literals:
                     self._always.append(index)
             else:
-                for words in _answer_words(question):
+                for words in filter(None, _answer_words(question)):
                     asking[words].append(index)
         # Words become codes of equal length: a hit's position gives its word by division, no node of the automaton has many children
         # (they are searched one by one), and it is 1.6 times faster than words joined by spaces.
@@ -142,7 +172,7 @@ class AnswerMatcher:
     def _find_patterns(self, text: str) -> list[tuple[int, int, int]]:
         candidates = set(self._always)
         if self._literals is not None:
-            for _, indices in self._literals.iter(text.translate(_FOLD).lower()):
+            for _, indices in self._literals.iter(unicodedata.normalize("NFD", text).translate(_FOLD).lower()):
                 candidates.update(indices)
         return [(index, start, end) for index in candidates for start, end in _pattern_spans(text, self._questions[index])]
 

@@ -15,12 +15,13 @@ from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
-from realmlm.errors import NotEnough
+from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.answers import f1, is_correct
 from realmlm.evaluate.bm25 import BM25Index
 from realmlm.evaluate.clozes import is_cloze, widen_masks
 from realmlm.evaluate.intervals import bootstrap_interval
-from realmlm.evaluate.matching import contains_answer
+from realmlm.evaluate.matching import Recall, contains_answer
+from realmlm.index.exact import Hits, drop
 from realmlm.log import progress
 from realmlm.model.answering import BATCH, Answer, Answerer
 from realmlm.model.realm import Realm
@@ -33,11 +34,14 @@ class BM25Retriever:
     """Word matching in place of the learned retriever; p(z|x) is the softmax of its scores."""
 
     def __init__(self, corpus: Corpus) -> None:
-        self._index = BM25Index((number, f"{corpus[number].title} {corpus[number].text}") for number in corpus.ids.tolist())
+        self._index = BM25Index.of(corpus)
 
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
-        scores, ids = self._index.search([query.text.replace("[MASK]", " ") for query in queries], k)
-        return Retrieved(torch.from_numpy(ids), torch.from_numpy(scores), None)
+        texts = [query.text.replace("[MASK]", " ") for query in queries]
+        own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
+        scores, ids = self._index.search(texts, k + 1 if bool((own_B >= 0).any()) else k)
+        hits = drop(Hits(torch.from_numpy(scores), torch.from_numpy(ids)), own_B, k)
+        return Retrieved(hits.ids_QK, hits.scores_QK, None)
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,11 @@ class Outcome:
     """One question measured."""
 
     question: Question
-    answer: Answer
+    answer: Answer | None  # None: nothing was read
     correct: bool
     f1: float | None  # None: the answers are patterns
+    log_p: float | None  # log p(y|x) of what a masked sentence hides
+    utility: float | None  # and what the passages added to it: log p(y|x) − log p(y|∅,x)
     found: list[bool]  # of the passages retrieved, best first: does it hold the answer?
     gold: list[bool]  # … is it a gold passage?
 
@@ -71,8 +77,10 @@ class Report:
     questions: int
     retriever: str
     read: int
-    exact_match: Score
+    exact_match: Score | None  # None: nothing was read
     f1: Score | None  # None: the answers are patterns
+    nats: dict[str, Score] = field(default_factory=dict)  # masked sentences: −log p(y|x) and retrieval utility
+    recall_definition: Recall = "dpr"
     recall: dict[int, Score] = field(default_factory=dict)
     gold_recall: dict[int, Score] = field(default_factory=dict)
     seconds: float = 0.0
@@ -81,13 +89,14 @@ class Report:
         return asdict(self)
 
     def table(self) -> str:
-        read = "nothing" if self.retriever == "none" else f"{self.read} passages"
+        read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
         lines = [f"{self.questions:,} questions, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
-        rows: list[tuple[str, Score]] = [("exact match", self.exact_match)]
+        rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
+        rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
         rows += [("F1", self.f1)] if self.f1 else []
-        rows += [(f"recall@{k} (answer string)", score) for k, score in self.recall.items()]
+        rows += [(f"recall@{k} (answer string, {self.recall_definition})", score) for k, score in self.recall.items()]
         rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
-        return "\n".join(lines + [f"{name:26s} {score}" for name, score in rows])
+        return "\n".join(lines + [f"{name:31s} {score}" for name, score in rows])
 
 
 def evaluate(
@@ -97,6 +106,7 @@ def evaluate(
     questions: Path,
     retriever: str = "learned",
     read: int = 5,
+    recall: Recall = "dpr",
     index: Path | None = None,
     limit: int | None = None,
     predictions: Path | None = None,
@@ -109,16 +119,18 @@ def evaluate(
     if read > len(known):
         raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
     asked = read_questions(questions)
+    if recall == "orqa" and any(question.is_regex for question in asked):
+        raise BadInput(f"{questions}: the answers are regular expressions, for which ORQA has no recall; use --recall dpr")
     if limit is not None and limit < len(asked):
         asked = [asked[place] for place in spread(len(asked), limit)]
     if predictions is not None:
         Path(predictions).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()
     chosen = make_retriever(retriever, realm, wordpieces, known, index=index)
-    outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read))
+    outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall))
     if predictions is not None:
         write_text(Path(predictions), "".join(json.dumps(_prediction(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
-    return summarise(outcomes, retriever=retriever, read=read, seconds=time.monotonic() - begun)
+    return summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
 
 
 def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, index: Path | None) -> Retriever:
@@ -129,58 +141,94 @@ def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corp
     return LearnedRetriever(model, wordpieces, index_for(model, wordpieces, corpus, path=index))
 
 
-def measure(answerer: Answerer, questions: list[Question], *, read: int) -> Iterable[Outcome]:
+def measure(answerer: Answerer, questions: list[Question], *, read: int, recall: Recall) -> Iterable[Outcome]:
     """Retrieve for recall, read the first few, compare."""
-    depth = min(max(*CUTOFFS, read), len(answerer.corpus))
+    alone = isinstance(answerer.retriever, NoRetriever)
+    depth = 0 if alone else min(max(*CUTOFFS, read), len(answerer.corpus))
     with progress("evaluating", len(questions), unit="questions") as bar:
         for first in range(0, len(questions), BATCH):
             some = questions[first : first + BATCH]
-            yield from _measure_batch(answerer, some, depth=depth, read=read)
+            yield from _measure_batch(answerer, some, depth=depth, read=read, recall=recall)
             bar.advance(len(some))
 
 
-def _measure_batch(answerer: Answerer, questions: list[Question], *, depth: int, read: int) -> Iterable[Outcome]:
+def _measure_batch(answerer: Answerer, questions: list[Question], *, depth: int, read: int, recall: Recall) -> Iterable[Outcome]:
     cloze = np.array([is_cloze(question) for question in questions])
     queries = [
         widen_masks(question, answerer.wordpieces) if masked else answerer.query(question.text)
         for question, masked in zip(questions, cloze, strict=True)
     ]
     retrieved = answerer.retriever(queries, depth)
-    answers: dict[int, Answer] = {}
-    for rows, way in ((np.flatnonzero(cloze), answerer.fill_masks), (np.flatnonzero(~cloze), answerer.read_spans)):
-        if len(rows):
+    readings: dict[int, _Reading] = {}
+    for rows, way in ((np.flatnonzero(cloze), _fill), (np.flatnonzero(~cloze), _answer)):
+        if len(rows) and (read or depth == 0):
             null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
             offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
-            answers |= dict(zip(rows.tolist(), way([queries[row] for row in rows], offered), strict=True))
+            some = way(answerer, [questions[row] for row in rows], [queries[row] for row in rows], offered)
+            readings |= dict(zip(rows.tolist(), some, strict=True))
     for row, question in enumerate(questions):
-        answer, ids = answers[row], retrieved.ids_BK[row].tolist()
+        reading, ids = readings.get(row, _Reading(None)), retrieved.ids_BK[row].tolist()
+        words = "" if reading.answer is None else reading.answer.answer
         yield Outcome(
             question=question,
-            answer=answer,
-            correct=is_correct(answer.answer, question),
-            f1=None if question.is_regex else f1(answer.answer, question.answers),
-            found=[contains_answer(answerer.corpus[number].text, question) for number in ids],
+            answer=reading.answer,
+            correct=is_correct(words, question),
+            f1=None if question.is_regex else f1(words, question.answers),
+            log_p=reading.log_p,
+            utility=reading.utility,
+            found=[contains_answer(answerer.corpus[number].text, question, recall=recall) for number in ids],
             gold=[number in question.gold for number in ids],
         )
 
 
-def summarise(outcomes: list[Outcome], *, retriever: str, read: int, seconds: float) -> Report:
-    def score(values: list[float]) -> Score:
+@dataclass(frozen=True)
+class _Reading:
+    answer: Answer | None
+    log_p: float | None = None
+    utility: float | None = None
+
+
+def _answer(answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved) -> list[_Reading]:
+    return [_Reading(answer) for answer in answerer.read_spans(queries, offered)]
+
+
+def _fill(answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved) -> list[_Reading]:
+    """Answers, and how likely what is hidden was: with what was offered, and with the null document alone."""
+    read = answerer.read_masks(queries, offered)
+    targets = [answerer.wordpieces.encode(question.answers[0]) for question in questions]
+    reading_BK = read.log_likelihood(targets)
+    log_p_B = (read.p_BK.log() + reading_BK).logsumexp(-1)
+    utility_B = [None] * len(questions) if offered.null_B is None else (log_p_B - reading_BK[:, 0]).tolist()
+    readings = []
+    for row, answer in enumerate(answerer.fill_from(read, offered)):
+        whole = len(targets[row]) == read.masks[row]  # else the masks do not stand for this answer
+        readings.append(_Reading(answer, log_p_B[row].item(), utility_B[row]) if whole else _Reading(answer))
+    return readings
+
+
+def summarise(outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall, seconds: float) -> Report:
+    def score(values: list[float], *, unit: float = 100.0, digits: int = 2) -> Score:
         low, high = bootstrap_interval(values)
-        return Score(*(round(100 * value, 2) for value in (float(np.mean(values)), low, high)))
+        return Score(*(round(unit * value, digits) for value in (float(np.mean(values)), low, high)))
 
     def recalls(flags: list[list[bool]]) -> dict[int, Score]:
         depth = max((len(row) for row in flags), default=0)
         return {k: score([float(any(row[:k])) for row in flags]) for k in CUTOFFS if k <= depth}
 
-    overlaps = [outcome.f1 for outcome in outcomes if outcome.f1 is not None]
+    was_read = any(outcome.answer is not None for outcome in outcomes)
+    overlaps = [outcome.f1 for outcome in outcomes if outcome.f1 is not None] if was_read else []
+    surprise = [-outcome.log_p for outcome in outcomes if outcome.log_p is not None]
+    utility = [outcome.utility for outcome in outcomes if outcome.utility is not None]
+    nats = {"−log p(y|x)": surprise, "retrieval utility": utility}
     with_gold = [outcome.gold for outcome in outcomes if outcome.question.gold]
     return Report(
         questions=len(outcomes),
         retriever=retriever,
         read=read,
-        exact_match=score([float(outcome.correct) for outcome in outcomes]),
+        exact_match=score([float(outcome.correct) for outcome in outcomes]) if was_read else None,
         f1=score(overlaps) if overlaps else None,
+        nats={name: score(values, unit=1.0, digits=4) for name, values in nats.items() if values},
+        recall_definition=recall,
         recall=recalls([outcome.found for outcome in outcomes]),
         gold_recall=recalls(with_gold),
         seconds=round(seconds, 2),
@@ -190,4 +238,5 @@ def summarise(outcomes: list[Outcome], *, retriever: str, read: int, seconds: fl
 def _prediction(outcome: Outcome) -> dict[str, Any]:
     found = next((rank + 1 for rank, hit in enumerate(outcome.found) if hit), None)
     asked = {"id": outcome.question.id, "question": outcome.question.text, "answers": outcome.question.answers}
-    return {**asked, "correct": outcome.correct, "f1": outcome.f1, "first_passage_with_answer": found, **asdict(outcome.answer)}
+    measured = {"correct": outcome.correct, "f1": outcome.f1, "log_p": outcome.log_p, "utility": outcome.utility}
+    return {**asked, **measured, "first_passage_with_answer": found, **(asdict(outcome.answer) if outcome.answer else {})}

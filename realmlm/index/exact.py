@@ -8,6 +8,7 @@ Legend: Q queries, K hits each, N passages, D vector size, C passages of a chunk
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -74,29 +75,29 @@ class ExactIndex:
         self.device = torch.device(device) if device is not None else vectors_ND.device
         self.dim, self.dtype = vectors_ND.shape[1], vectors_ND.dtype
         ids_N, vectors_ND = self._checked(ids_N, vectors_ND)
-        self._blocks = [_Block(vectors_ND, ids_N)] if len(ids_N) else []
+        self.blocks = [Rows(vectors_ND, ids_N)] if len(ids_N) else []
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[tuple[Tensor, Tensor]], *, device: torch.device | str | None = None) -> "ExactIndex":
-        """An index over (vectors, ids) pairs that were checked when they were written: no vector is read before the first search."""
+        """An index over (vectors, ids) pairs that were checked when they were written: nothing is read before it is needed."""
         index = cls(blocks[0][0][:0], blocks[0][1][:0], device=device)
-        index._blocks = [_Block(vectors.to(index.device), ids.to(index.device)) for vectors, ids in blocks if len(ids)]
+        index.blocks = [Rows(vectors.to(index.device), ids.to(index.device)) for vectors, ids in blocks if len(ids)]
         return index
 
     def __len__(self) -> int:
-        return sum(block.count for block in self._blocks)
+        return sum(block.count for block in self.blocks)
 
     @property
     def ids(self) -> Tensor:
         return (
-            torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *(block.live_ids() for block in self._blocks)]).sort().values
+            torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *(block.live_ids() for block in self.blocks)]).sort().values
         )
 
     def vectors(self, ids_N: Tensor) -> Tensor:
         ids_N = as_ids(ids_N, self.device)
         vectors_ND = torch.empty(len(ids_N), self.dim, device=self.device)
         absent_N = torch.ones(len(ids_N), dtype=torch.bool, device=self.device)
-        for block in self._blocks:
+        for block in self.blocks:
             rows_N = block.find(ids_N)
             here_N = rows_N >= 0
             vectors_ND[here_N] = block.vectors_ND[rows_N[here_N]].float()
@@ -113,9 +114,9 @@ class ExactIndex:
         ids_N = as_ids(ids_N, self.device)
         _refuse_repeats(ids_N)
         _refuse(ids_N[~self.contains(ids_N)], "are not in the index; nothing was removed")
-        for block in self._blocks:
+        for block in self.blocks:
             block.kill(ids_N)
-        self._blocks = [block for block in self._blocks if block.count]
+        self.blocks = [block for block in self.blocks if block.count]
 
     def replace(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
         ids_N, vectors_ND = self._checked(ids_N, vectors_ND)
@@ -126,9 +127,7 @@ class ExactIndex:
         queries_QD, exclude_Q = self.prepared(queries_QD, k, exclude_Q)
         # One more than asked makes room for dropping the excluded passage: top-(k+1) less one contains the top-k of the others.
         wanted = k if exclude_Q is None else min(k + 1, len(self))
-        rows, columns = self._chunking(len(queries_QD), wanted)
-        parts = [self._search(batch_QD, wanted, columns) for batch_QD in queries_QD.split(rows)] or [_nothing(0, k, self.device)]
-        hits = Hits(torch.cat([part.scores_QK for part in parts]), torch.cat([part.ids_QK for part in parts]))
+        hits = self.best(queries_QD, wanted, self.blocks)
         return hits if exclude_Q is None else drop(hits, exclude_Q, k)
 
     def prepared(self, queries_QD: Tensor, k: int, exclude_Q: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -150,12 +149,16 @@ class ExactIndex:
             raise NotEnough(f"k is {k}, but {searchable} passages can be searched; use --k {searchable} or a larger corpus")
         return queries_QD, exclude_Q
 
-    def _search(self, queries_QD: Tensor, k: int, columns: int) -> Hits:
-        best = _nothing(len(queries_QD), k, self.device)
-        scratch = torch.empty(columns * len(queries_QD), device=self.device)
-        for block in self._blocks:
-            for ids_C, scores_CQ in block.scores(queries_QD, columns, scratch):
-                _take_best(best, ids_C, scores_CQ)
+    def best(self, queries_QD: Tensor, k: int, blocks: Sequence["Rows"]) -> Hits:
+        """The k best of these blocks; places that no passage takes score -inf."""
+        best = nothing(len(queries_QD), k, self.device)
+        rows, columns = self._chunking(len(queries_QD), k)
+        scratch = torch.empty(columns * rows, device=self.device)
+        for first in range(0, len(queries_QD), rows):
+            part = Hits(best.scores_QK[first : first + rows], best.ids_QK[first : first + rows])  # views: merged in place
+            for block in blocks:
+                for ids_C, scores_CQ in block.scores(queries_QD[first : first + rows], columns, scratch):
+                    _take_best(part, ids_C, scores_CQ)
         return best
 
     def _chunking(self, queries: int, k: int) -> tuple[int, int]:
@@ -169,18 +172,18 @@ class ExactIndex:
     def contains(self, ids_N: Tensor) -> Tensor:
         """Which of these passages are live."""
         live_N = torch.zeros(len(ids_N), dtype=torch.bool, device=self.device)
-        for block in self._blocks:
+        for block in self.blocks:
             live_N |= block.find(ids_N) >= 0
         return live_N
 
     def _append(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
         if len(ids_N):
-            self._blocks.append(_Block(vectors_ND, ids_N, owned=True))
+            self.blocks.append(Rows(vectors_ND, ids_N, owned=True))
         # Blocks made by small additions are merged in doubling sizes, so that a million single additions leave ~20 blocks.
-        while len(self._blocks) > 1 and self._blocks[-2].owned and self._blocks[-2].count <= 2 * self._blocks[-1].count:
-            right, left = self._blocks.pop(), self._blocks.pop()
+        while len(self.blocks) > 1 and self.blocks[-2].owned and self.blocks[-2].count <= 2 * self.blocks[-1].count:
+            right, left = self.blocks.pop(), self.blocks.pop()
             vectors = torch.cat([left.vectors_ND[left.live_rows()], right.vectors_ND[right.live_rows()]])
-            self._blocks.append(_Block(vectors, torch.cat([left.live_ids(), right.live_ids()]), owned=True))
+            self.blocks.append(Rows(vectors, torch.cat([left.live_ids(), right.live_ids()]), owned=True))
 
     def _checked(self, ids_N: Tensor, vectors_ND: Tensor) -> tuple[Tensor, Tensor]:
         vectors_ND = vectors_ND.detach().to(self.device, self.dtype)
@@ -188,24 +191,30 @@ class ExactIndex:
         return as_ids(ids_N, self.device), vectors_ND
 
 
-class _Block:
+class Rows:
     """Rows added together. Dead rows stay and are masked. Rows may come in any order of ids; the sorted ids find them."""
 
     def __init__(self, vectors_ND: Tensor, ids_N: Tensor, *, owned: bool = False) -> None:
         self.vectors_ND, self.ids_N, self.owned = vectors_ND, ids_N, owned
         self.count = len(ids_N)
-        self._live_N: Tensor | None = None  # None: all
-        self._sorted_N, self._order_N = ids_N, None
-        if not (ids_N[1:] > ids_N[:-1]).all():
-            self._sorted_N, self._order_N = ids_N.sort()
+        self.live_N: Tensor | None = None  # None: all
+
+    @cached_property
+    def _by_id(self) -> tuple[Tensor, Tensor | None]:
+        """The ids ascending and the row of each (None: they stand in that order); made at first use, for opening is to read nothing."""
+        if (self.ids_N[1:] > self.ids_N[:-1]).all():
+            return self.ids_N, None
+        ids_N, rows_N = self.ids_N.sort()
+        return ids_N, rows_N
 
     def find(self, ids_N: Tensor) -> Tensor:
         """The row of each id, -1 where it is not a live row of this block."""
-        places_N = torch.searchsorted(self._sorted_N, ids_N).clamp_(max=len(self._sorted_N) - 1)
-        found_N = self._sorted_N[places_N] == ids_N
-        rows_N = places_N if self._order_N is None else self._order_N[places_N]
-        if self._live_N is not None:
-            found_N &= self._live_N[rows_N]
+        sorted_N, order_N = self._by_id
+        places_N = torch.searchsorted(sorted_N, ids_N).clamp_(max=len(sorted_N) - 1)
+        found_N = sorted_N[places_N] == ids_N
+        rows_N = places_N if order_N is None else order_N[places_N]
+        if self.live_N is not None:
+            found_N &= self.live_N[rows_N]
         return rows_N.where(found_N, -1)
 
     def kill(self, ids_N: Tensor) -> None:
@@ -213,16 +222,16 @@ class _Block:
         rows_N = rows_N[rows_N >= 0]
         if not len(rows_N):
             return
-        if self._live_N is None:
-            self._live_N = torch.ones(len(self.ids_N), dtype=torch.bool, device=self.ids_N.device)
-        self._live_N[rows_N] = False
+        if self.live_N is None:
+            self.live_N = torch.ones(len(self.ids_N), dtype=torch.bool, device=self.ids_N.device)
+        self.live_N[rows_N] = False
         self.count -= len(rows_N)
 
     def live_rows(self) -> Tensor:
-        return torch.arange(len(self.ids_N), device=self.ids_N.device) if self._live_N is None else self._live_N.nonzero()[:, 0]
+        return torch.arange(len(self.ids_N), device=self.ids_N.device) if self.live_N is None else self.live_N.nonzero()[:, 0]
 
     def live_ids(self) -> Tensor:
-        return self.ids_N if self._live_N is None else self.ids_N[self._live_N]
+        return self.ids_N if self.live_N is None else self.ids_N[self.live_N]
 
     def scores(self, queries_QD: Tensor, columns: int, scratch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids [C] and scores [C', Q] of each chunk, C' being C rounded up to whole groups; dead and surplus rows score -inf."""
@@ -234,8 +243,8 @@ class _Block:
             scores_CQ = scratch[: padded * queries].view(padded, queries)
             _products(self.vectors_ND[start : start + len(ids_C)], queries_DQ, scores_CQ[: len(ids_C)])
             scores_CQ[len(ids_C) :] = -torch.inf
-            if self._live_N is not None:
-                scores_CQ[: len(ids_C)][~self._live_N[start : start + len(ids_C)]] = -torch.inf
+            if self.live_N is not None:
+                scores_CQ[: len(ids_C)][~self.live_N[start : start + len(ids_C)]] = -torch.inf
             yield ids_C, scores_CQ
 
 
@@ -312,7 +321,8 @@ def drop(hits: Hits, exclude_Q: Tensor, k: int) -> Hits:
     return Hits(hits.scores_QK.gather(1, kept), hits.ids_QK.gather(1, kept))
 
 
-def _nothing(queries: int, k: int, device: torch.device) -> Hits:
+def nothing(queries: int, k: int, device: torch.device) -> Hits:
+    """Hits with all places free."""
     return Hits(torch.full((queries, k), -torch.inf, device=device), torch.full((queries, k), _NO_ID, device=device))
 
 

@@ -1,7 +1,8 @@
 """Index artefacts on disk: built shard by shard, published by rename, opened memory-mapped, changed by small edits.
 
-A version is an artefact of the kind "index": `shard-00000.safetensors` … each with `vectors` [n, D] and `ids` [n], for an approximate
-index also `ivf.safetensors`. Changes of the corpus are artefacts of their own, `edits/000001` …, replayed in order when it is opened.
+A version is an artefact of the kind "index". An exact one is `shard-00000.safetensors` … each with `vectors` [n, D] and `ids` [n]; in an
+approximate one `vectors` and `ids` stand in the order of its lists, which `lists` describes. Changes of the corpus are artefacts of their
+own, `edits/000001` …, replayed in order when it is opened.
 """
 
 import hashlib
@@ -13,16 +14,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from realmlm.artefact import Manifest, fsync_file, map_arrays, open_artefact, publish, read_manifest, save_arrays, write_text
+from realmlm.artefact import (
+    ArrayWriter,
+    Manifest,
+    fsync_file,
+    map_array,
+    map_arrays,
+    open_artefact,
+    publish,
+    read_manifest,
+    save_arrays,
+    write_text,
+)
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch, NotEnough
 from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
-from realmlm.index.ivf import IVFIndex, IVFSettings, lists_from_bytes
+from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_VECTORS, _IDS, _LISTS = "vectors.safetensors", "ids.safetensors", "lists.safetensors"
 _HINT = "make one: realmlm index"
 
 
@@ -94,21 +108,20 @@ class ShardedBuild:
         if missing := self.missing():
             raise NotEnough(f"{self.folder} lacks {len(missing)} of {self.shards} shards, first {missing[0]}; put them before publishing")
         with publish(path, kind="index") as draft:
-            for shard in range(self.shards):
-                _link(self.folder / _shard(shard), draft.path / _shard(shard))
-            exact = _map_shards(draft.path, self.shards, self.plan["dtype"], "cpu")
+            exact = _map_shards(self.folder, self.shards, self.plan["dtype"], "cpu")
             ids_N = exact.ids
             if (twice := ids_N[1:][ids_N[1:] == ids_N[:-1]]).numel():
                 raise BadInput(f"passage id {int(twice[0])} is in two shards; give each passage once")
-            ivf = None
+            draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")} | {"ivf": None}
+            draft.counts = {"passages": len(ids_N), "corpus_edits": self.plan["corpus_edits"]}
+            draft.parents = {name: self.plan[name] for name in ("weights", "corpus")}
             if self.plan["kind"] == "ivf":
                 settings = IVFSettings(**self.plan.get("ivf", {}))
-                index = IVFIndex.build(exact, settings, queries_QD=queries_QD)
-                save_arrays(draft.path / "ivf.safetensors", {"ivf": index.to_bytes()})
-                ivf = {**asdict(settings), "nprobe": index.nprobe, "recall": index.recall}
-            draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")} | {"ivf": ivf}
-            draft.counts = {"passages": len(ids_N), "shards": self.shards, "corpus_edits": self.plan["corpus_edits"]}
-            draft.parents = {name: self.plan[name] for name in ("weights", "corpus")}
+                draft.config["ivf"] = _write_lists(draft.path, exact, settings, queries_QD)
+            else:
+                draft.counts["shards"] = self.shards
+                for shard in range(self.shards):
+                    _link(self.folder / _shard(shard), draft.path / _shard(shard))
         self.discard()
 
     def discard(self) -> None:
@@ -183,9 +196,8 @@ def open_index(
     path = Path(path)
     info = index_info(path, expect_weights=expect_weights, expect_corpus=expect_corpus)
     manifest = open_artefact(path, kind="index", hint=_HINT)
-    approximate = manifest.config["kind"] == "ivf"
-    exact = _map_shards(path, manifest.counts["shards"], info.dtype, "cpu" if approximate else device)
-    index: Index = _with_lists(exact, path, manifest) if approximate else exact
+    exact = _map_version(path, manifest, device)
+    index: Index = _with_lists(exact, path, manifest) if manifest.config["kind"] == "ivf" else exact
     for edit in _edits(path):
         _replay(index, edit, info.dtype)
     return index
@@ -194,8 +206,8 @@ def open_index(
 def _with_lists(exact: ExactIndex, path: Path, manifest: Manifest) -> IVFIndex:
     settings = dict(manifest.config["ivf"])
     nprobe, recall = settings.pop("nprobe"), settings.pop("recall")
-    lists = lists_from_bytes(map_arrays(path / "ivf.safetensors")["ivf"])
-    return IVFIndex(exact, lists, settings=IVFSettings(**settings), nprobe=nprobe, recall=recall)
+    lists = {name: torch.from_numpy(array) for name, array in map_arrays(path / _LISTS).items()}
+    return IVFIndex(exact, lists["centroids"], lists["offsets"], settings=IVFSettings(**settings), nprobe=nprobe, recall=recall)
 
 
 # --- edits --------------------------------------------------------------------------------------------------------------------------
@@ -211,7 +223,7 @@ def save_edit(path: Path, *, added_ids: Tensor, added_vectors: Tensor, removed_i
     info = index_info(path)
     if corpus_edits <= info.corpus_edits:
         raise BadInput(f"{path} contains {info.corpus_edits} edits of the corpus already; this one says {corpus_edits}")
-    index = _map_shards(path, open_artefact(path, kind="index").counts["shards"], info.dtype, "cpu")
+    index = _map_version(path, open_artefact(path, kind="index"), "cpu")
     edits = _edits(path)
     for edit in edits:
         _replay(index, edit, info.dtype)
@@ -252,9 +264,38 @@ def _shard(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
 
 
+def _map_version(path: Path, manifest: Manifest, device: torch.device | str) -> ExactIndex:
+    """The stored vectors of a version; those of an approximate one stay on the CPU, in one block."""
+    dtype = manifest.config["dtype"]
+    return _map_placed(path, dtype) if manifest.config["kind"] == "ivf" else _map_shards(path, manifest.counts["shards"], dtype, device)
+
+
 def _map_shards(folder: Path, shards: int, dtype: str, device: torch.device | str) -> ExactIndex:
     mapped = [_map_tensors(folder / _shard(number), dtype) for number in range(shards)]
     return ExactIndex.from_blocks([(arrays["vectors"], arrays["ids"]) for arrays in mapped], device=device)
+
+
+def _write_lists(folder: Path, exact: ExactIndex, settings: IVFSettings, queries_QD: Tensor | None) -> dict[str, Any]:
+    """Write vectors, ids and lists of an approximate index; gives its settings and what was measured."""
+
+    def place(pieces: Pieces) -> ExactIndex:
+        bits = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.uint16}[exact.dtype]  # numpy has no bfloat16
+        ids, vectors = ArrayWriter(folder / _IDS, np.int64), ArrayWriter(folder / _VECTORS, bits, row=(exact.dim,))
+        for ids_N, vectors_ND in pieces:
+            ids.append(ids_N.numpy())
+            vectors.append(vectors_ND.view(torch.uint8).numpy().view(bits))
+        ids.close()
+        vectors.close()
+        return _map_placed(folder, str(exact.dtype).removeprefix("torch."))
+
+    index = IVFIndex.build(exact, settings, queries_QD=queries_QD, place=place)
+    save_arrays(folder / _LISTS, {"centroids": index.centroids_LD.numpy(), "offsets": index.offsets_L.numpy()})
+    return {**asdict(settings), "nprobe": index.nprobe, "recall": index.recall}
+
+
+def _map_placed(folder: Path, dtype: str) -> ExactIndex:
+    vectors, ids = torch.from_numpy(map_array(folder / _VECTORS)), torch.from_numpy(map_array(folder / _IDS))
+    return ExactIndex.from_blocks([(vectors.view(_DTYPES[dtype]), ids)])
 
 
 def _map_tensors(file: Path, dtype: str) -> dict[str, Tensor]:

@@ -47,6 +47,24 @@ class Answer:
     evidence: tuple[Evidence, ...]
 
 
+@dataclass(frozen=True)
+class MaskReading:
+    """How many masks each query has, p(z|x) of what was read, and log p over the vocabulary at every mask."""
+
+    masks: list[int]
+    p_BK: Tensor
+    log_BKMV: Tensor
+
+    def log_likelihood(self, targets: list[np.ndarray]) -> Tensor:
+        """log p(y|z,x) [B, K] of the wordpieces that the masks hide."""
+        width, device = self.log_BKMV.shape[2], self.log_BKMV.device
+        hidden = [[*target[:masks], *[0] * (width - len(target[:masks]))] for target, masks in zip(targets, self.masks, strict=True)]
+        targets_B1M1 = torch.tensor(hidden, device=device)[:, None, :, None]
+        token_BKM = self.log_BKMV.gather(3, targets_B1M1.expand(-1, self.log_BKMV.shape[1], -1, 1))[..., 0]
+        valid_B1M = torch.arange(width, device=device) < torch.tensor(self.masks, device=device)[:, None, None]
+        return (token_BKM * valid_B1M).sum(-1)
+
+
 class Answerer:
     """Model, corpus and a way to retrieve, ready for questions and for sentences with [MASK]."""
 
@@ -150,9 +168,26 @@ class Answerer:
         """What stands at the [MASK]s of each sentence; each [MASK] is one wordpiece."""
         return self._in_batches(sentences, read, self.fill_masks)
 
-    @torch.inference_mode()
     def fill_masks(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
         """The likeliest wordpiece of each mask under the mixture over passages, from what was retrieved."""
+        return self.fill_from(self.read_masks(queries, retrieved), retrieved)
+
+    def fill_from(self, read: "MaskReading", retrieved: Retrieved) -> list[Answer]:
+        """The same from what was read already."""
+        k = read.p_BK.shape[1]
+        chosen_BM = (read.log_BKMV + read.p_BK.log()[:, :, None, None]).logsumexp(1).argmax(-1)
+        token_BKM = read.log_BKMV.gather(3, chosen_BM[:, None, :, None].expand(-1, k, -1, 1))[..., 0].cpu()
+        answers = []
+        for row, masks in enumerate(read.masks):
+            words = self.wordpieces.decode(chosen_BM[row, :masks].tolist())
+            reading_K = token_BKM[row, :, :masks].sum(-1).exp().tolist()
+            ids = [None] * (k - retrieved.ids_BK.shape[1]) + retrieved.ids_BK[row].tolist()
+            answers.append(self._filled(words, ids, read.p_BK[row].tolist(), reading_K))
+        return answers
+
+    @torch.inference_mode()
+    def read_masks(self, queries: list[Query], retrieved: Retrieved) -> "MaskReading":
+        """What the reader expects at the masks, in each passage and in the null document where that is weighed."""
         places = [np.flatnonzero(query.tokens[: self.model.config.max_query] == self.wordpieces.mask) for query in queries]
         for query, masks in zip(queries, places, strict=True):
             if not len(masks):
@@ -167,17 +202,7 @@ class Answerer:
         width = max(len(masks) for masks in places)
         positions_BM = torch.tensor([[*masks, *[0] * (width - len(masks))] for masks in places], device=self.model.device)
         log_BKMV = self.model.reader.masks(inputs, positions_BM.repeat_interleave(k, 0)).unflatten(0, (len(queries), k))
-        p_BK = scores_BK.softmax(-1).to(log_BKMV.device)
-        chosen_BM = (log_BKMV + p_BK.log()[:, :, None, None]).logsumexp(1).argmax(-1)
-        chosen_BKM1 = chosen_BM[:, None, :, None].expand(-1, k, -1, 1)
-        token_BKM = log_BKMV.gather(3, chosen_BKM1)[..., 0].cpu()
-        answers = []
-        for row, masks in enumerate(places):
-            words = self.wordpieces.decode(chosen_BM[row, : len(masks)].tolist())
-            reading_K = token_BKM[row, :, : len(masks)].sum(-1).exp().tolist()
-            ids = [None] * null + retrieved.ids_BK[row].tolist()
-            answers.append(self._filled(words, ids, p_BK[row].tolist(), reading_K))
-        return answers
+        return MaskReading([len(masks) for masks in places], scores_BK.softmax(-1).to(log_BKMV.device), log_BKMV)
 
     def _filled(self, words: str, ids: list[int | None], p_K: list[float], reading_K: list[float]) -> Answer:
         evidence = []

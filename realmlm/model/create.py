@@ -7,29 +7,58 @@ from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.realm import ModelConfig, new_model
 
+# positions are counted from the padding's id on
+_COUNT_FROM_PADDING = {"camembert", "longformer", "luke", "mpnet", "roberta", "xlm-roberta"}
+
 
 def fresh_encoder(
     wordpieces: Wordpieces, *, family: str, layers: int, hidden: int, heads: int, dropout: float, positions: int
 ) -> dict[str, Any]:
-    """A transformers config for an encoder of the given size, in the names most families share."""
-    shape = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "max_position_embeddings": positions}
-    special = {"pad_token_id": wordpieces.pad, "bos_token_id": wordpieces.cls, "eos_token_id": wordpieces.sep}
+    """A transformers config for an encoder of the given size that reads up to `positions` wordpieces."""
     # 1/√fan-in: with the usual 0.02 a narrow encoder hardly begins to learn in its first hundreds of steps (docs/log.md)
-    config = {"model_type": family, "vocab_size": len(wordpieces), "initializer_range": round(hidden**-0.5, 4), **shape, **special}
+    spread = round(hidden**-0.5, 4)
+    config = {"model_type": family, "vocab_size": len(wordpieces)}
+    config |= {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    config |= {"pad_token_id": wordpieces.pad, "bos_token_id": wordpieces.cls, "eos_token_id": wordpieces.sep}
+    if family == "t5":
+        return config | {"d_kv": hidden // heads, "d_ff": hidden * 4, "dropout_rate": dropout}
+    if family == "xlnet":
+        return config | {"initializer_range": spread, "d_head": hidden // heads, "d_inner": hidden * 4, "dropout": dropout}
+    config["max_position_embeddings"] = positions + (max(wordpieces.pad, 1) + 1 if family in _COUNT_FROM_PADDING else 0)
+    if family == "xlm":
+        return config | {"init_std": spread, "embed_init_std": spread, "dropout": dropout, "attention_dropout": dropout}
+    config["initializer_range"] = spread
+    if family == "distilbert":
+        return config | {"hidden_dim": hidden * 4, "dropout": dropout, "attention_dropout": dropout}
     if family == "modernbert":  # gated feed-forward: two thirds of the usual width for the same weights; every layer sees all of a passage
         config |= {"cls_token_id": wordpieces.cls, "sep_token_id": wordpieces.sep, "global_attn_every_n_layers": 1}
-        return config | {
-            "intermediate_size": hidden * 2,
-            "embedding_dropout": dropout,
-            "mlp_dropout": dropout,
-            "attention_dropout": dropout,
-        }
-    return config | {
-        "intermediate_size": hidden * 4,
-        "type_vocab_size": 2,
-        "hidden_dropout_prob": dropout,
-        "attention_probs_dropout_prob": dropout,
+        config |= {"embedding_dropout": dropout, "mlp_dropout": dropout, "attention_dropout": dropout}
+        return config | {"intermediate_size": hidden * 2}
+    config |= {"intermediate_size": hidden * 4, "type_vocab_size": max(2, wordpieces.segments)}
+    config |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return config | _own_settings(family, hidden=hidden, positions=positions)
+
+
+def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]:
+    """What makes a family what it is, where transformers' defaults leave it out or mean one published size."""
+    narrow = min(128, hidden // 2)
+    deberta = {"type_vocab_size": 0, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    own: dict[str, dict[str, Any]] = {
+        "albert": {"embedding_size": narrow},
+        "electra": {"embedding_size": narrow},
+        "mobilebert": {
+            "embedding_size": narrow,
+            "intermediate_size": hidden,
+            "intra_bottleneck_size": hidden // 4,
+            "normalization_type": "layer_norm",  # it has none by default, for it was distilled, not trained
+        },
+        "deberta": deberta,
+        "deberta-v2": deberta
+        | {"position_biased_input": False, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True},
+        "longformer": {"attention_window": min(512, positions + positions % 2)},  # it pads its inputs to a multiple of this
+        "luke": {"entity_vocab_size": 1, "use_entity_aware_attention": False},
     }
+    return own.get(family, {})
 
 
 def create_model(
@@ -48,6 +77,7 @@ def create_model(
     pooling: str,
     max_query: int,
     max_answer: int,
+    reading: str = "paper",
     seed: int,
 ) -> str:
     """Write a model artefact; gives a line that says what was made."""
@@ -68,6 +98,7 @@ def create_model(
         max_query=max_query,
         max_passage=known.max_wordpieces,
         max_answer=max_answer,
+        reading=reading,  # type: ignore[arg-type]
         span_hidden=256 if checkpoint else min(256, hidden),
     )
     model = new_model(config, wordpieces, checkpoint=checkpoint, seed=seed)

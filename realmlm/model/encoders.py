@@ -4,6 +4,7 @@ N sequences, L wordpieces, H hidden size, D vector size, M masks, V vocabulary, 
 """
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +15,76 @@ from torch import Tensor, nn
 from realmlm.errors import BadInput
 from realmlm.model.inputs import Inputs
 
+_CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
+
 
 def build_encoder(config: dict[str, Any], *, pooler: bool = False) -> Any:
-    """An `AutoModel` encoder with fresh weights from a transformers config (`model_type` and its fields)."""
-    from transformers import AutoConfig, AutoModel
+    """An encoder with fresh weights from a transformers config (`model_type` and its fields)."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
 
     settings = dict(config)
     name = settings.pop("model_type")
     try:
         family = AutoConfig.for_model(name, **settings)
-        if family.is_encoder_decoder:
-            raise ValueError("it has a decoder as well")
-        return AutoModel.from_config(family, **_pooling_layer(family, pooler))
-    except (KeyError, ValueError) as error:
+        return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
+    except (KeyError, ValueError, NotImplementedError, StrictDataclassError) as error:
         why = str(error).split(". ")[0]  # what follows names some hundred families
         raise BadInput(f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or roberta") from error
 
 
 def load_encoder(source: str | Path) -> Any:
     """A published encoder with its weights, from a folder or the hub."""
-    from transformers import AutoConfig, AutoModel, logging
+    from transformers import AutoConfig, logging
 
     logging.set_verbosity_error()  # it would report the pooler and the heads that REALM leaves out
     try:
         family = AutoConfig.from_pretrained(str(source))
-        return AutoModel.from_pretrained(str(source), use_safetensors=True, **_pooling_layer(family, False))
+        auto = _auto_class(family)
+        return _body(auto.from_pretrained(str(source), config=family, use_safetensors=True, **_pooling_layer(family, False))).float()
     except (OSError, ValueError) as error:
         raise BadInput(
             f"no encoder to load at '{source}': a folder with config.json and model.safetensors, or a model name ({error})"
         ) from error
 
 
+def undrawn() -> AbstractContextManager[None]:
+    """Models built within have no initial weights: to draw them only to overwrite them takes longer than to read a checkpoint."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # its place in the first releases of version 5
+        from transformers.modeling_utils import no_init_weights
+    return no_init_weights()
+
+
+def _auto_class(family: Any) -> Any:
+    """What builds the encoder of a family. One that does not read in both directions is no tower and no reader."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModel, AutoModelForTextEncoding
+
+    if family.is_encoder_decoder:  # T5 and its like: the encoder alone
+        if type(family) not in AutoModelForTextEncoding._model_mapping:
+            raise ValueError("it has a decoder as well")
+        return AutoModelForTextEncoding
+    if getattr(family, "is_decoder", False) or (type(family) not in MODEL_FOR_MASKED_LM_MAPPING and family.model_type != "xlnet"):
+        raise ValueError("it is no masked language model: it reads from left to right, or something other than wordpieces")
+    if family.model_type in _CANNOT:
+        raise ValueError(_CANNOT[family.model_type])
+    return AutoModel
+
+
+def _body(model: Any) -> Any:
+    """The part of a model that reads wordpieces."""
+    body = model.get_encoder() if hasattr(model, "shared") else model  # T5 and its like hold their embeddings twice
+    if hasattr(body, "entity_embeddings"):  # LUKE: half a million entities that no one reads here
+        body.entity_embeddings = None
+    if hasattr(body, "set_attention_type"):  # BigBird: its blocks are for longer inputs, and random; for short ones it does this itself
+        body.set_attention_type("original_full")
+    return body
+
+
 def _pooling_layer(family: Any, wanted: bool) -> dict[str, Any]:
     """Unless the towers use it (the published REALM's do), the family's pooler would be weights without a gradient."""
-    from transformers import AutoModel
-
-    accepted = inspect.signature(AutoModel._model_mapping[type(family)].__init__).parameters
+    accepted = inspect.signature(_auto_class(family)._model_mapping[type(family)].__init__).parameters
     return {"add_pooling_layer": wanted} if "add_pooling_layer" in accepted else {}
 
 
@@ -57,19 +92,33 @@ def encoder_config(encoder: Any) -> dict[str, Any]:
     """The config that rebuilds this encoder with `build_encoder`."""
     record = encoder.config.to_diff_dict()
     record["model_type"] = encoder.config.model_type
-    for irrelevant in ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype"):
+    for irrelevant in ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "is_encoder_decoder"):
         record.pop(irrelevant, None)
     return dict(record)
 
 
+def longest_input(body: Any) -> int | None:
+    """Wordpieces an encoder can read at once, special tokens counted; None where it knows relative positions only."""
+    for name, module in body.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            # RoBERTa and its like count positions from the padding's id on
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    known = getattr(body.config, "max_position_embeddings", None)
+    return known if known and known > 0 else None
+
+
 class Encoder(nn.Module):
-    """Inputs to a vector per wordpiece, whatever the family; passes segment ids only where the family has them."""
+    """Inputs to a vector per wordpiece, whatever the family."""
 
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.body: Any = body
-        accepted = inspect.signature(body.forward).parameters
-        self._segments = "token_type_ids" in accepted and getattr(body.config, "type_vocab_size", 0) > 1
+        accepted, config = inspect.signature(body.forward).parameters, body.config
+        # XLNet compares segment ids and has no table of them; XLM would look them up among its words
+        self._segments = "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) > 1 or config.model_type == "xlnet")
+        self._global = "global_attention_mask" in accepted
+        self._sees_neighbours = getattr(config, "trigram_input", False)
+        self._half = config.model_type != "deberta"  # its mask, transformers writes it, overflows in bfloat16
 
     @property
     def hidden(self) -> int:
@@ -79,19 +128,32 @@ class Encoder(nn.Module):
         return self._run(inputs).last_hidden_state
 
     def pooled(self, inputs: Inputs, pooling: str) -> Tensor:
-        """One vector a sequence [N, H]: its first ("cls"), that through the family's pooler ("pooler"), or the mean of all ("mean")."""
-        output = self._run(inputs)
+        """One vector a sequence [N, H]: its [CLS] ("cls"), that through the family's pooler ("pooler"), or the mean of all ("mean")."""
+        output, place = self._run(inputs), inputs.layout.cls
         if pooling == "pooler":
             return output.pooler_output
         hidden_NLH = output.last_hidden_state
-        if pooling == "cls":
-            return hidden_NLH[:, 0]
-        weight_NL1 = inputs.attention_NL[:, :, None].to(hidden_NLH.dtype)
-        return (hidden_NLH * weight_NL1).sum(1) / weight_NL1.sum(1)
+        if pooling == "mean":
+            weight_NL1 = inputs.attention_NL[:, :, None].to(hidden_NLH.dtype)
+            return (hidden_NLH * weight_NL1).sum(1) / weight_NL1.sum(1)
+        assert place is not None  # new_model has asked for one
+        if place >= 0:
+            return hidden_NLH[:, place]
+        rows_N = torch.arange(len(inputs), device=hidden_NLH.device)
+        return hidden_NLH[rows_N, inputs.attention_NL.sum(1) + place]  # XLNet's stands last
 
     def _run(self, inputs: Inputs) -> Any:
-        extra = {"token_type_ids": inputs.segments_NL} if self._segments else {}
-        return self.body(input_ids=inputs.tokens_NL, attention_mask=inputs.attention_NL, **extra)
+        given: dict[str, Tensor] = {"input_ids": inputs.tokens_NL, "attention_mask": inputs.attention_NL}
+        if self._segments:
+            given["token_type_ids"] = inputs.segments_NL
+        if self._global:  # Longformer: query or title see all and are seen by all, as its authors do with questions
+            columns_L = torch.arange(inputs.tokens_NL.shape[1], device=inputs.tokens_NL.device)
+            given["global_attention_mask"] = (columns_L < inputs.second_N[:, None]) * inputs.attention_NL
+        if self._sees_neighbours:  # MobileBERT embeds three wordpieces together: the last one must see nothing where padding begins
+            words_NLH = self.body.get_input_embeddings()(given.pop("input_ids"))
+            given["inputs_embeds"] = words_NLH * inputs.attention_NL[:, :, None].to(words_NLH.dtype)
+        with nullcontext() if self._half else torch.autocast(inputs.tokens_NL.device.type, enabled=False):
+            return self.body(**given)
 
 
 class Tower(nn.Module):
@@ -127,7 +189,8 @@ def _activation(config: Any) -> nn.Module:
     """The family's own activation: BERT's is gelu, the published REALM's its tanh approximation."""
     from transformers.activations import ACT2FN
 
-    return ACT2FN[getattr(config, "hidden_act", "gelu")]
+    names = ("hidden_act", "hidden_activation", "activation", "ff_activation", "dense_act_fn")
+    return ACT2FN[next((getattr(config, name) for name in names if hasattr(config, name)), "gelu")]
 
 
 class SpanHead(nn.Module):
@@ -149,13 +212,12 @@ class SpanHead(nn.Module):
         return self.output(self.norm(F.relu(span_NLWS)))[..., 0].float()
 
     def allowed(self, inputs: Inputs) -> Tensor:
-        """Spans [N, L, W] that lie within the second part (the passage), without its closing [SEP]."""
-        tokens_NL = inputs.segments_NL.bool()
-        length = tokens_NL.shape[1]
-        last_N = tokens_NL.sum(-1) + inputs.second_N - 2  # the last wordpiece of the body
-        starts_L = torch.arange(length, device=tokens_NL.device)
-        ends_LW = starts_L[:, None] + torch.arange(self.max_width, device=tokens_NL.device)
-        return tokens_NL[:, :, None] & (ends_LW[None] <= last_N[:, None, None])
+        """Spans [N, L, W] that lie within the second text (the passage), without the special tokens that close it."""
+        device = inputs.tokens_NL.device
+        close_N = inputs.attention_NL.sum(-1) - len(inputs.layout.after)  # past the last wordpiece of the body
+        starts_L = torch.arange(inputs.tokens_NL.shape[1], device=device)
+        ends_LW = starts_L[:, None] + torch.arange(self.max_width, device=device)
+        return (starts_L >= inputs.second_N[:, None])[:, :, None] & (ends_LW < close_N[:, None, None])
 
 
 class Reader(nn.Module):
@@ -167,6 +229,8 @@ class Reader(nn.Module):
         family = encoder.body.config
         eps = getattr(family, "layer_norm_eps", 1e-12)
         self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=eps, activation=_activation(family))
+        if hasattr(family, "initializer_factor"):  # T5's embeddings are large: its own output layer divides by √H as well
+            nn.init.constant_(self.mask_head.norm.weight, encoder.hidden**-0.5)
         self.span_head = SpanHead(encoder.hidden, width=span_hidden, max_width=max_answer)
 
     @property
@@ -174,11 +238,18 @@ class Reader(nn.Module):
         return self.encoder.body.get_input_embeddings()
 
     def masks(self, inputs: Inputs, positions_NM: Tensor) -> Tensor:
-        """log p over the vocabulary [N, M, V] at the given positions of the query (counted without [CLS])."""
-        hidden_NLH = self.encoder(inputs)
+        """log p over the vocabulary [N, M, V] at the given positions of the query (special tokens before it not counted)."""
+        return self.masks_from(self.encoder(inputs), inputs, positions_NM)
+
+    def masks_from(self, hidden_NLH: Tensor, inputs: Inputs, positions_NM: Tensor) -> Tensor:
+        """The same from what the encoder gave."""
         rows_N1 = torch.arange(len(hidden_NLH), device=hidden_NLH.device)[:, None]
-        return self.mask_head(hidden_NLH[rows_N1, positions_NM + 1], self.embedding.weight)
+        return self.mask_head(hidden_NLH[rows_N1, positions_NM + len(inputs.layout.before)], self.embedding.weight)
 
     def spans(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Scores and which are allowed, both [N, L, W], for all spans of the passage."""
-        return self.span_head(self.encoder(inputs)), self.span_head.allowed(inputs)
+        return self.spans_from(self.encoder(inputs), inputs)
+
+    def spans_from(self, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The same from what the encoder gave."""
+        return self.span_head(hidden_NLH), self.span_head.allowed(inputs)

@@ -1,4 +1,4 @@
-"""Model inputs: wordpieces joined with special tokens and padded (join_BERT of the paper).
+"""Model inputs: wordpieces joined with special tokens and padded (join_BERT of the paper), as the tokenizer's family does it.
 
 N sequences, L wordpieces in the longest, M masks in the query with most of them.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import MAX_TITLE
-from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.corpus.wordpieces import Layout, Wordpieces
 
 NULL = np.zeros(0, dtype=np.int64)  # the null document: no title, no body
 
@@ -20,47 +20,68 @@ NULL = np.zeros(0, dtype=np.int64)  # the null document: no title, no body
 class Inputs:
     """Padded sequences for an encoder."""
 
+    layout: Layout
     tokens_NL: Tensor
     attention_NL: Tensor  # 1 for wordpieces, 0 for padding
-    segments_NL: Tensor  # 0 for the first part, 1 for the second
-    second_N: Tensor  # where the second part begins
+    segments_NL: Tensor  # as the tokenizer's family numbers them
+    second_N: Tensor  # where the second text begins
 
     def to(self, device: torch.device) -> "Inputs":
-        return Inputs(*(tensor.to(device, non_blocking=True) for tensor in vars(self).values()))
+        tensors = (self.tokens_NL, self.attention_NL, self.segments_NL, self.second_N)
+        return Inputs(self.layout, *(_send(tensor, device) for tensor in tensors))
 
     def __len__(self) -> int:
         return len(self.tokens_NL)
 
 
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a GPU through pinned memory: the copy waits for nothing, and the next batch is put together while the GPU works on this one."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and tensor.device.type == "cpu" else tensor.to(device)
+
+
 def pair_inputs(
     firsts: Sequence[np.ndarray], seconds: Sequence[np.ndarray] | None, wordpieces: Wordpieces, *, max_first: int, max_length: int
 ) -> Inputs:
-    """`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`, the first cut to `max_first`, then all of it to `max_length`."""
-    count = len(firsts)
-    cut = [first[: min(max_first, max_length - 3)] for first in firsts]
-    tails = (
-        [NULL] * count if seconds is None else [second[: max_length - 3 - len(first)] for first, second in zip(cut, seconds, strict=True)]
-    )
-    closing = 0 if seconds is None else 1
-    heads = np.array([len(first) + 2 for first in cut], dtype=np.int64)
-    lengths = heads + np.array([len(tail) + closing for tail in tails], dtype=np.int64)
+    """One text or two with the family's special tokens (BERT: `[CLS] first [SEP]`, `[CLS] first [SEP] second [SEP]`).
+
+    The first is cut to `max_first` wordpieces, then all of it to `max_length`.
+    """
+    layout = wordpieces.single if seconds is None else wordpieces.pair
+    count, begin, room = len(firsts), len(layout.before), max_length - layout.special
+    cut = [first[: min(max_first, room)] for first in firsts]
+    tails = [NULL] * count if seconds is None else [second[: room - len(first)] for first, second in zip(cut, seconds, strict=True)]
+    ends = np.array([begin + len(first) for first in cut], dtype=np.int64)
+    heads = ends + len(layout.between)
+    closes = heads + np.array([len(tail) for tail in tails], dtype=np.int64)
+    lengths = closes + len(layout.after)
     width = int(lengths.max(initial=1))
     tokens = np.full((count, width), wordpieces.pad, dtype=np.int64)
-    tokens[:, 0] = wordpieces.cls
-    for row, (first, tail) in enumerate(zip(cut, tails, strict=True)):
-        tokens[row, 1 : 1 + len(first)] = first
-        tokens[row, heads[row] : heads[row] + len(tail)] = tail
+    for row, first, end, tail, head, close in zip(tokens, cut, ends.tolist(), tails, heads.tolist(), closes.tolist(), strict=True):
+        row[begin:end] = first
+        row[head:close] = tail
     rows, columns = np.arange(count), np.arange(width)
-    tokens[rows, heads - 1] = wordpieces.sep
-    tokens[rows, lengths - 1] = wordpieces.sep
     attention = columns < lengths[:, None]
-    segments = attention & (columns >= heads[:, None])
-    return Inputs(*(torch.from_numpy(array) for array in (tokens, attention.astype(np.int64), segments.astype(np.int64), heads)))
+    segments = _segments(attention, columns >= heads[:, None], layout)
+    tokens[:, :begin] = [token for token, _ in layout.before]
+    for starts, special, usual in ((ends, layout.between, layout.first), (closes, layout.after, layout.second)):
+        for place, (token, segment) in enumerate(special):
+            tokens[rows, starts + place] = token
+            if segment != usual:
+                segments[rows, starts + place] = segment
+    return Inputs(layout, *(torch.from_numpy(array) for array in (tokens, attention.astype(np.int64), segments, heads)))
+
+
+def _segments(attention: np.ndarray, second: np.ndarray, layout: Layout) -> np.ndarray:
+    """Segment ids of the two texts and the special tokens that belong to them; 0 for padding."""
+    if layout.first == layout.second:
+        return attention * layout.first
+    segments = (attention & second).astype(np.int64)
+    return segments if (layout.first, layout.second) == (0, 1) else np.array([layout.first, layout.second])[segments]
 
 
 def query_inputs(queries: Sequence[np.ndarray], wordpieces: Wordpieces, *, max_query: int) -> Inputs:
     """`[CLS] x [SEP]`."""
-    return pair_inputs(queries, None, wordpieces, max_first=max_query, max_length=max_query + 3)
+    return pair_inputs(queries, None, wordpieces, max_first=max_query, max_length=max_query + wordpieces.single.special)
 
 
 def document_inputs(titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray], wordpieces: Wordpieces, *, max_length: int) -> Inputs:
@@ -85,7 +106,7 @@ class Masked:
     valid_BM: Tensor  # which entries are masks
 
     def to(self, device: torch.device) -> "Masked":
-        return Masked(self.queries, self.positions_BM.to(device), self.targets_BM.to(device), self.valid_BM.to(device))
+        return Masked(self.queries, *(_send(tensor, device) for tensor in (self.positions_BM, self.targets_BM, self.valid_BM)))
 
 
 def mask_queries(queries: Sequence[np.ndarray], positions: Sequence[np.ndarray], wordpieces: Wordpieces) -> Masked:

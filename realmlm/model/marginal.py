@@ -3,6 +3,7 @@
 B queries, K passages each (the null document among them), M masked wordpieces, N (query, passage) pairs, L wordpieces, W span widths.
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,6 +40,14 @@ def retrieval_utility(reader_BK: Tensor, null_B: Tensor) -> Tensor:
     return reader_BK - null_B[:, None]
 
 
+def marked(spans_N3: np.ndarray, allowed_BLW: Tensor) -> Tensor:
+    """Spans given as (row, start, width − 1), as a mask [B, L, W] within what is allowed."""
+    mask_BLW = torch.zeros_like(allowed_BLW)
+    rows_N, starts_N, widths_N = torch.from_numpy(spans_N3).to(allowed_BLW.device).unbind(1)
+    mask_BLW[rows_N, starts_N, widths_N] = True
+    return mask_BLW & allowed_BLW
+
+
 def span_log_probabilities(scores_NLW: Tensor, allowed_NLW: Tensor) -> Tensor:
     """log p(s|z,x) over all spans of a passage: softmax over starts and widths; spans that are not allowed get −inf.
 
@@ -71,6 +80,17 @@ def answer_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
 def _safe_logsumexp(scores_NS: Tensor, empty_N: Tensor) -> Tensor:
     """logsumexp whose gradient is 0, not NaN, for the rows that are empty (all −inf)."""
     return torch.logsumexp(scores_NS.masked_fill(empty_N[:, None], 0.0), dim=-1)
+
+
+def best_span_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
+    """log max_{s ∈ S(z,y)} p(s|z,x): the likeliest place alone, as hard EM trains it (Min et al. 2019); −inf where there is none."""
+    return span_NLW.flatten(1).masked_fill(~gold_NLW.flatten(1), -torch.inf).max(-1).values
+
+
+def evidence_log_likelihood(scores_BC: Tensor, holds_BC: Tensor) -> Tensor:
+    """log Σ_{z holds the answer} p(z|x) among the candidates; 0 where none does, so that the gradient is 0 and not NaN."""
+    some_B1 = holds_BC.any(-1, keepdim=True)
+    return torch.logsumexp(scores_BC.log_softmax(-1).masked_fill(~(holds_BC | ~some_B1), -torch.inf), dim=-1)
 
 
 def inner_products(query_BD: Tensor, document_ND: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
-from realmlm.model.encoders import Encoder, Reader, Tower, build_encoder, encoder_config, load_encoder
+from realmlm.model.encoders import Encoder, Reader, Tower, build_encoder, encoder_config, load_encoder, longest_input, undrawn
 
 WEIGHTS = "model.safetensors"
+MOST_SPECIAL = 4  # special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +60,11 @@ class ModelConfig:
 
     @property
     def max_document(self) -> int:
-        return self.max_passage + MAX_TITLE + 3  # [CLS] title [SEP] body [SEP]
+        return self.max_passage + MAX_TITLE + MOST_SPECIAL
 
     @property
     def max_joint(self) -> int:
-        return self.max_together or self.max_passage + self.max_query + 3
+        return self.max_together or self.max_passage + self.max_query + MOST_SPECIAL
 
 
 class Realm(nn.Module):
@@ -129,7 +130,8 @@ class Realm(nn.Module):
         within = folder / "model"  # a run keeps its model there
         hint = f"did you mean {within}?" if within.is_dir() else f"make one: realmlm model --corpus CORPUS --out {folder}"
         manifest = open_artefact(folder, kind="model", hint=hint)
-        model = cls(ModelConfig(**manifest.config))
+        with undrawn():
+            model = cls(ModelConfig(**manifest.config))
         try:
             model.load_own_state(load_file(folder / WEIGHTS))
         except (OSError, ValueError, BadInput) as error:
@@ -145,6 +147,8 @@ def new_tower(config: ModelConfig, encoder: Encoder, *, scale: float = 1.0) -> T
 
 def new_model(config: ModelConfig, wordpieces: Wordpieces, *, checkpoint: str | None = None, seed: int = 0) -> Realm:
     """A model to begin with: fresh weights by seed, or all three encoders from a published checkpoint."""
+    if config.pooling != "mean" and wordpieces.single.cls is None:
+        raise BadInput("the tokenizer has no token that could stand for a sequence, as [CLS] does for BERT; use --pooling mean")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if checkpoint is None:
@@ -157,15 +161,20 @@ def new_model(config: ModelConfig, wordpieces: Wordpieces, *, checkpoint: str | 
                 f"make the corpus with --tokenizer {checkpoint}"
             )
         _check_tokenizer(checkpoint, wordpieces)
-        positions = getattr(tower.config, "max_position_embeddings", None) or config.max_joint
-        longest = max(config.max_joint, config.max_document)
+        longest = config.max_passage + max(config.max_query, MAX_TITLE) + wordpieces.pair.special
+        positions = longest_input(tower) or longest
         if positions < longest:
             raise BadInput(
                 f"'{checkpoint}' reads {positions} wordpieces, query and passage together take {longest}; "
                 f"make the corpus again with --max-wordpieces {positions - longest + config.max_passage}"
             )
         full = ModelConfig(**{**asdict(config), "tower": encoder_config(tower), "reader": encoder_config(reader)})
-        return Realm(full, tower=tower, reader=reader)
+        model = Realm(full, tower=tower, reader=reader)
+        if config.projection == model.document.encoder.hidden:  # a sentence encoder's own space is kept to begin with
+            for side in (model.document, model.query):
+                nn.init.eye_(side.projection.weight)
+                nn.init.zeros_(side.projection.bias)
+        return model
 
 
 def _check_tokenizer(checkpoint: str, wordpieces: Wordpieces) -> None:
@@ -174,7 +183,7 @@ def _check_tokenizer(checkpoint: str, wordpieces: Wordpieces) -> None:
         own = Wordpieces.load(checkpoint)
     except BadInput:
         return
-    if own.tokenizer.get_vocab() != wordpieces.tokenizer.get_vocab():
+    if own.tokenizer.get_vocab() != wordpieces.tokenizer.get_vocab() or own.pair != wordpieces.pair:
         raise Mismatch(f"the corpus was made with another tokenizer than '{checkpoint}'; make it again with --tokenizer {checkpoint}")
 
 

@@ -31,6 +31,7 @@ class Query:
 
     text: str
     tokens: np.ndarray
+    source: int | None = None  # the passage it was taken from, which is never offered
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class LearnedRetriever:
         inputs = query_inputs([query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query)
         query_BD = self.model.query(inputs.to(self.model.device))
         null_D = embed_documents(self.model, self.wordpieces, [NULL], [NULL])[0]
-        hits = self.index.search(query_BD, k)
+        own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
+        hits = self.index.search(query_BD, k, exclude_Q=own_B if bool((own_B >= 0).any()) else None)
         return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), inner_products(query_BD, null_D[None])[:, 0].cpu())
 
 
@@ -117,8 +119,7 @@ def index_for(
     An index at `path` may be of either kind unless one is asked for; a new one is exact unless told otherwise.
     """
     encode = DocumentEncoder.of(model, wordpieces)
-    state = "" if corpus.is_current else f"-after-{corpus.edits}-edits"
-    path = path or corpus.folder / "index" / f"{encode.fingerprint[:16]}-{kind or 'exact'}{state}"
+    path = path or index_place(corpus, encode.fingerprint, kind or "exact")
     with locked(path.parent / f".{path.name}.lock"):  # others may want the same index at this moment
         if not path.exists():
             say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
@@ -139,6 +140,12 @@ def index_for(
             changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
             save_edit(path, **changed, corpus_edits=corpus.edits)
     return open_index(path, device=str(model.device))
+
+
+def index_place(corpus: Corpus, weights: str, kind: str) -> Path:
+    """Where the index of a corpus by the document tower of this fingerprint is kept unless another place is named."""
+    state = "" if corpus.is_current else f"-after-{corpus.edits}-edits"
+    return corpus.folder / "index" / f"{weights[:16]}-{kind}{state}"
 
 
 @torch.inference_mode()

@@ -1,12 +1,17 @@
 """Examples by (seed, position): what a step learns from depends on nothing but its number, so a resumed run sees exactly the same,
 and so does one that works its batches off in parts."""
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
 from realmlm.corpus.masking import Masking, masking
+from realmlm.corpus.questions import read_questions
 from realmlm.corpus.spans import Spans, all_sentences
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -38,28 +43,58 @@ class MaskedSentences:
     passages: np.ndarray
 
 
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A sentence, the positions that are hidden, and the passage it comes from."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    passage: int
+
+
 class SentenceSource:
     """Masked sentences of a corpus, drawn by step."""
 
-    def __init__(self, corpus: Corpus, *, scheme: str, wordpieces: Wordpieces, max_query: int, seed: int) -> None:
+    def __init__(
+        self, corpus: Corpus, *, scheme: str, wordpieces: Wordpieces, max_query: int, seed: int, held_out: Iterable[int] = ()
+    ) -> None:
+        """Sentences of the passages `held_out` are never drawn."""
         self.corpus, self._wordpieces, self._max_query, self._seed = corpus, wordpieces, max_query, seed
         self._masking: Masking = masking(scheme, wordpieces)
-        self.sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
+        sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
+        self.sentences = sentences.without(held_out)
         if len(self.sentences) == 0:
             raise NotEnough(f"{corpus.folder} has no sentence to mask; another --masking or a larger corpus is needed")
 
     def draw(self, first: int, count: int) -> MaskedSentences:
+        """The examples from position `first` on, masked."""
+        examples = self.examples(first, count)
+        return MaskedSentences(self.masked(examples), np.array([example.passage for example in examples], dtype=np.int64))
+
+    def examples(self, first: int, count: int) -> list[Example]:
         """The examples from position `first` on."""
-        queries, positions, passages = [], [], []
+        found = []
         for place, number in enumerate(epoch_positions(len(self.sentences), seed=self._seed, first=first, count=count)):
             sentence, rng = self.sentences[int(number)], generator(self._seed, first + place)
             tokens = self.corpus.tokens(sentence.passage)[sentence.start : sentence.end]
-            chosen = self._masking.choose(tokens, sentence.spans, rng)
-            tokens, chosen = window(tokens, chosen, self._max_query)
-            queries.append(tokens)
-            positions.append(chosen)
-            passages.append(sentence.passage)
-        return MaskedSentences(mask_queries(queries, positions, self._wordpieces), np.array(passages, dtype=np.int64))
+            found.append(self._cut(tokens, self._masking.choose(tokens, sentence.spans, rng), sentence.passage))
+        return found
+
+    def example(self, number: int, positions: np.ndarray) -> Example:
+        """A sentence with these of its wordpieces hidden."""
+        sentence = self.sentences[number]
+        return self._cut(self.corpus.tokens(sentence.passage)[sentence.start : sentence.end], positions, sentence.passage)
+
+    def _cut(self, tokens: np.ndarray, positions: np.ndarray, passage: int) -> Example:
+        return Example(*window(tokens, positions, self._max_query), passage)
+
+    def masked(self, examples: list[Example]) -> Masked:
+        return mask_queries([example.tokens for example in examples], [example.positions for example in examples], self._wordpieces)
+
+
+def sources_of(hold_out: Path | None) -> set[int]:
+    """The passages that held-out sentences come from."""
+    return {question.source for question in read_questions(hold_out) if question.source is not None} if hold_out else set()
 
 
 def window(tokens_L: np.ndarray, positions: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,12 +106,76 @@ def window(tokens_L: np.ndarray, positions: np.ndarray, length: int) -> tuple[np
     return tokens_L[start : start + length], kept - start
 
 
-def companion(corpus: Corpus, passage: int, *, pairing: str, rng: np.random.Generator) -> np.ndarray:
-    """What lies beside a masked sentence in the reader's warm-up: its own passage, a sibling (its own if it has none), or nothing."""
-    if pairing == "null":
-        return np.zeros(0, dtype=np.int64)
-    others = corpus.siblings(passage) if pairing == "sibling" else np.zeros(0, dtype=np.int64)
-    return corpus.tokens(int(rng.choice(others)) if len(others) else passage)
+NULL_SHARE = 0.1  # of the reader's warm-up pairs
+RECURRING_SHARE = 0.45
+
+
+class ReadingPairs:
+    """Masked sentences, each with a passage to read beside it: what the reader warms up on.
+
+    `own` is the sentence's passage; `sibling` another one of its article, if there is one; `recurring` one of its article in which the
+    hidden words stand too in nearly half of the cases, else a sibling. One pair in ten has no
+    passage: a reader must know how little it knows.
+    """
+
+    def __init__(self, source: SentenceSource, *, pairing: str, seed: int) -> None:
+        self._source, self._pairing, self._seed = source, pairing, seed
+        self._recurrences = Recurrences(source.corpus, source.sentences) if pairing == "recurring" else None
+
+    def draw(self, first: int, count: int) -> tuple[Masked, list[np.ndarray]]:
+        """The pairs from position `first` on."""
+        examples, bodies = [], []
+        for place, example in enumerate(self._source.examples(first, count)):
+            rng = generator(self._seed + 1, first + place)
+            chance = rng.random()
+            if self._recurrences is not None and chance >= 1 - RECURRING_SHARE:
+                example, passage = self._recurrences.pair(self._source, rng)
+                bodies.append(self._source.corpus.tokens(passage))
+            else:
+                bodies.append(self._beside(example.passage, chance < NULL_SHARE, rng))
+            examples.append(example)
+        return self._source.masked(examples), bodies
+
+    def _beside(self, passage: int, alone: bool, rng: np.random.Generator) -> np.ndarray:
+        if alone or self._pairing == "null":
+            return np.zeros(0, dtype=np.int64)
+        corpus = self._source.corpus
+        others = np.zeros(0, dtype=np.int64) if self._pairing == "own" else corpus.siblings(passage)
+        return corpus.tokens(int(rng.choice(others)) if len(others) else passage)
+
+
+class Recurrences:
+    """Marked spans whose words are marked in another passage of the same title too."""
+
+    def __init__(self, corpus: Corpus, sentences: Spans) -> None:
+        flat = array("q")  # words, passage, sentence, and the span within the sentence, of every span
+        title, passage, tokens = 0, -1, np.zeros(0, dtype=np.int64)
+        for number in range(len(sentences)):
+            sentence = sentences[number]
+            if sentence.passage != passage:
+                passage, tokens = sentence.passage, corpus.tokens(sentence.passage)
+                title = crc32(corpus.title_tokens(passage).tobytes())
+            for start, end in sentence.spans.tolist():
+                words = crc32(tokens[sentence.start + start : sentence.start + end].tobytes(), title)
+                flat.extend((words, passage, number, start, end))
+        table_M5 = np.array(flat, dtype=np.int64).reshape(-1, 5)
+        table_M5 = table_M5[np.lexsort(table_M5.T[::-1])]
+        borders = np.append(np.flatnonzero(np.diff(table_M5[:, 0], prepend=-1)), len(table_M5))
+        groups_G2 = np.stack([borders[:-1], borders[1:]], axis=1)
+        self._groups_G2 = groups_G2[table_M5[groups_G2[:, 0], 1] != table_M5[groups_G2[:, 1] - 1, 1]]  # in two passages or more
+        self._table_M5 = table_M5
+        if not len(self):
+            raise NotEnough(f"{corpus.folder} has no marked words that stand in two passages of one title; use --pairing sibling")
+
+    def __len__(self) -> int:
+        return len(self._groups_G2)
+
+    def pair(self, source: SentenceSource, rng: np.random.Generator) -> tuple[Example, int]:
+        """A sentence that hides such words, and another passage that has them."""
+        first, last = self._groups_G2[rng.integers(len(self))]
+        _, passage, sentence, start, end = self._table_M5[rng.integers(first, last)].tolist()
+        passages = self._table_M5[first:last, 1]
+        return source.example(sentence, np.arange(start, end)), int(rng.choice(passages[passages != passage]))
 
 
 @dataclass(frozen=True)
@@ -92,9 +191,9 @@ class SentencePairs:
 class ClozePairs:
     """Inverse cloze task: a sentence and its passage, the sentence taken out of it most of the time (Lee et al. 2019)."""
 
-    def __init__(self, corpus: Corpus, *, remove: float, seed: int) -> None:
+    def __init__(self, corpus: Corpus, *, remove: float, seed: int, held_out: Iterable[int] = ()) -> None:
         self._corpus, self._remove, self._seed = corpus, remove, seed
-        self._passages = corpus.ids[corpus.sentence_counts >= 2]
+        self._passages = corpus.ids[(corpus.sentence_counts >= 2) & ~np.isin(corpus.ids, list(held_out))]
         if len(self._passages) < 2:
             raise NotEnough(
                 f"{corpus.folder} has fewer than two passages of several sentences: nothing to learn retrieval from by ICT; "

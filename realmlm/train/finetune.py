@@ -4,7 +4,7 @@ B questions, K passages read, C candidates, L wordpieces, W span widths, M masks
 """
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,16 @@ from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
-from realmlm.log import say
-from realmlm.model.inputs import NULL, mask_queries, query_inputs, reader_inputs
+from realmlm.evaluate.bm25 import BM25Index
+from realmlm.log import progress, say
+from realmlm.model.inputs import NULL, Inputs, mask_queries, query_inputs, reader_inputs
 from realmlm.model.marginal import (
     answer_log_likelihood,
+    best_span_log_likelihood,
+    evidence_log_likelihood,
     inner_products,
     marginal_log_likelihood,
+    marked,
     span_log_probabilities,
     weighed_together,
 )
@@ -33,6 +37,16 @@ from realmlm.train.gold import Gold, locate_answers
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import Clock, prepare, train_model
 from realmlm.train.run import Run
+
+_MATCHED = 256  # questions whose words are matched at once
+
+
+@dataclass(frozen=True)
+class Given:
+    """For every question the candidates of a retriever that does not learn, best first, with their scores; both [questions, C]."""
+
+    ids: np.ndarray
+    scores: np.ndarray
 
 
 class QuestionAnswering:
@@ -47,46 +61,33 @@ class QuestionAnswering:
         gold: Gold,
         *,
         read: int,
+        read_gold: bool,
         candidates: int,
+        objective: str,
         closed_book: float,
         frozen_index: bool,
         seed: int,
         batch: int,
+        given: "Given | None" = None,
     ) -> None:
+        """`given` are the candidates of another retriever: then only the reader learns."""
         self._model, self._wordpieces, self._corpus, self._live, self._gold = model, wordpieces, corpus, live, gold
-        self._memory, self._read, self._candidates, self._frozen, self._seed, self._batch = (
-            closed_book,
-            read,
-            candidates,
-            frozen_index,
-            seed,
-            batch,
-        )
+        self._read, self._read_gold, self._candidates, self._memory = read, read_gold, candidates, closed_book
+        self._hard, self._frozen, self._seed, self._batch, self._given = objective == "hard-em", frozen_index, seed, batch, given
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        retriever = list(self._model.query.parameters()) if self._frozen else self._model.retriever_parameters()
-        return {"reader": list(self._model.reader.parameters()), "retriever": retriever}
+        reader = {"reader": list(self._model.reader.parameters())}
+        if self._given is not None:
+            return reader
+        return reader | {"retriever": list(self._model.query.parameters()) if self._frozen else self._model.retriever_parameters()}
 
     def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        device = self._model.device
         with clock("data"):
             numbers = epoch_positions(len(self._gold), seed=self._seed, first=step * self._batch + part * examples, count=examples)
             questions = [self._gold.questions[number] for number in numbers]
-            inputs = query_inputs(questions, self._wordpieces, max_query=self._model.config.max_query).to(device)
-        with clock("embed"):
-            query_BD = self._model.query(inputs)
-        with clock("search"):
-            ids_BC = self._live.index.search(query_BD.detach().float(), self._candidates).ids_QK.cpu()
-            holds_BC = torch.stack([self._gold.holds(number, ids) for number, ids in zip(numbers, ids_BC, strict=True)]).to(device)
-        with clock("embed"):
-            candidate_BCD = self._live.index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
-            scores_BC = inner_products(query_BD, candidate_BCD)
-            if not self._frozen:
-                read_BK = ids_BC[:, : self._read]
-                fresh_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, read_BK, with_null=False)
-                scores_BC = torch.cat([fresh_BK, scores_BC[:, self._read :]], dim=1)
-            retriever_B = _log_share(scores_BC, holds_BC)
+        ids_BC, holds_BC, scores_BC = self._retrieve(numbers, questions, clock)
         with clock("read"):
+            retriever_B = evidence_log_likelihood(scores_BC, holds_BC)
             weight_BK, reader_BK, found_BK = self._read_spans(numbers, questions, ids_BC[:, : self._read], scores_BC[:, : self._read])
             any_B, some_B = found_BK.any(-1), holds_BC.any(-1)
             readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)  # a question without its answer teaches nothing: no gradient, no NaN
@@ -103,29 +104,67 @@ class QuestionAnswering:
             "recall@1": holds_BC[:, 0].float().mean(),
         }
 
+    def _retrieve(self, numbers: np.ndarray, questions: list[np.ndarray], clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates, best first, which of them hold an answer, and f(x,z) with gradient; all [B, C]."""
+        if self._given is not None:
+            ids_BC, scores_BC = (torch.from_numpy(table[numbers]) for table in (self._given.ids, self._given.scores))
+            ids_BC, order_BC, holds_BC = self._first_to_read(numbers, ids_BC)
+            return ids_BC, holds_BC.to(self._model.device), scores_BC.gather(1, order_BC).to(self._model.device)
+        inputs = query_inputs(questions, self._wordpieces, max_query=self._model.config.max_query).to(self._model.device)
+        with clock("embed"):
+            query_BD = self._model.query(inputs)
+        with clock("search"):
+            found_BC = self._live.index.search(query_BD.detach().float(), self._candidates).ids_QK.cpu()
+            ids_BC, _, holds_BC = self._first_to_read(numbers, found_BC)
+        with clock("embed"):
+            candidate_BCD = self._live.index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
+            scores_BC = inner_products(query_BD, candidate_BCD)
+            if not self._frozen:
+                read_BK = ids_BC[:, : self._read]
+                fresh_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, read_BK, with_null=False)
+                scores_BC = torch.cat([fresh_BK, scores_BC[:, self._read :]], dim=1)
+        return ids_BC, holds_BC.to(self._model.device), scores_BC
+
+    def _first_to_read(self, numbers: np.ndarray, ids_BC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates in the order they are read, that order, and which hold an answer.
+
+        A question whose first passages do not hold its answer teaches the reader nothing: the best that does takes the last place.
+        """
+        holds_BC = torch.stack([self._gold.holds(number, ids) for number, ids in zip(numbers, ids_BC, strict=True)])
+        order_BC = torch.arange(ids_BC.shape[1]).expand(ids_BC.shape).clone()
+        if self._read_gold:
+            missing_B = ~holds_BC[:, : self._read].any(-1) & holds_BC.any(-1)
+            for row in missing_B.nonzero()[:, 0].tolist():
+                best = int(holds_BC[row].int().argmax())
+                order_BC[row, self._read - 1], order_BC[row, best] = best, self._read - 1
+        return ids_BC.gather(1, order_BC), order_BC, holds_BC.gather(1, order_BC)
+
     def _read_spans(
         self, numbers: np.ndarray, questions: list[np.ndarray], ids_BK: Tensor, scores_BK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What weighs the passages, log p(y|z,x) (−inf where a passage does not hold the answer), and which hold it; all [B, K]."""
-        k, config, device = ids_BK.shape[1], self._model.config, self._model.device
+        k, config = ids_BK.shape[1], self._model.config
         bodies = [self._corpus.tokens(number) for number in ids_BK.flatten().tolist()]
         limits = {"max_query": config.max_query, "max_length": config.max_joint}
-        inputs = reader_inputs([question for question in questions for _ in range(k)], bodies, self._wordpieces, **limits).to(device)
-        scores_NLW, allowed_NLW = self._model.reader.spans(inputs)
-        gold_NLW = torch.zeros(scores_NLW.shape, dtype=torch.bool)
-        second_N = inputs.second_N.tolist()
-        for row, (number, ids) in enumerate(zip(numbers, ids_BK.tolist(), strict=True)):
-            for column, passage in enumerate(ids):
-                pair = row * k + column
-                for start, end in self._gold.spans(int(number), passage):
-                    first, width = start + second_N[pair], end - start - 1
-                    if first < gold_NLW.shape[1] and width < config.max_answer:
-                        gold_NLW[pair, first, width] = True
-        gold_NLW = gold_NLW.to(device) & allowed_NLW
-        reader_N = answer_log_likelihood(span_log_probabilities(scores_NLW, allowed_NLW), gold_NLW)
+        inputs = reader_inputs([question for question in questions for _ in range(k)], bodies, self._wordpieces, **limits)
+        gold_N3 = self._gold_spans(numbers, ids_BK, inputs)
+        scores_NLW, allowed_NLW = self._model.reader.spans(inputs.to(self._model.device))
+        gold_NLW = marked(gold_N3, allowed_NLW)
+        likelihood = best_span_log_likelihood if self._hard else answer_log_likelihood
+        reader_N = likelihood(span_log_probabilities(scores_NLW, allowed_NLW), gold_NLW)
         together = config.reading == "released"
         weight_BK = weighed_together(scores_BK, scores_NLW, allowed_NLW) if together else scores_BK
         return weight_BK, reader_N.view(-1, k), gold_NLW.flatten(1).any(-1).view(-1, k)
+
+    def _gold_spans(self, numbers: np.ndarray, ids_BK: Tensor, inputs: Inputs) -> np.ndarray:
+        """(pair, start, width − 1) of every place where an answer stands in what is read, [N, 3]."""
+        pairs = [(number, passage) for number, ids in zip(numbers.tolist(), ids_BK.tolist(), strict=True) for passage in ids]
+        found = []
+        for pair, ((number, passage), second) in enumerate(zip(pairs, inputs.second_N.tolist(), strict=True)):
+            spans_n2 = self._gold.spans(number, passage)
+            found += [(pair, start + second, end - start - 1) for start, end in spans_n2.tolist()]
+        spans_N3 = np.array(found, dtype=np.int64).reshape(-1, 3)
+        return spans_N3[(spans_N3[:, 1] < inputs.tokens_NL.shape[1]) & (spans_N3[:, 2] < self._model.config.max_answer)]
 
     def _closed_book(self, numbers: np.ndarray, questions: list[np.ndarray]) -> Tensor:
         """log p(y|∅,x) [B]: the question followed by masks in the answer's place."""
@@ -141,19 +180,13 @@ class QuestionAnswering:
 
     def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
         with clock("refresh"):
-            return self._live.before_step(step)
+            return {} if self._given is not None else self._live.before_step(step)
 
     def state(self) -> dict[str, Any]:
         return self._live.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._live.load_state(state)
-
-
-def _log_share(scores_BC: Tensor, holds_BC: Tensor) -> Tensor:
-    """log Σ_{z holds the answer} p(z|x) among the candidates; 0 where none does, so that the gradient is 0 and not NaN."""
-    some_B1 = holds_BC.any(-1, keepdim=True)
-    return torch.logsumexp(scores_BC.log_softmax(-1).masked_fill(~(holds_BC | ~some_B1), -torch.inf), dim=-1)
 
 
 def _mean(values_B: Tensor, valid_B: Tensor) -> Tensor:
@@ -165,10 +198,13 @@ def finetune(
     *,
     model: Path,
     corpus: Path,
-    questions: Path,
+    questions: tuple[Path, ...],
     out: Path,
+    retriever: str = "learned",
     read: int,
+    read_gold: bool = False,
     candidates: int,
+    objective: str = "marginal",
     closed_book: float,
     optim: Optim,
     refresh: Refresh,
@@ -190,24 +226,39 @@ def finetune(
         if frozen:
             realm.untie()
         realm.config = replace(realm.config, trained_on_questions=True)
-        gold = locate_answers(run.folder / "answers", known, read_questions(questions), max_answer=realm.config.max_answer)
-        index = index_for(realm, wordpieces, known, dtype=getattr(torch, refresh.dtype)) if frozen else None
+        asked = [question for file in questions for question in read_questions(file)]
+        gold = locate_answers(run.folder / "answers", known, asked, max_answer=realm.config.max_answer)
+        given = _word_matches(known, gold, candidates=min(candidates, len(known))) if retriever == "bm25" else None
+        index = index_for(realm, wordpieces, known, dtype=getattr(torch, refresh.dtype)) if frozen and given is None else None
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop, frozen=index)) as live:
-            objective = QuestionAnswering(
+            taught = QuestionAnswering(
                 realm,
                 wordpieces,
                 known,
                 live,
                 gold,
                 read=read,
+                read_gold=read_gold,
                 candidates=min(candidates, len(known)),
+                objective=objective,
                 closed_book=closed_book,
                 frozen_index=frozen,
                 seed=loop.seed,
                 batch=optim.batch,
+                given=given,
             )
             how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
-            return train_model(realm, wordpieces, objective, run, **how, title="fine-tuning")
+            return train_model(realm, wordpieces, taught, run, **how, title="fine-tuning")
+
+
+def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Given:
+    """BM25's candidates for every question."""
+    index, parts = BM25Index.of(corpus), []
+    with progress("matching words", len(gold), unit="questions") as bar:
+        for first in range(0, len(gold), _MATCHED):
+            parts.append(index.search(gold.texts[first : first + _MATCHED], candidates))
+            bar.advance(len(parts[-1][1]))
+    return Given(np.concatenate([ids for _, ids in parts]), np.concatenate([scores for scores, _ in parts]))
 
 
 def run_finetune(config: Finetune) -> Path:

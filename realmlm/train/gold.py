@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ _FEW = 8  # chunks; fewer are searched here, sooner than workers could start
 class Gold:
     """Questions in wordpieces, and for each the passages and spans (in wordpieces of the passage) that equal an answer."""
 
-    def __init__(self, questions: list[np.ndarray], answers: list[np.ndarray], arrays: dict[str, np.ndarray]) -> None:
-        self.questions, self.answers = questions, answers
+    def __init__(self, texts: list[str], questions: list[np.ndarray], answers: list[np.ndarray], arrays: dict[str, np.ndarray]) -> None:
+        self.texts, self.questions, self.answers = texts, questions, answers
         self._borders, self._passages, self._spans = arrays["borders"], arrays["passages"], arrays["spans"]
 
     def __len__(self) -> int:
@@ -50,6 +51,7 @@ def locate_answers(folder: Path, corpus: Corpus, questions: list[Question], *, m
     Questions whose answer stands nowhere are left out of training, and counted. Spans longer than `max_answer` wordpieces cannot be read
     but still say that a passage is right.
     """
+    questions = [_worth_finding(question) for question in questions]
     parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", "questions": _fingerprint(questions)}
     if not folder.exists():
         with publish(folder, kind="answers") as draft:
@@ -68,7 +70,16 @@ def locate_answers(folder: Path, corpus: Corpus, questions: list[Question], *, m
     wordpieces = corpus.wordpieces
     tokens = [wordpieces.encode(questions[number].text) for number in found]
     answers = [_first_answer(corpus, arrays, int(first), questions[number]) for number, first in zip(found, borders, strict=False)]
-    return Gold(tokens, answers, {"borders": borders, "passages": arrays["passages"], "spans": arrays["spans"]})
+    texts = [questions[number].text for number in found]
+    return Gold(texts, tokens, answers, {"borders": borders, "passages": arrays["passages"], "spans": arrays["spans"]})
+
+
+def _worth_finding(question: Question) -> Question:
+    """Without the answers that have no letter or digit: the aliases of TriviaQA hold a comma, which stands in every passage."""
+    if question.is_regex:
+        return question
+    kept = tuple(answer for answer in question.answers if any(letter.isalnum() for letter in answer))
+    return replace(question, answers=kept or question.answers)
 
 
 def _first_answer(corpus: Corpus, arrays: dict[str, np.ndarray], row: int, question: Question) -> np.ndarray:

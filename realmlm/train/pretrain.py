@@ -23,7 +23,7 @@ from realmlm.model.inputs import NULL, Masked, query_inputs, reader_inputs
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
-from realmlm.train.examples import SentenceSource
+from realmlm.train.examples import SentenceSource, sources_of
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import Clock, prepare, train_model
 from realmlm.train.run import Run
@@ -43,6 +43,8 @@ class JointPretraining:
         live: LiveIndex,
         *,
         k: int,
+        null_document: bool,
+        own_passage: bool,
         marginal: str,
         freeze_retriever: int,
         batch: int,
@@ -50,9 +52,15 @@ class JointPretraining:
         probe_every: int,
     ) -> None:
         self._model, self._wordpieces, self._corpus, self._source, self._live = model, wordpieces, corpus, source, live
-        self._k, self._marginal, self._freeze, self._batch = k, marginal, freeze_retriever, batch
+        self._null, self._passages, self._marginal, self._freeze, self._batch = (
+            null_document,
+            k - null_document,
+            marginal,
+            freeze_retriever,
+            batch,
+        )
         self._probe, self._probe_every = probe, probe_every
-        self._same_text = source.corpus.fingerprint == corpus.fingerprint
+        self._leave_out_own = source.corpus.fingerprint == corpus.fingerprint and not own_passage
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters()), "retriever": self._model.retriever_parameters()}
@@ -65,14 +73,14 @@ class JointPretraining:
         with clock("embed"):
             query_BD = self._model.query(inputs)
         with clock("search"):
-            own_B = torch.from_numpy(drawn.passages) if self._same_text else None
-            ids_BK = self._live.index.search(query_BD.detach().float(), self._k - 1, exclude_Q=own_B).ids_QK
+            own_B = torch.from_numpy(drawn.passages) if self._leave_out_own else None
+            ids_BK = self._live.index.search(query_BD.detach().float(), self._passages, exclude_Q=own_B).ids_QK
         with clock("embed"):
-            retrieval_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, ids_BK)
+            retrieval_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, ids_BK, with_null=self._null)
             if step < self._freeze:
                 retrieval_BK = retrieval_BK.detach()
         with clock("read"):
-            token_BKM = read_masks(self._model, self._wordpieces, self._corpus, masked, ids_BK)
+            token_BKM = read_masks(self._model, self._wordpieces, self._corpus, masked, ids_BK, with_null=self._null)
         return self._likelihood(retrieval_BK, token_BKM, masked.valid_BM)
 
     def _likelihood(self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -80,12 +88,10 @@ class JointPretraining:
         joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
         trained_B = joint_B if self._marginal == "joint" else per_token_marginal(retrieval_BK, token_BKM, valid_BM)
         p_BK = retrieval_BK.softmax(-1)
-        numbers = {
-            "log_p": joint_B.mean(),
-            "utility": retrieval_utility(joint_B[:, None], reader_BK[:, 0]).mean(),  # of all that was retrieved together
-            "null_share": p_BK[:, 0].mean(),
-            "top_share": p_BK[:, 1:].max(-1).values.mean(),
-        }
+        numbers = {"log_p": joint_B.mean(), "top_share": p_BK[:, int(self._null) :].max(-1).values.mean()}
+        if self._null:
+            utility_B = retrieval_utility(joint_B[:, None], reader_BK[:, 0])  # of all that was retrieved together
+            numbers |= {"utility": utility_B.mean(), "null_share": p_BK[:, 0].mean()}
         return -trained_B.mean(), numbers
 
     def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
@@ -101,7 +107,7 @@ class JointPretraining:
         training = self._model.training
         self._model.eval()
         retriever = LearnedRetriever(self._model, self._wordpieces, self._live.index)
-        results = measure_clozes(self._model, self._wordpieces, self._corpus, retriever, self._probe, read=self._k - 1)
+        results = measure_clozes(self._model, self._wordpieces, self._corpus, retriever, self._probe, read=self._passages)
         self._model.train(training)
         by_wording = defaultdict(list)
         for question, result in zip(self._probe, results, strict=True):
@@ -119,11 +125,11 @@ class JointPretraining:
         self._live.load_state(state)
 
 
-def read_masks(model: Realm, wordpieces: Wordpieces, corpus: Corpus, masked: Masked, ids_BK: Tensor) -> Tensor:
+def read_masks(model: Realm, wordpieces: Wordpieces, corpus: Corpus, masked: Masked, ids_BK: Tensor, *, with_null: bool = True) -> Tensor:
     """log p(y_j|z,x) of the hidden wordpieces [B, K, M], the null document in column 0, then the given passages."""
-    count, k = ids_BK.shape[0], ids_BK.shape[1] + 1
+    count, k = ids_BK.shape[0], ids_BK.shape[1] + with_null
     queries = [query for query in masked.queries for _ in range(k)]
-    bodies = [body for row in ids_BK.tolist() for body in (NULL, *(corpus.tokens(number) for number in row))]
+    bodies = [body for row in ids_BK.tolist() for body in ([NULL] * with_null + [corpus.tokens(number) for number in row])]
     limits = {"max_query": model.config.max_query, "max_length": model.config.max_joint}
     inputs = reader_inputs(queries, bodies, wordpieces, **limits).to(model.device)
     vocabulary_NMV = model.reader.masks(inputs, masked.positions_BM.repeat_interleave(k, dim=0))
@@ -138,8 +144,11 @@ def pretrain(
     out: Path,
     text: Path | None,
     k: int,
+    null_document: bool = True,
+    own_passage: bool = False,
     masking: str,
     marginal: str,
+    hold_out: Path | None = None,
     freeze_retriever: int,
     probe: Path | None,
     probe_every: int,
@@ -159,11 +168,11 @@ def pretrain(
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
-        if k - 1 + (text is None) > len(known):
-            raise NotEnough(
-                f"k = {k} needs at least {k - 1 + (text is None)} passages, {corpus} has {len(known)}; lower --k or use a larger corpus"
-            )
-        source = SentenceSource(source_corpus, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
+        needed = k - null_document + (text is None and not own_passage)
+        if needed > len(known):
+            raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
+        limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": sources_of(hold_out)}
+        source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
         questions = read_questions(probe) if probe else []
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:
             objective = JointPretraining(
@@ -173,6 +182,8 @@ def pretrain(
                 source,
                 live,
                 k=k,
+                null_document=null_document,
+                own_passage=own_passage,
                 marginal=marginal,
                 freeze_retriever=freeze_retriever,
                 batch=optim.batch,

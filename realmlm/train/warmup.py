@@ -15,15 +15,13 @@ from realmlm.config import Loop, Optim, Warmup, flat, record
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.log import say
-from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
-from realmlm.model.marginal import in_batch_contrast, inner_products
+from realmlm.model.inputs import Inputs, Masked, document_inputs, query_inputs, reader_inputs
+from realmlm.model.marginal import answer_log_likelihood, in_batch_contrast, inner_products, marked, span_log_probabilities
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable
-from realmlm.train.examples import ClozePairs, SentenceSource, companion, generator
+from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, sources_of
 from realmlm.train.loop import Clock, Objective, prepare, train_model
 from realmlm.train.run import Run
-
-NULL_SHARE = 0.1  # of the reader's warm-up examples: it must know how little it knows without a passage
 
 
 class _Stateless:
@@ -40,41 +38,56 @@ class _Stateless:
 
 
 class MaskedReading(_Stateless):
-    """−log p(y|z,x) with a passage given, not retrieved."""
+    """−log p(y|z,x) with a passage given, not retrieved; and where y stands in z, −log of the probability that the reader points at it."""
 
-    def __init__(self, model: Realm, wordpieces: Wordpieces, source: SentenceSource, *, pairing: str, seed: int, batch: int) -> None:
-        self._model, self._wordpieces, self._source, self._pairing, self._seed, self._batch = (
-            model,
-            wordpieces,
-            source,
-            pairing,
-            seed,
-            batch,
-        )
+    def __init__(self, model: Realm, wordpieces: Wordpieces, pairs: ReadingPairs, *, pointing: float, batch: int) -> None:
+        self._model, self._wordpieces, self._pairs, self._pointing, self._batch = model, wordpieces, pairs, pointing, batch
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters())}
 
     def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         with clock("data"):
-            first = step * self._batch + part * examples
-            drawn = self._source.draw(first, examples)
-            bodies = [self._beside(int(passage), first + place) for place, passage in enumerate(drawn.passages)]
-            config, masked = self._model.config, drawn.masked.to(self._model.device)
+            masked, bodies = self._pairs.draw(step * self._batch + part * examples, examples)
+            config, device = self._model.config, self._model.device
             limits = {"max_query": config.max_query, "max_length": config.max_joint}
-            inputs = reader_inputs(masked.queries, bodies, self._wordpieces, **limits).to(self._model.device)
+            inputs = reader_inputs(masked.queries, bodies, self._wordpieces, **limits)
+            gold_N3 = standing(masked, bodies, inputs, max_answer=config.max_answer) if self._pointing else None
+            masked, inputs = masked.to(device), inputs.to(device)
         with clock("read"):
-            vocabulary_BMV = self._model.reader.masks(inputs, masked.positions_BM)
+            hidden_BLH = self._model.reader.encoder(inputs)
+            vocabulary_BMV = self._model.reader.masks_from(hidden_BLH, inputs, masked.positions_BM)
             token_BM = vocabulary_BMV.gather(2, masked.targets_BM[:, :, None])[:, :, 0]
             right_BM = vocabulary_BMV.argmax(-1) == masked.targets_BM
             masks_B = masked.valid_BM.sum(-1)
             loss_B = -(token_BM * masked.valid_BM).sum(-1) / masks_B
-        return loss_B.mean(), {"right": ((right_BM & masked.valid_BM).sum(-1) / masks_B).mean()}
+        numbers = {"right": ((right_BM & masked.valid_BM).sum(-1) / masks_B).mean()}
+        if gold_N3 is None:
+            return loss_B.mean(), numbers
+        with clock("point"):
+            scores_BLW, allowed_BLW = self._model.reader.spans_from(hidden_BLH, inputs)
+            gold_BLW = marked(gold_N3, allowed_BLW)
+            held_B = gold_BLW.flatten(1).any(-1)
+            point_B = answer_log_likelihood(span_log_probabilities(scores_BLW, allowed_BLW), gold_BLW).masked_fill(~held_B, 0.0)
+        numbers |= {"held": held_B.float().mean(), "pointed": point_B.exp().masked_fill(~held_B, 0.0).sum() / held_B.sum().clamp(min=1)}
+        return (loss_B - self._pointing * point_B).mean(), numbers
 
-    def _beside(self, passage: int, position: int) -> np.ndarray:
-        rng = generator(self._seed + 1, position)
-        pairing = "null" if rng.random() < NULL_SHARE else self._pairing
-        return companion(self._source.corpus, passage, pairing=pairing, rng=rng)
+
+def standing(masked: Masked, bodies: list[np.ndarray], inputs: Inputs, *, max_answer: int) -> np.ndarray:
+    """Where the hidden words stand in the passage: (row, start, width − 1) of each span [N, 3]; none if they are no single run."""
+    found = [np.zeros((0, 3), dtype=np.int64)]
+    length = inputs.tokens_NL.shape[1]
+    second_B, counts_B = inputs.second_N.tolist(), masked.valid_BM.sum(-1).tolist()
+    positions, targets = masked.positions_BM.numpy(), masked.targets_BM.numpy()
+    for row, (body, second, count) in enumerate(zip(bodies, second_B, counts_B, strict=True)):
+        if count > max_answer or positions[row, count - 1] - positions[row, 0] != count - 1:
+            continue
+        places = np.flatnonzero(body[: len(body) - count + 1] == targets[row, 0])
+        for offset in range(1, count):
+            places = places[body[places + offset] == targets[row, offset]]
+        places = places[places + second + count <= length] + second
+        found.append(np.stack([np.full_like(places, row), places, np.full_like(places, count - 1)], axis=1))
+    return np.concatenate(found)
 
 
 class InverseCloze(_Stateless):
@@ -106,6 +119,8 @@ def warm_up(
     out: Path,
     masking: str,
     pairing: str,
+    pointing: float = 0.0,
+    hold_out: Path | None = None,
     remove_sentence: float,
     reader: Optim,
     retriever: Optim,
@@ -117,11 +132,19 @@ def warm_up(
         known = whole.open_corpus(corpus)
 
         def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
-            source = SentenceSource(known, scheme=masking, wordpieces=wordpieces, max_query=realm.config.max_query, seed=loop.seed)
-            return MaskedReading(realm, wordpieces, source, pairing=pairing, seed=loop.seed, batch=reader.batch)
+            held_out = sources_of(hold_out)
+            limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out}
+            source = SentenceSource(known, wordpieces=wordpieces, seed=loop.seed, **limits)
+            pairs = ReadingPairs(source, pairing=pairing, seed=loop.seed)
+            return MaskedReading(realm, wordpieces, pairs, pointing=pointing, batch=reader.batch)
 
         def finding(realm: Realm, wordpieces: Wordpieces) -> InverseCloze:
-            return InverseCloze(realm, wordpieces, ClozePairs(known, remove=remove_sentence, seed=loop.seed), batch=retriever.batch)
+            return InverseCloze(
+                realm,
+                wordpieces,
+                ClozePairs(known, remove=remove_sentence, seed=loop.seed, held_out=sources_of(hold_out)),
+                batch=retriever.batch,
+            )
 
         place = _stage("reader", Path(model), whole, known, reading, optim=reader, loop=loop)
         place = _stage("retriever", place, whole, known, finding, optim=retriever, loop=loop)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 
-from realmlm.corpus.wordpieces import BERT_SPECIAL, Wordpieces, check_same_tokenizer
+from realmlm.corpus.wordpieces import BERT_SPECIAL, Layout, Wordpieces, check_same_tokenizer
 from realmlm.errors import BadInput, Mismatch
 
 LETTERS = "abcdeft"
@@ -104,3 +104,37 @@ def test_mask_stands_for_the_tokenizers_own_mask() -> None:
     tokenizer.add_special_tokens(["<mask>"])
     wordpieces = Wordpieces(tokenizer)
     assert wordpieces.encode_query("it lies in [MASK]").tolist() == [5, 6, 7, 4]
+
+
+def written(template: str, pair: str, special: list[str]) -> Wordpieces:
+    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate([*special, "it"])}, unk_token="<unk>"))
+    tokenizer.add_special_tokens(special)
+    ids = [(token, number) for number, token in enumerate(special)]
+    tokenizer.post_processor = processors.TemplateProcessing(template, pair, ids)
+    return Wordpieces(tokenizer)
+
+
+def test_layouts_are_read_off_the_post_processor():
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[MASK]", "<cls>", "<sep>"]
+    roberta = written("<s> $A </s>", "<s> $A </s> </s> $B </s>", special)
+    assert roberta.single == Layout(((0, 0),), (), ((2, 0),), first=0, second=0, cls=0)
+    assert roberta.pair == Layout(((0, 0),), ((2, 0), (2, 0)), ((2, 0),), first=0, second=0, cls=0)
+    assert (roberta.cls, roberta.sep, roberta.mask, roberta.segments) == (0, 2, 4, 1)
+    xlnet = written("$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2", special)
+    assert xlnet.pair == Layout((), ((7, 0),), ((7, 1), (6, 2)), first=0, second=1, cls=-1)
+    assert (xlnet.cls, xlnet.sep, xlnet.segments) == (6, 7, 3), "not <s> and </s>, which it has as well"
+    t5 = written("$A </s>", "$A </s> $B </s>", ["<pad>", "</s>", "<unk>", "<extra_id_0>"])
+    assert (t5.cls, t5.single.cls, t5.mask) == (None, None, 3)
+
+
+def test_without_a_post_processor_inputs_are_written_as_bert_writes_them():
+    wordpieces = Wordpieces.from_pieces(PIECES)
+    plain = (wordpieces.single, wordpieces.pair)
+    wordpieces.tokenizer.post_processor = processors.BertProcessing(("[SEP]", wordpieces.sep), ("[CLS]", 2))
+    bert = Wordpieces(wordpieces.tokenizer)
+    assert plain == (bert.single, bert.pair)
+
+
+def test_a_vocabulary_that_marks_no_words_continues_none():
+    wordpieces = written("<s> $A </s>", "<s> $A </s> $B </s>", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    assert not wordpieces.continues.any()

@@ -113,7 +113,7 @@ def test_single_additions_stay_few_blocks():
     index = ExactIndex(torch.ones(5, 2), torch.arange(5))
     for number in range(5, 205):
         index.add(torch.tensor([number]), torch.full((1, 2), float(number)))
-    assert len(index._blocks) <= 12
+    assert len(index.blocks) <= 12
     assert index.search(torch.ones(1, 2), 2).ids_QK.tolist() == [[204, 203]]
 
 

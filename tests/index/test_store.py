@@ -1,6 +1,7 @@
 """Index artefacts: resumed builds, publishing that a kill cannot halve, edits that equal a new index."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,15 +46,16 @@ def published(path: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_round_trip(tmp_path, dtype):
-    path = published(tmp_path / "step-00000500", dtype=dtype)
+def test_round_trip(tmp_path, dtype, kind):
+    path = published(tmp_path / "step-00000500", dtype=dtype, kind=kind, ivf={"lists": 1})
     index = open_index(path, expect_weights="w" * 64, expect_corpus="c" * 64)
     assert index.ids.tolist() == list(range(0, 100, 10))
     assert index.vectors(torch.tensor([70, 0])).tolist() == [[7, 1, -7], [0, 0, 0]]
     assert index.search(torch.tensor([[1.0, 0, 0]]), 3).ids_QK.tolist() == [[90, 80, 70]]
     info = index_info(path)
-    assert (info.step, info.passages, info.corpus_edits, info.dtype, info.recall) == (500, 10, 2, dtype, None)
+    assert (info.step, info.passages, info.corpus_edits, info.dtype, info.recall) == (500, 10, 2, dtype, None if kind == "exact" else 1.0)
     assert not (tmp_path / ".step-00000500.partial").exists()
 
 
@@ -93,8 +95,6 @@ class Killed(BaseException):
 @pytest.mark.parametrize("kind", ["exact", "ivf"])
 def test_a_kill_while_publishing_leaves_none_or_all(tmp_path, kind):
     """Die at the n-th file operation of publishing, for every n."""
-    if kind == "ivf":
-        pytest.importorskip("faiss")
     plan = PLAN | {"kind": kind}
     for moment in range(200):
         path = tmp_path / f"{moment}" / "step-00000500"
@@ -193,8 +193,6 @@ def test_mismatch_and_damage_say_what_to_do(tmp_path):
     kind=st.sampled_from(["exact", "ivf"]),
 )
 def test_edits_equal_the_state_they_describe(tmp_path_factory, edits, kind):
-    if kind == "ivf":
-        pytest.importorskip("faiss")
     path = published(tmp_path_factory.mktemp("edits") / "x", kind=kind)
     state = dict(zip(open_index(path).ids.tolist(), open_index(path).vectors(open_index(path).ids).tolist(), strict=True))
     for number, (added, removed) in enumerate(edits, 3):
@@ -232,7 +230,6 @@ def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
 
 
 def test_an_approximate_index_is_not_trained_again(tmp_path):
-    pytest.importorskip("faiss")
     path = published(tmp_path / "x", kind="ivf", ivf={"target": 1.0, "k": 3})
     with patch.object(IVFIndex, "build", side_effect=AssertionError):
         index = open_index(path)
@@ -240,3 +237,26 @@ def test_an_approximate_index_is_not_trained_again(tmp_path):
     assert index.recall == index_info(path).recall == 1.0
     assert index.settings.k == 3
     assert index.search(torch.tensor([[1.0, 0, 0]]), 1).ids_QK.tolist() == [[90]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux tells what is resident")
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
+def test_opening_reads_neither_vectors_nor_ids(tmp_path, kind):
+    path = published(tmp_path / "x", kind=kind)
+    index = open_index(path)
+    assert len(index) == 10
+    files = ("shard-", "vectors", "ids")
+    assert sum(resident_kb(path, name) for name in files) == 0
+    index.search(torch.ones(1, 3), 1)
+    assert sum(resident_kb(path, name) for name in files) > 0
+
+
+def resident_kb(folder: Path, name: str) -> int:
+    """How much of the mapped files in `folder` that begin with `name` this process has touched."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = f"{folder}/{name}" in line
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found

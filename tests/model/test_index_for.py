@@ -59,7 +59,6 @@ def test_an_earlier_state_of_the_corpus_has_an_index_of_its_own(tiny_model: Mode
 
 
 def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
-    pytest.importorskip("faiss")
     model, wordpieces = tiny_model
     index = index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="ivf")
     assert 0.95 <= index.recall <= 1.0  # type: ignore[attr-defined]

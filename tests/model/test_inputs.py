@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.inputs import mask_queries, pair_inputs
@@ -26,6 +27,52 @@ def test_pairs_are_joined_as_the_paper_joins_them(pairs: list[tuple[np.ndarray, 
         assert inputs.segments_NL[row, :length].tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
         assert inputs.second_N[row] == len(first) + 2
         assert length <= max_length
+
+
+TEMPLATES = {
+    "RoBERTa": ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]"),
+    "XLNet": ("$A [SEP] [CLS]:2", "$A [SEP] $B:1 [SEP]:1 [CLS]:2"),
+    "T5": ("$A [SEP]", "$A [SEP] $B [SEP]"),
+    "one segment higher": ("[CLS]:1 $A:1 [SEP]:1", "[CLS]:1 $A:1 [SEP]:1 $B:2 [SEP]:2"),
+}
+
+
+def written_by(name: str) -> Wordpieces:
+    """The world's tokenizer with another family's post-processor."""
+    tokenizer = Tokenizer.from_str(WORDPIECES.tokenizer.to_str())
+    tokenizer.post_processor = processors.TemplateProcessing(*TEMPLATES[name], [("[CLS]", 2), ("[SEP]", 3)])
+    return Wordpieces(tokenizer)
+
+
+FAMILIES = {name: written_by(name) for name in TEMPLATES}
+
+
+@given(
+    st.sampled_from(sorted(TEMPLATES)), st.lists(st.tuples(pieces, pieces), min_size=1, max_size=5), st.integers(1, 10), st.integers(6, 24)
+)
+def test_pairs_are_joined_by_the_template(name: str, pairs: list[tuple[np.ndarray, np.ndarray]], max_first: int, max_length: int) -> None:
+    wordpieces, (single, pair) = FAMILIES[name], TEMPLATES[name]
+    for template in (single, pair):
+        parts = [(part.split(":")[0], int(part.partition(":")[2] or 0)) for part in template.split()]
+        special, two = sum(not part.startswith("$") for part, _ in parts), template is pair
+        seconds = [second for _, second in pairs] if two else None
+        inputs = pair_inputs([first for first, _ in pairs], seconds, wordpieces, max_first=max_first, max_length=max_length)
+        for row, (first, second) in enumerate(pairs):
+            first = first[: min(max_first, max_length - special)]
+            second = second[: max_length - special - len(first)]
+            content = {"$A": first.tolist(), "$B": second.tolist(), "[CLS]": [wordpieces.cls or 2], "[SEP]": [wordpieces.sep]}
+            tokens = [token for part, _ in parts for token in content[part]]
+            segments = [segment for part, segment in parts for _ in content[part]]
+            padding = inputs.tokens_NL.shape[1] - len(tokens)
+            assert inputs.tokens_NL[row].tolist() == tokens + [wordpieces.pad] * padding
+            assert inputs.attention_NL[row].tolist() == [1] * len(tokens) + [0] * padding
+            assert inputs.segments_NL[row, : len(tokens)].tolist() == segments
+            if two:
+                begin = int(inputs.second_N[row])
+                assert inputs.tokens_NL[row, begin : begin + len(second)].tolist() == second.tolist()
+            place = inputs.layout.cls
+            assert (place is None) == (name == "T5")
+            assert place is None or tokens[place] == wordpieces.cls
 
 
 @given(st.lists(pieces, min_size=1, max_size=4))

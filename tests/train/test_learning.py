@@ -44,7 +44,7 @@ def runs(world: Path, knowledge: Corpus, sentences: Corpus, tmp_path_factory: py
     finetune(
         model=joint,
         corpus=knowledge.folder,
-        questions=world / "questions-train.jsonl",
+        questions=(world / "questions-train.jsonl",),
         out=out / "questions",
         read=3,
         candidates=100,
@@ -72,6 +72,8 @@ def test_retrieval_emerges_without_labels(runs: Path, world: Path, knowledge: Co
     print(warm.table(), joint.table(), alone.table(), sep="\n\n")
     assert joint.gold_recall[1].value > 80
     assert joint.gold_recall[1].low > warm.gold_recall[1].high + 10, "joint training must improve on the warmed-up retriever"
+    assert joint.exact_match is not None
+    assert alone.exact_match is not None
     assert joint.exact_match.value > 50, "the masked word is read off the passage"
     assert alone.exact_match.value < 25, "and cannot be known without it"
 
@@ -88,4 +90,5 @@ def test_questions_are_answered_from_passages(runs: Path, world: Path, knowledge
     report = measured(runs, world, knowledge, model="questions", questions="questions")
     print(report.table())
     assert report.gold_recall[1].value > 70
+    assert report.exact_match is not None
     assert report.exact_match.value > 35

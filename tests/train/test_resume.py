@@ -44,7 +44,7 @@ def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Co
         "probe_every": 5,
         "refresh": IN_LINE,
     }
-    asking: dict[str, Any] = {"questions": world / "questions-train.jsonl", "read": 2, "candidates": 20, "closed_book": 0.1}
+    asking: dict[str, Any] = {"questions": (world / "questions-train.jsonl",), "read": 2, "candidates": 20, "closed_book": 0.1}
     stages: dict[str, Stage] = {
         "warmup": lambda out: warm_up(
             **common,

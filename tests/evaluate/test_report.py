@@ -1,0 +1,36 @@
+"""The report names the definition of its recall, and counts by it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from realmlm.corpus.store import Corpus
+from realmlm.errors import BadInput
+from realmlm.evaluate.matching import Recall
+from realmlm.evaluate.report import evaluate
+
+# in every passage, whichever is retrieved: letters within words (orqa), an answer without words (dpr), a full stop (both); in none
+ANSWERS = ["e", "s", "\u200b", ".", "Zzz"]
+
+
+@pytest.mark.parametrize(("recall", "percent"), [("dpr", 40), ("orqa", 60)])
+def test_recall_counts_by_its_definition_and_names_it(
+    recall: Recall, percent: float, knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    passages = [knowledge[number].text for number in knowledge.ids.tolist()]
+    assert all(letter in text for text in passages for letter in "es.")
+    asked = [{"question": f"Which is {number}?", "answer": [answer]} for number, answer in enumerate(ANSWERS)]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps(line) + "\n" for line in asked), "utf-8")
+    report = evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, read=1, recall=recall, device="cpu")
+    assert report.recall_definition == recall == report.as_json()["recall_definition"]
+    assert {k: score.value for k, score in report.recall.items()} == {1: percent, 5: percent, 20: percent, 50: percent}
+    assert f"recall@50 (answer string, {recall}) " in report.table()
+
+
+def test_orqa_has_no_recall_of_patterns(knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "trec.tsv"
+    questions.write_text("1\ttype\tWhere?\tCre?te\n", "utf-8")
+    with pytest.raises(BadInput, match=r"trec\.tsv: the answers are regular expressions.* use --recall dpr"):
+        evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, recall="orqa", device="cpu")

@@ -1,0 +1,485 @@
+"""One suite for every family of encoders: its own inputs, padding, learning, saving, the tied head, half precision.
+
+`make encoders` runs it for all of them and writes docs/encoders.md from what it finds.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
+
+from realmlm.corpus.build import build_corpus
+from realmlm.corpus.spans import mark_spans
+from realmlm.corpus.store import MAX_TITLE, Corpus
+from realmlm.corpus.taggers import PhraseTagger
+from realmlm.corpus.wordpieces import BERT_SPECIAL, Layout, Wordpieces
+from realmlm.errors import BadInput
+from realmlm.model.create import fresh_encoder
+from realmlm.model.encoders import build_encoder, longest_input
+from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
+from realmlm.model.marginal import joint_reading, marginal_log_likelihood
+from realmlm.model.realm import ModelConfig, Realm, new_model
+from realmlm.model.retrieval import fresh_scores, index_for
+from realmlm.settings import JointOptim
+from realmlm.train.examples import SentenceSource
+from realmlm.train.loop import make_optimizer
+from realmlm.train.pretrain import read_masks
+from realmlm.worlds import world_wordpieces
+
+QUERY, PASSAGE, PASSAGES = 16, 48, 24  # wordpieces, wordpieces, count
+STEPS, BATCH, K = 12, 8, 4
+PIECES = [piece for piece, number in sorted(world_wordpieces().tokenizer.get_vocab().items(), key=lambda item: item[1])][
+    len(BERT_SPECIAL) :
+]
+ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+# --- tokenizers: the world's pieces in each family's own style -------------------------------------------------------------------------
+
+
+def wordpiece(special: tuple[str, ...] = BERT_SPECIAL) -> dict[str, Any]:
+    return {"vocab": {piece: number for number, piece in enumerate([*special, *PIECES])}}
+
+
+def unigram(special: tuple[str, ...]) -> dict[str, Any]:
+    """Every piece costs the same: the text is cut into as few as possible."""
+    letters = [chr(number) for number in range(ord("!"), ord("~") + 1)]
+    own = dict.fromkeys(["▁", *(piece.removeprefix("##") if piece.startswith("##") else f"▁{piece}" for piece in PIECES), *letters])
+    return {"vocab": [*((token, 0.0) for token in special), *((piece, -10.0) for piece in own)]}
+
+
+def byte_pairs(special: tuple[str, ...]) -> dict[str, Any]:
+    """Every piece is put together letter by letter."""
+    merges: dict[tuple[str, str], None] = {}
+    for piece in PIECES:
+        letters = piece.removeprefix("##") if piece.startswith("##") else f"Ġ{piece}"
+        merges |= {(letters[:end], letters[end]): None for end in range(1, len(letters))}
+    vocabulary = dict.fromkeys([*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(first + second for first, second in merges)])
+    return {"vocab": {piece: number for number, piece in enumerate(vocabulary)}, "merges": list(merges)}
+
+
+def from_class(name: str, settings: Callable[[], dict[str, Any]]) -> Callable[[], Any]:
+    def make() -> Any:
+        import transformers
+
+        return getattr(transformers, name)(**settings())
+
+    return make
+
+
+def modernbert_tokenizer() -> Any:
+    """transformers has no class for it, only the published file: byte pairs in BERT's order."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(**byte_pairs(BERT_SPECIAL)))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(BERT_SPECIAL))
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
+
+
+def xlm_tokenizer() -> Any:
+    """Its class is written in Python, out of reach for `tokenizers`: byte pairs that mark the ends of words, and that class's own order."""
+    from transformers import PreTrainedTokenizerFast, XLMTokenizer
+
+    special = ("<s>", "</s>", "<pad>", "<unk>", "<special0>", "<special1>")
+    words = [[*piece[:-1], f"{piece[-1]}</w>"] for piece in PIECES if not piece.startswith("##")]
+    merges = list(dict.fromkeys(("".join(word[:end]), word[end]) for word in words for end in range(1, len(word))))
+    letters = sorted({letter for word in words for letter in (*word, word[-1].removesuffix("</w>"))})
+    vocabulary = dict.fromkeys([*special, *letters, *(first + second for first, second in merges)])
+    numbers = {piece: number for number, piece in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(numbers, merges, unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder(suffix="</w>")
+    tokenizer.add_special_tokens(list(special))
+    own = SimpleNamespace(bos_token_id="<s>", sep_token_id="</s>")
+    single, pair = (XLMTokenizer.build_inputs_with_special_tokens(own, ["$A"], second) for second in (None, ["$B"]))
+    tokenizer.post_processor = processors.TemplateProcessing(single, pair, [("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
+
+
+# --- families --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A row of the table."""
+
+    model_type: str
+    tokenizer: Callable[[], Any]
+    settings: dict[str, Any] = field(default_factory=dict)  # beside those of `fresh_encoder`
+    remark: str = ""
+
+
+BERT_TOKENIZER = from_class("BertTokenizer", wordpiece)
+ROBERTA_TOKENIZER = from_class("RobertaTokenizer", lambda: byte_pairs(ROBERTA_SPECIAL))
+DEBERTA_V2_TOKENIZER = from_class("DebertaV2Tokenizer", lambda: unigram(("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")))
+
+FAMILIES = {
+    "BERT": Family(model_type="bert", tokenizer=BERT_TOKENIZER),
+    "RoBERTa": Family(model_type="roberta", tokenizer=ROBERTA_TOKENIZER, remark="positions count from the padding's id + 1"),
+    "ALBERT": Family(
+        model_type="albert",
+        tokenizer=from_class("AlbertTokenizer", lambda: unigram(("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"))),
+        remark="one layer's weights for all layers; embeddings narrower than the layers",
+    ),
+    "ELECTRA": Family(
+        model_type="electra", tokenizer=BERT_TOKENIZER, remark="embeddings narrower than the layers; generator or discriminator"
+    ),
+    "ModernBERT": Family(model_type="modernbert", tokenizer=modernbert_tokenizer, remark="no segments; the default family"),
+    "DistilBERT": Family(model_type="distilbert", tokenizer=BERT_TOKENIZER, remark="no segments"),
+    "MobileBERT": Family(
+        model_type="mobilebert",
+        tokenizer=from_class("MobileBertTokenizer", wordpiece),
+        remark="three neighbouring wordpieces embedded together, the padding left out; fresh ones with LayerNorm",
+    ),
+    "DeBERTa": Family(
+        model_type="deberta",
+        tokenizer=from_class("DebertaTokenizer", lambda: byte_pairs(BERT_SPECIAL)),
+        remark="relative positions; no segments; always in full precision: transformers' mask overflows in half",
+    ),
+    "DeBERTa-v2": Family(
+        model_type="deberta-v2",
+        tokenizer=DEBERTA_V2_TOKENIZER,
+        settings={"conv_kernel_size": 3, "conv_act": "gelu"},
+        remark="with the convolution of its larger sizes",
+    ),
+    "DeBERTa-v3": Family(model_type="deberta-v2", tokenizer=DEBERTA_V2_TOKENIZER, remark="relative positions; no segments"),
+    "XLNet": Family(
+        model_type="xlnet",
+        tokenizer=from_class(
+            "XLNetTokenizer", lambda: unigram(("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"))
+        ),
+        remark="reads in both directions at once; `<cls>` stands last, in a segment of its own",
+    ),
+    "XLM": Family(
+        model_type="xlm",
+        tokenizer=xlm_tokenizer,
+        remark="transformers' tokenizer of it is written in Python: bring a tokenizer.json, or train one; no language ids, no segments",
+    ),
+    "XLM-RoBERTa": Family(
+        model_type="xlm-roberta",
+        tokenizer=from_class("XLMRobertaTokenizer", lambda: unigram(ROBERTA_SPECIAL)),
+        remark="positions count from the padding's id + 1",
+    ),
+    "ERNIE": Family(model_type="ernie", tokenizer=BERT_TOKENIZER, remark="no task ids"),
+    "LUKE": Family(
+        model_type="luke",
+        tokenizer=from_class("LukeTokenizer", lambda: byte_pairs(ROBERTA_SPECIAL)),
+        remark="words only: its entities are neither read nor kept in memory",
+    ),
+    "BigBird": Family(
+        model_type="big_bird",
+        tokenizer=from_class("BigBirdTokenizer", lambda: unigram(("<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]", "[MASK]"))),
+        remark="full attention: passages are shorter than its sparse one needs",
+    ),
+    "Longformer": Family(
+        model_type="longformer",
+        tokenizer=ROBERTA_TOKENIZER,
+        settings={"attention_window": 16},
+        remark="query, or title, with global attention; the rest in its window",
+    ),
+    "MPNet": Family(
+        model_type="mpnet",
+        tokenizer=from_class("MPNetTokenizer", lambda: wordpiece(("<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"))),
+        remark="positions count from 2; its own tokenizer has the padding as 1, as it must",
+    ),
+    "T5": Family(
+        model_type="t5",
+        tokenizer=from_class("T5Tokenizer", lambda: unigram(("<pad>", "</s>", "<unk>")) | {"extra_ids": 10}),
+        remark="the encoder alone; no cls token: mean pooling; `<extra_id_0>` is the mask",
+    ),
+}
+NO_SEGMENTS = {"modernbert", "distilbert", "deberta", "deberta-v2", "xlm", "mpnet", "t5"}
+DEFAULT = ("BERT", "RoBERTa", "ALBERT", "ELECTRA", "ModernBERT")
+REFUSED = {
+    "gpt2": "it is no masked language model",
+    "llama": "it is no masked language model",
+    "bart": "it has a decoder as well",
+    "fnet": "it cannot leave out the padding",
+    "convbert": "its convolutions read the padding",
+}
+
+
+class Subject:
+    """A family on the bench: its own tokenizer, a corpus made with it, tiny models with fresh weights."""
+
+    def __init__(self, family: Family, world: Path, folder: Path) -> None:
+        self.family, self._world, self.folder = family, world, folder
+        self.theirs = family.tokenizer()
+        self.wordpieces = Wordpieces(self.theirs.backend_tokenizer)
+        self.poolings = ["mean"] if self.wordpieces.single.cls is None else ["cls", "mean"]
+        self.longest = PASSAGE + max(QUERY, MAX_TITLE) + self.wordpieces.pair.special
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        lines = (self._world / "knowledge.jsonl").read_text("utf-8").lower().splitlines()[:PASSAGES]
+        source, tokenizer = self.folder / "passages.jsonl", self.folder / "tokenizer.json"
+        source.write_text("\n".join(lines), "utf-8")
+        self.wordpieces.save(tokenizer)
+        corpus = build_corpus([source], self.folder / "corpus", tokenizer=str(tokenizer), max_wordpieces=PASSAGE, workers=1)
+        mark_spans(corpus, PhraseTagger((self._world / "phrases.txt").read_text("utf-8").split("\n")), workers=1)
+        return corpus
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return [json.loads(line)["text"].lower() for line in (self._world / "knowledge.jsonl").read_text("utf-8").splitlines()[:3]]
+
+    def encoder(self) -> dict[str, Any]:
+        size = {"layers": 2, "hidden": 32, "heads": 2, "dropout": 0.0, "positions": self.longest}
+        made = fresh_encoder(self.wordpieces, family=self.family.model_type, **size)  # type: ignore[arg-type]
+        return made | self.family.settings
+
+    def config(self, **settings: Any) -> ModelConfig:
+        limits = {"max_query": QUERY, "max_passage": PASSAGE, "projection": 16, "span_hidden": 32}
+        return ModelConfig(**{"tower": self.encoder(), "reader": self.encoder(), "pooling": "mean"} | limits | settings)
+
+    def model(self, **settings: Any) -> Realm:
+        return new_model(self.config(**settings), self.wordpieces, seed=0).eval()
+
+    def worn_model(self, **settings: Any) -> Realm:
+        """As after training: at the beginning biases are 0, and so is the padding's embedding."""
+        model = self.model(**settings)
+        wear(model)
+        return model
+
+    def query(self, *texts: str) -> Inputs:
+        return query_inputs([self.wordpieces.encode(text) for text in texts], self.wordpieces, max_query=QUERY)
+
+    def document(self, *pairs: tuple[str, str]) -> Inputs:
+        titles, bodies = ([self.wordpieces.encode(pair[part]) for pair in pairs] for part in (0, 1))
+        return document_inputs(titles, bodies, self.wordpieces, max_length=self.longest)
+
+    def joint(self, *pairs: tuple[str, str]) -> Inputs:
+        queries, bodies = ([self.wordpieces.encode(pair[part]) for pair in pairs] for part in (0, 1))
+        return reader_inputs(queries, bodies, self.wordpieces, max_query=QUERY, max_length=self.longest)
+
+
+def wear(module: torch.nn.Module) -> None:
+    """No weight stays what it was."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=() if name in DEFAULT else pytest.mark.families) for name in FAMILIES])
+def subject(request: pytest.FixtureRequest, world: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(FAMILIES[request.param], world, tmp_path_factory.mktemp("family"))
+
+
+Record = Callable[[str, object], None]
+
+
+def shown(layout: Layout, wordpieces: Wordpieces) -> str:
+    """`[CLS] x [SEP] z [SEP]`, and the segment ids below."""
+    before, between, after = (
+        [(str(wordpieces.tokenizer.id_to_token(token)), segment) for token, segment in part]
+        for part in (layout.before, layout.between, layout.after)
+    )
+    parts = [*before, ("x", layout.first), *between, ("z", layout.second), *after]
+    return f"`{' '.join(word for word, _ in parts)}` {''.join(str(segment) for _, segment in parts)}"
+
+
+# --- the suite: each check records what the table shows --------------------------------------------------------------------------------
+
+
+def test_inputs_are_those_of_the_familys_own_tokenizer(subject: Subject, record_property: Record) -> None:
+    first, second = "the flag shows a heron", "a badger lives in the old forest."
+
+    def same(inputs: Inputs, *texts: str) -> None:
+        theirs = subject.theirs(*texts, return_token_type_ids=True)
+        assert inputs.tokens_NL[0].tolist() == theirs["input_ids"]
+        assert inputs.segments_NL[0].tolist() == theirs["token_type_ids"]
+        assert inputs.attention_NL[0].tolist() == theirs["attention_mask"]
+
+    same(subject.query(first), first)
+    same(subject.document((first, second)), first, second)
+    same(subject.joint((first, second)), first, second)
+    assert subject.wordpieces.pad == subject.theirs.pad_token_id
+    assert subject.theirs.mask_token_id in (subject.wordpieces.mask, None)
+    owners = subject.theirs(first, second).encodings[0].sequence_ids
+    inputs, reader = subject.joint((first, second)), subject.worn_model(max_answer=1).reader
+    assert reader.span_head.allowed(inputs)[0, :, 0].tolist() == [owner == 1 for owner in owners], "answers lie in the passage"
+    hidden, start = reader.encoder(inputs), owners.index(0)
+    expected = reader.mask_head(hidden[:, [start, start + 2]], reader.embedding.weight)
+    assert torch.equal(reader.masks(inputs, torch.tensor([[0, 2]])), expected), "masks are counted from the first wordpiece of the query"
+    if "cls" in subject.poolings:
+        place = inputs.tokens_NL[0].tolist().index(subject.wordpieces.cls)
+        assert owners[place] is None
+        assert torch.equal(reader.encoder.pooled(inputs, "cls")[0], hidden[0, place])
+    record_property("layout", shown(inputs.layout, subject.wordpieces))
+    record_property("pooling", ", ".join(subject.poolings))
+
+
+@torch.no_grad()
+def test_padding_changes_nothing(subject: Subject, record_property: Record) -> None:
+    short, long = "a heron", " ".join(subject.texts * 4)
+    worst = 0.0
+
+    def same(run: Callable[[Inputs], Tensor], alone: Inputs, beside: Inputs) -> None:
+        nonlocal worst
+        assert beside.tokens_NL.shape[1] > alone.tokens_NL.shape[1]
+        expected, found = run(alone)[0], run(beside)[0][: run(alone).shape[1]]
+        worst = max(worst, float((expected - found).abs().max()))
+        assert torch.allclose(expected, found, atol=2e-5)
+
+    for pooling in subject.poolings:
+        model = subject.worn_model(pooling=pooling)
+        same(model.query, subject.query(short), subject.query(short, long))
+        same(model.document, subject.document((short, short)), subject.document((short, short), (long, long)))
+    alone, beside = subject.joint((long, short)), subject.joint((long, short), (long, long))
+    same(lambda inputs: model.reader.masks(inputs, torch.tensor([[0, 3]] * len(inputs))), alone, beside)
+    same(lambda inputs: model.reader.spans(inputs)[0][:, : alone.tokens_NL.shape[1] - model.config.max_answer], alone, beside)
+    assert beside.tokens_NL.shape[1] == subject.longest, "the longest input there is was read"
+    assert torch.equal(model.reader.spans(alone)[1][0], model.reader.spans(beside)[1][0, : alone.tokens_NL.shape[1]])
+    record_property("padding", f"{worst:.0e}")
+
+
+def test_joint_steps_lower_the_loss(subject: Subject, record_property: Record) -> None:
+    model, wordpieces, corpus = subject.model(), subject.wordpieces, subject.corpus
+    drawn = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, max_query=QUERY, seed=0).draw(0, BATCH)
+    masked, own = drawn.masked, torch.from_numpy(drawn.passages)
+    index = index_for(model, wordpieces, corpus, path=subject.folder / "index")
+    groups = {"reader": list(model.reader.parameters()), "retriever": model.retriever_parameters()}
+    optimizer, losses = make_optimizer(groups, JointOptim(lr=3e-3)), []
+    model.train()
+    for _ in range(STEPS + 1):
+        vectors = model.query(query_inputs(masked.queries, wordpieces, max_query=QUERY))
+        ids = index.search(vectors.detach(), K - 1, exclude_Q=own).ids_QK
+        reading = joint_reading(read_masks(model, wordpieces, corpus, masked, ids), masked.valid_BM)
+        loss = -marginal_log_likelihood(fresh_scores(model, wordpieces, corpus, vectors, ids), reading).mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        for parameters in groups.values():
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    assert losses[-1] < 0.8 * losses[0]
+    for part in (model.query.projection.weight, model.document.encoder.body.get_input_embeddings().weight, model.reader.embedding.weight):
+        assert part.grad is not None
+        assert part.grad.abs().sum() > 0
+    unmoved = [name for name, parameter in model.named_parameters() if parameter.grad is None and "span_head" not in name]
+    idle = {name.split("encoder.body.")[-1] for name in unmoved}
+    assert idle <= {"mask_emb"}, "XLNet's vector for positions that are only predicted; nothing else lies idle"
+    record_property("loss", f"{losses[0]:.1f} → {losses[-1]:.1f}")
+
+
+def outputs(model: Realm, subject: Subject) -> list[Tensor]:
+    first, second, _ = subject.texts
+    joint = subject.joint((first, second), (second, first))
+    with torch.no_grad():
+        masks = model.reader.masks(joint, torch.tensor([[0, 2], [1, 3]]))
+        return [
+            model.query(subject.query(first, second)),
+            model.document(subject.document((first, second))),
+            masks,
+            model.reader.spans(joint)[0],
+        ]
+
+
+def test_save_and_load_give_the_same_outputs(subject: Subject, tmp_path: Path, record_property: Record) -> None:
+    for pooling in subject.poolings:
+        for share in (True, False):
+            model, place = subject.worn_model(pooling=pooling, share_towers=share), tmp_path / f"{pooling}-{share}"
+            model.save_pretrained(place, subject.wordpieces)
+            again, wordpieces = Realm.from_pretrained(place)
+            assert (wordpieces.single, wordpieces.pair) == (subject.wordpieces.single, subject.wordpieces.pair)
+            assert all(torch.equal(old, new) for old, new in zip(outputs(model, subject), outputs(again, subject), strict=True))
+    record_property("saved", "equal")
+
+
+def test_a_checkpoint_reads_as_transformers_reads_it(subject: Subject, tmp_path: Path, record_property: Record) -> None:
+    """The whole published model, heads, poolers and decoders with it, run by transformers on its own tokenizer's inputs."""
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(0)
+    encoder = subject.encoder()
+    theirs = AutoModel.from_config(AutoConfig.for_model(encoder.pop("model_type"), **encoder)).eval()
+    wear(theirs)
+    theirs.save_pretrained(tmp_path / "published")
+    subject.wordpieces.save(tmp_path / "published" / "tokenizer.json")
+    model = new_model(subject.config(tower={}, reader={}), subject.wordpieces, checkpoint=str(tmp_path / "published")).eval()
+    first, second = "the flag shows a heron", subject.texts[0]
+    given = subject.theirs(first, second, return_tensors="pt", return_token_type_ids=subject.family.model_type not in NO_SEGMENTS)
+    if subject.family.model_type == "longformer":
+        parts = [owner in (None, 0) for owner in subject.theirs(first, second).encodings[0].sequence_ids]
+        given["global_attention_mask"] = torch.tensor([[int(all(parts[: at + 1])) for at in range(len(parts))]])
+    body = theirs.encoder if theirs.config.is_encoder_decoder else theirs
+    with torch.no_grad():
+        expected = body(**given).last_hidden_state
+        found = model.reader.encoder(subject.joint((first, second)))
+    assert torch.allclose(expected, found, atol=1e-5)
+    again = build_encoder(model.config.reader)
+    assert again.state_dict().keys() == model.reader.encoder.body.state_dict().keys()
+    record_property("checkpoint", "equal" if torch.equal(expected, found) else f"{float((expected - found).abs().max()):.0e}")
+
+
+def test_the_masked_lm_head_is_tied(subject: Subject, record_property: Record) -> None:
+    model = subject.model()
+    reader = model.reader
+    table, head = reader.encoder.body.get_input_embeddings().weight, reader.mask_head
+    assert reader.embedding.weight.data_ptr() == table.data_ptr()
+    assert len(table) >= len(subject.wordpieces)
+    assert not any(len(parameter) == len(table) and parameter.ndim > 1 for parameter in head.parameters()), "no output weights of its own"
+    inputs = subject.joint(("a heron", "a bird"))
+    absent = min(set(range(len(table))) - set(inputs.tokens_NL[0].tolist()) - {subject.wordpieces.pad})
+    reader.masks(inputs, torch.tensor([[0]]))[0, 0, absent].backward()
+    assert table.grad is not None
+    assert table.grad[absent].abs().sum() > 0, "what is predicted moves the embedding that is read"
+    record_property("head", f"{reader.encoder.hidden} → {table.shape[1]} → {len(table):,}")
+
+
+def test_half_precision_is_finite(subject: Subject, record_property: Record) -> None:
+    model = subject.model()
+    first, second, _ = subject.texts
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        joint = subject.joint((first, second), ("a heron", "a bird"))
+        masks, spans = model.reader.masks(joint, torch.tensor([[0], [1]])), model.reader.spans(joint)[0]
+        scores = model.query(subject.query(first)) @ model.document(subject.document((first, second), ("", ""))).T
+    (masks[..., 5].sum() + spans.sum() + scores.sum()).backward()
+    assert all(torch.isfinite(tensor).all() for tensor in (masks, spans, scores))
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+    exact = model.reader.masks(joint, torch.tensor([[0], [1]]))
+    record_property("half", f"{float((exact - masks).detach().abs().max()):.2f}")
+    assert torch.allclose(exact, masks, atol=0.5)
+
+
+# --- what is not of one family ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_families_that_cannot_work_say_why(model_type: str) -> None:
+    with pytest.raises(BadInput, match=REFUSED[model_type]):
+        build_encoder({"model_type": model_type})
+
+
+def test_positions_are_counted_as_the_family_counts_them() -> None:
+    wordpieces = Wordpieces(FAMILIES["RoBERTa"].tokenizer().backend_tokenizer)
+    size = {"layers": 1, "hidden": 16, "heads": 2, "dropout": 0.0, "positions": 50}
+    for family, expected in {"bert": 50, "roberta": 50, "mpnet": 50, "modernbert": 50, "xlnet": None, "t5": None}.items():
+        assert longest_input(build_encoder(fresh_encoder(wordpieces, family=family, **size))) == expected, family  # type: ignore[arg-type]
+
+
+def test_a_sequence_without_cls_needs_the_mean(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--pooling mean"):
+        Subject(FAMILIES["T5"], world, tmp_path).model(pooling="cls")
+
+
+def test_the_table_has_these_families_and_no_others() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "encoders.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")]
+    kinds = [(row[0], row[1]) for row in rows if len(row) > 2 and row[1].startswith("`")]
+    assert kinds == [(name, f"`{family.model_type}`") for name, family in FAMILIES.items()], "run: make encoders"
+    assert [row[0] for row in rows if len(row) == 2 and row[0].startswith("`")] == [f"`{model_type}`" for model_type in REFUSED]
+    assert "fails" not in page
+    for name in DEFAULT:
+        wordpieces = Wordpieces(FAMILIES[name].tokenizer().backend_tokenizer)
+        assert next(row[2] for row in rows if row[0] == name) == shown(wordpieces.pair, wordpieces)
