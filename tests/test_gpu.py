@@ -71,7 +71,7 @@ def test_resume_on_the_gpu_is_exact_in_deterministic_mode(joint: dict[str, Any],
 
 
 def test_questions_on_the_gpu(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
-    places = {"model": tiny_model_folder, "corpus": knowledge.folder, "questions": world / "questions-train.jsonl"}
+    places = {"model": tiny_model_folder, "corpus": knowledge.folder, "questions": (world / "questions-train.jsonl",)}
     for name, refresh in (("frozen", Refresh(every_steps=0)), ("refreshed", Refresh(every_steps=4, process=False))):
         run(tmp_path / name, finetune, deterministic=False, **places, read=3, candidates=50, closed_book=0.1, refresh=refresh)
         rows = read_metrics(tmp_path / name / "metrics.jsonl")
