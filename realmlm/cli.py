@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import os
+import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from realmlm import __version__, config
-from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
+from realmlm.artefact import write_text
+from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
 from realmlm.log import say
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
@@ -69,20 +72,25 @@ def _spans(settings: config.Spans) -> None:
     from realmlm.corpus.spans import mark_spans, rule_tagger
     from realmlm.corpus.store import Corpus
     from realmlm.corpus.taggers import PhraseTagger, SpacyTagger, Tagger
+    from realmlm.device import pick_device
     from realmlm.parallel import default_workers
 
     corpus = Corpus.open(settings.corpus)
     tagger: Tagger
     if settings.phrases is not None:
         tagger = PhraseTagger(_read_lines(settings.phrases))
+    elif settings.learned is not None:
+        from realmlm.model.tagger import LearnedTagger
+
+        tagger = LearnedTagger(settings.learned)
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
-    spans = mark_spans(corpus, tagger, workers=settings.workers or default_workers())
+    on_gpu = settings.learned is not None and pick_device("auto").type == "cuda"  # then one process keeps it busy
+    spans = mark_spans(corpus, tagger, workers=settings.workers or (1 if on_gpu else default_workers()))
     say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
 
 
 def _clozes(settings: config.Clozes) -> None:
-    from realmlm.artefact import write_text
     from realmlm.corpus.store import Corpus
     from realmlm.evaluate.clozes import make_clozes
 
@@ -93,6 +101,12 @@ def _clozes(settings: config.Clozes) -> None:
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     say(f"{settings.out}: {len(made):,} masked sentences; pretrain --hold-out and evaluate --questions take it")
+
+
+def _tagger(settings: config.Tagger) -> None:
+    from realmlm.model.tagger import train_tagger
+
+    say(f"{settings.out}: F1 {100 * train_tagger(**config.flat(settings)):.1f} on {settings.test}")
 
 
 def _model(settings: config.Model) -> None:
@@ -115,6 +129,21 @@ def _export_hf(settings: config.ExportHf) -> None:
 
     export_hf(**config.flat(settings))
     say(f"{settings.out}: {settings.architecture}, for transformers up to 4.57")
+
+
+def _graft(settings: config.Graft) -> None:
+    from realmlm.model.create import graft
+
+    say(graft(**config.flat(settings)))
+
+
+def _compress(settings: config.Compress) -> None:
+    from realmlm.model.realm import Realm
+
+    model, wordpieces = Realm.from_pretrained(settings.model)
+    model.save_pretrained(settings.out, wordpieces, dtype=settings.dtype)
+    sizes = [sum(file.stat().st_size for file in folder.iterdir()) / 2**20 for folder in (settings.model, settings.out)]
+    say(f"{settings.out}: {sizes[1]:.1f} MiB instead of {sizes[0]:.1f}")
 
 
 def _index(settings: config.Index) -> None:
@@ -145,9 +174,38 @@ def _evaluate(settings: config.Evaluate) -> None:
     from realmlm.evaluate.report import evaluate
 
     values = config.flat(settings)
-    as_json = values.pop("json")
+    as_json, file = values.pop("json"), values.pop("report")
+    if file is not None and file.exists():
+        raise ArtefactExists(f"{file} already exists; choose another place or remove it first")
     report = evaluate(**values)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(report.as_json(), ensure_ascii=False))
     print(json.dumps(report.as_json()) if as_json else report.table())
+
+
+def _align(settings: config.Align) -> None:
+    from realmlm.evaluate.align import align
+
+    say(f"{settings.out}: {align(**config.flat(settings)):,} sentences with the passages that explain them")
+
+
+def _batch(settings: config.Batch) -> None:
+    lines = sys.stdin.read() if str(settings.file) == "-" else _read_text(settings.file)
+    for line in lines.splitlines():
+        if words := shlex.split(line, comments=True):
+            say(f"realmlm {shlex.join(words)}")
+            begun = time.monotonic()
+            try:
+                run_command(words[0], words[1:])
+            except ArtefactExists as error:
+                say(f"done before: {error}")
+                continue
+            seconds = round(time.monotonic() - begun, 1)
+            say(f"{words[0]}: {seconds} s")
+            if settings.log is not None:
+                with open(settings.log, "a", encoding="utf-8") as stream:
+                    stream.write(json.dumps({"command": shlex.join(words), "seconds": seconds}) + "\n")
 
 
 def _ask(settings: config.Ask) -> None:
@@ -168,12 +226,14 @@ def _refuse(error: BadInput) -> None:
 
 
 def _read_lines(file: Path) -> list[str]:
+    return [line.strip() for line in _read_text(file).splitlines() if line.strip()]
+
+
+def _read_text(file: Path) -> str:
     try:
-        return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+        return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(
-            f"{file} cannot be read as UTF-8 text, one phrase a line ({type(error).__name__}); check the path and the file"
-        ) from error
+        raise BadInput(f"{file} cannot be read as UTF-8 text ({type(error).__name__}); check the path and the file") from error
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
@@ -181,6 +241,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "edit": (config.Edit, _edit),
     "passages": (config.Passages, _passages),
     "spans": (config.Spans, _spans),
+    "tagger": (config.Tagger, _tagger),
     "clozes": (config.Clozes, _clozes),
     "model": (config.Model, _model),
     "warmup": (config.Warmup, _warmup),
@@ -190,7 +251,11 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "import-hf": (config.ImportHf, _import_hf),
     "export-hf": (config.ExportHf, _export_hf),
     "evaluate": (config.Evaluate, _evaluate),
+    "align": (config.Align, _align),
     "ask": (config.Ask, _ask),
+    "graft": (config.Graft, _graft),
+    "compress": (config.Compress, _compress),
+    "batch": (config.Batch, _batch),
     "world": (config.World, _world),
 }
 RESUMABLE = ("warmup", "pretrain", "finetune")

@@ -1,14 +1,29 @@
 """Every setting of every command: typed, explained, checked once. The command line and its help are generated from it."""
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from realmlm.config_model import Compress, ExportHf, Finetune, Graft, ImportHf, Index, Model, Pretrain, Tagger, Warmup
 from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, arg, check, optional
 
-MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
-
-# --- commands --------------------------------------------------------------------------------------------------------------------------
+# Commands that make or train a model stand in config_model.py; here are those around it.
+__all__ = [
+    "Compress",
+    "ExportHf",
+    "Finetune",
+    "Graft",
+    "ImportHf",
+    "Index",
+    "JointOptim",
+    "Loop",
+    "Model",
+    "Optim",
+    "Pretrain",
+    "Refresh",
+    "Tagger",
+    "Warmup",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +113,12 @@ class Spans:
 
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
-    tagger: Literal["rules", "phrases", "spacy"] = "rules"
-    """rules: our own, light; phrases: a list of yours; spacy: a spaCy model's entities."""
+    tagger: Literal["rules", "phrases", "learned", "spacy"] = "rules"
+    """rules: our own, light; phrases: a list of yours; learned: names found by a trained encoder; spacy: a spaCy model's entities."""
     phrases: Annotated[Path | None, optional("PATH")] = None
     """File with one phrase a line, for --tagger phrases."""
+    learned: Annotated[Path | None, optional("PATH")] = None
+    """A tagger that `realmlm tagger` made, for --tagger learned."""
     spacy_model: str = "en_core_web_sm"
     """Name of the spaCy model, for --tagger spacy."""
     workers: Annotated[int | None, optional("N")] = None
@@ -109,6 +126,7 @@ class Spans:
 
     def __post_init__(self) -> None:
         check((self.tagger == "phrases") == (self.phrases is not None), "--tagger phrases and --phrases FILE go together")
+        check((self.tagger == "learned") == (self.learned is not None), "--tagger learned and --learned TAGGER go together")
         check(self.workers is None or self.workers >= 1, f"workers must be 1 or more, not {self.workers}")
 
 
@@ -129,206 +147,6 @@ class Clozes:
 
     def __post_init__(self) -> None:
         check(self.count >= 1, f"count must be 1 or more, not {self.count}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """Make a model to begin with: fresh weights, or a published encoder as towers and reader."""
-
-    corpus: Path
-    """The corpus whose tokenizer the model reads with."""
-    out: Path
-    """Folder to make."""
-    checkpoint: Annotated[str | None, optional("TEXT")] = None
-    """Folder or name of a published encoder (BERT and its like); the corpus must be made with its tokenizer."""
-    family: str = "modernbert"
-    """transformers' model_type of a fresh encoder; docs/encoders.md lists those that were tried."""
-    layers: int = 6
-    """Layers of a fresh encoder."""
-    hidden: int = 512
-    """Its hidden size."""
-    heads: int = 8
-    """Its attention heads."""
-    dropout: float = 0.0
-    """Its dropout, in training."""
-    share_towers: bool = True
-    """Query and document tower are one encoder with two projections."""
-    projection: int = 128
-    """Size of the vectors that are searched; that of a checkpoint's own vectors begins with exactly these (sentence encoders)."""
-    projection_norm: bool = True
-    """LayerNorm after each projection and scores divided by √size; without it the plain inner product of the paper."""
-    pooling: Literal["cls", "mean"] = "mean"
-    """What stands for a sequence: the vector of its [CLS] (the paper), or the mean of all."""
-    max_query: int = 64
-    """Wordpieces of a query that are read."""
-    max_answer: int = 10
-    """Longest answer span in wordpieces."""
-    reading: Literal["paper", "released"] = "paper"
-    """How spans of several passages are weighed: within each passage, or all together as in the authors' released code."""
-    seed: int = 0
-    """Seed of the fresh weights."""
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "projection", "max_query", "max_answer"):
-            check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be 1 or more, not {getattr(self, name)}")
-        check(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, not {self.dropout}")
-        check(self.hidden % self.heads == 0, f"hidden {self.hidden} is not a multiple of heads {self.heads}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportHf:
-    """Bring in checkpoints of the published REALM: transformers' layout, or the authors' TensorFlow variables."""
-
-    sources: Positional[Annotated[tuple[str, ...], arg(metavar="FOLDER_OR_NAME …", help_behavior_hint="(required)")]]
-    """Folders or hub names, joined into one model: an embedder or scorer, an encoder or reader, or RealmForOpenQA, which is all of it."""
-    out: Path
-    """Folder of the model to make."""
-    corpus: Annotated[Path | None, optional("PATH")] = None
-    """Folder to make of RealmForOpenQA's block records; its block vectors become the index beside it."""
-    tokenizer: Annotated[Path | None, optional("PATH")] = None
-    """A tokenizer.json or vocab.txt, where none lies beside the weights."""
-    dtype: Literal["float32", "float16"] = "float32"
-    """Type of the stored block vectors; float16 takes half the space and is no longer exact."""
-    seed: int = 0
-    """Seed of the heads that no source brings."""
-
-    def __post_init__(self) -> None:
-        check(len(self.sources) > 0, "name at least one checkpoint: realmlm import-hf FOLDER_OR_NAME --out MODEL")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportHf:
-    """Write a model in transformers' REALM layout (for transformers up to 4.57), where it has the parts of that layout."""
-
-    model: Positional[Annotated[Path, arg(metavar="MODEL")]]
-    """The model."""
-    out: Path
-    """Folder to make."""
-    architecture: Literal["RealmEmbedder", "RealmScorer", "RealmKnowledgeAugEncoder", "RealmReader", "RealmForOpenQA"]
-    """Which of its classes the folder is for."""
-    corpus: Annotated[Path | None, optional("PATH")] = None
-    """For RealmForOpenQA: the corpus whose passages and vectors go along."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Index:
-    """Embed a corpus with a model's document tower and write the index that is searched."""
-
-    model: Path
-    """The model."""
-    corpus: Path
-    """The corpus."""
-    out: Annotated[Path | None, optional("PATH")] = None
-    """Folder to make, for --index; default: beside the corpus, where evaluate and ask find the exact one."""
-    kind: Literal["exact", "ivf"] = "exact"
-    """exact: every vector is compared; ivf: only those in the nearest lists, recall measured and shown."""
-    dtype: Literal["float16", "float32"] = "float16"
-    """Type of the stored vectors."""
-    device: str = "auto"
-    """Where to embed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Warmup:
-    """Prepare a model for joint training: the reader learns to read passages (masked LM), the retriever to find them (ICT)."""
-
-    model: Annotated[Path, arg(aliases=("--from",))]
-    """The model to begin with."""
-    corpus: Path
-    """The corpus; its spans are needed where masks are salient."""
-    out: Path
-    """Folder of the run; the model stands in its `model/`."""
-    masking: MASKING = "salient"
-    """Which wordpieces the reader must predict."""
-    pairing: Literal["own", "sibling", "recurring", "null"] = "sibling"
-    """What lies beside the masked sentence: its own passage (learn to copy), another one of its article if there is one, often one
-    that has the hidden words too (recurring), or nothing."""
-    pointing: float = 0.0
-    """Weight of pointing at the hidden words where they stand in the passage: the span head's warm-up for questions."""
-    hold_out: Annotated[Path | None, optional("PATH")] = None
-    """Masked sentences made by `realmlm clozes`: no sentence of the passages they come from is trained on."""
-    remove_sentence: float = 0.9
-    """ICT: share of cases in which the sentence is taken out of its passage."""
-    reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
-    """Masked LM; 0 steps leave it out."""
-    retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256))
-    """ICT; 0 steps leave it out."""
-    loop: Loop = field(default_factory=Loop)
-
-    def __post_init__(self) -> None:
-        check(0 <= self.remove_sentence <= 1, f"remove-sentence is a share between 0 and 1, not {self.remove_sentence}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pretrain:
-    """Train retriever and reader together on text alone: masked LM through the search, the index refreshed as it goes."""
-
-    model: Annotated[Path, arg(aliases=("--from",))]
-    """The model, warmed up."""
-    corpus: Path
-    """The knowledge Z that is searched."""
-    out: Path
-    """Folder of the run; the model stands in its `model/`."""
-    text: Annotated[Path | None, optional("PATH")] = None
-    """The corpus X that masked sentences come from; default: Z itself, a sentence's own passage never retrieved."""
-    k: int = 8
-    """Passages read for each sentence, the null document among them."""
-    null_document: bool = True
-    """One of the k is the empty document, for sentences that need no passage."""
-    own_passage: bool = False
-    """A sentence may retrieve the passage it comes from."""
-    masking: MASKING = "salient"
-    """Which wordpieces are masked."""
-    marginal: Literal["joint", "per-token"] = "joint"
-    """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own."""
-    hold_out: Annotated[Path | None, optional("PATH")] = None
-    """Masked sentences made by `realmlm clozes`: the passages they come from are searched, but no sentence of theirs is trained on."""
-    freeze_retriever: int = 0
-    """First steps in which only the reader learns."""
-    probe: Annotated[Path | None, optional("PATH")] = None
-    """Held-out masked sentences with their gold passages (JSON lines), measured as training goes on."""
-    probe_every: int = 50
-    """Steps between two probes."""
-    optim: JointOptim = field(default_factory=JointOptim)
-    refresh: Refresh = field(default_factory=Refresh)
-    loop: Loop = field(default_factory=Loop)
-
-    def __post_init__(self) -> None:
-        least = 1 + self.null_document
-        check(self.k >= least, f"k counts the null document and at least one passage: {least} or more, not {self.k}")
-        check(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finetune:
-    """Train a model to answer questions from the passages it retrieves."""
-
-    model: Annotated[Path, arg(aliases=("--from",))]
-    """The model, pre-trained."""
-    corpus: Path
-    """The corpus that is searched."""
-    questions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
-    """Files of questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD .json."""
-    out: Path
-    """Folder of the run; the model stands in its `model/`."""
-    retriever: Literal["learned", "bm25"] = "learned"
-    """learned: the model's own, trained along; bm25: word matching, only the reader learns."""
-    read: int = 5
-    """Passages read for each question."""
-    read_gold: bool = False
-    """Where none of them holds the answer, the best candidate that does is read in the last one's place."""
-    candidates: int = 5000
-    """Passages over which the retriever is trained."""
-    objective: Literal["marginal", "hard-em"] = "marginal"
-    """marginal: every place where an answer stands counts (the paper); hard-em: in each passage the likeliest one alone."""
-    closed_book: float = 0.1
-    """Weight of what the reader learns to answer without any passage."""
-    optim: JointOptim = field(default_factory=lambda: JointOptim(lr=1e-5, retriever_lr=1e-5))
-    refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
-    loop: Loop = field(default_factory=Loop)
-
-    def __post_init__(self) -> None:
-        check(1 <= self.read <= self.candidates, f"read ({self.read}) must lie between 1 and candidates ({self.candidates})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +171,8 @@ class Evaluate:
     """Take only this many questions, evenly spread."""
     predictions: Annotated[Path | None, optional("PATH")] = None
     """File for the predictions with their evidence, one JSON line each."""
+    report: Annotated[Path | None, optional("PATH")] = None
+    """File to make of the report, as JSON."""
     json: bool = False
     """Print one JSON object instead of a table."""
     device: str = "auto"
@@ -361,6 +181,39 @@ class Evaluate:
     def __post_init__(self) -> None:
         check(self.read >= 0, f"read must be 0 or more, not {self.read}")
         check(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Align:
+    """Say for the sentences of a text which passages explain them: the alignment of X and Z that pre-training finds by itself."""
+
+    model: Path
+    """The model, pre-trained."""
+    corpus: Path
+    """The corpus Z that is searched."""
+    out: Path
+    """File to make: for each sentence its hidden words and the passages with p(z|x) and p(z|x,y), one JSON line."""
+    text: Annotated[Path | None, optional("PATH")] = None
+    """The corpus X whose sentences are aligned, its spans marked; default: Z itself, a sentence's own passage left out."""
+    k: int = 8
+    """Passages for each sentence, the null document among them."""
+    limit: Annotated[int | None, optional("N")] = None
+    """Take only this many sentences, evenly spread."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def __post_init__(self) -> None:
+        check(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Run the commands of a file one after the other in one process; what is there already is not made again."""
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """One command a line, without `realmlm`; # begins a comment; - reads from standard input."""
+    log: Annotated[Path | None, optional("PATH")] = None
+    """File to which each command and its seconds are appended, one JSON line each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from realmlm import cli, config, settings
+from realmlm import cli, config, config_model, settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 def field_texts() -> dict[str, dict[str, str]]:
     """The docstring under each field of each config class."""
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(settings) + inspect.getsource(config)).body:
+    for node in ast.parse("".join(map(inspect.getsource, (settings, config_model, config)))).body:
         if isinstance(node, ast.ClassDef):
             fields: dict[str, str] = {}
             for item, after in zip(node.body, node.body[1:], strict=False):

@@ -313,6 +313,13 @@ class SpacyTagger:
 # --- what keeps the promises of `Tagger` ------------------------------------------------------------------------------------------------
 
 
+def with_numbers(sentence: str, names: list[Mention]) -> list[Mention]:
+    """Names found elsewhere, with the dates and quantities of the patterns; where they overlap, the pattern stays."""
+    numeric = list(_numeric(sentence))
+    apart = [name for name in names if all(name.end <= number.start or number.end <= name.start for number in numeric)]
+    return _keep(sentence, sorted([*numeric, *apart], key=_start))
+
+
 def _start(mention: Mention) -> int:
     return mention.start
 

@@ -1,11 +1,13 @@
 """Making a model to begin with."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from realmlm.corpus.store import MAX_TITLE, Corpus
-from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.model.realm import ModelConfig, new_model
+from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
+from realmlm.errors import Mismatch
+from realmlm.model.realm import ModelConfig, Realm, new_model
 
 # positions are counted from the padding's id on
 _COUNT_FROM_PADDING = {"camembert", "longformer", "luke", "mpnet", "roberta", "xlm-roberta"}
@@ -61,6 +63,20 @@ def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]
     return own.get(family, {})
 
 
+def graft(*, towers: Path, reader: Path, out: Path) -> str:
+    """The towers of one model and the reader of another; gives a line that says what was made."""
+    (first, wordpieces), (second, others) = Realm.from_pretrained(towers), Realm.from_pretrained(reader)
+    check_same_tokenizer(wordpieces, others, first_name=str(towers), second_name=str(reader))
+    read = ("reader", "max_query", "max_passage", "max_together", "max_answer", "reading", "span_hidden", "trained_on_questions")
+    for name in ("max_query", "max_passage"):
+        if getattr(first.config, name) != getattr(second.config, name):
+            raise Mismatch(f"{towers} and {reader} read inputs of different length ({name}); they do not belong together")
+    first.config = replace(first.config, **{name: getattr(second.config, name) for name in read})
+    first.reader = second.reader
+    first.save_pretrained(out, wordpieces)
+    return f"{out}: towers of {towers}, reader of {reader}"
+
+
 def create_model(
     *,
     corpus: Path,
@@ -78,6 +94,7 @@ def create_model(
     max_query: int,
     max_answer: int,
     reading: str = "paper",
+    freeze_embeddings: bool = False,
     seed: int,
 ) -> str:
     """Write a model artefact; gives a line that says what was made."""
@@ -99,6 +116,7 @@ def create_model(
         max_passage=known.max_wordpieces,
         max_answer=max_answer,
         reading=reading,  # type: ignore[arg-type]
+        freeze_embeddings=freeze_embeddings,
         span_hidden=256 if checkpoint else min(256, hidden),
     )
     model = new_model(config, wordpieces, checkpoint=checkpoint, seed=seed)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from realmlm.artefact import open_artefact, publish
@@ -15,6 +14,7 @@ from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.encoders import Encoder, Reader, Tower, build_encoder, encoder_config, load_encoder, longest_input, undrawn
+from realmlm.model.packing import read_weights, write_weights
 
 WEIGHTS = "model.safetensors"
 MOST_SPECIAL = 4  # special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
@@ -50,6 +50,8 @@ class ModelConfig:
     """Wordpieces of query and passage read together, special tokens counted; without it all that the two limits above allow."""
     max_answer: int = 10
     """Longest answer span in wordpieces."""
+    freeze_embeddings: bool = False
+    """Word embeddings never learn: a checkpoint's stay the same in towers and reader."""
     reading: Literal["paper", "released"] = "paper"
     """paper: spans are weighed within their passage, an answer is as likely as all places where it stands; released, as the authors'
     code does it: spans of all passages are weighed together, the answer is the best single one (docs/decisions/001)."""
@@ -81,6 +83,9 @@ class Realm(nn.Module):
             self.query.projection, self.query.norm = self.document.projection, self.document.norm
         body = reader if reader is not None else build_encoder(config.reader)
         self.reader = Reader(Encoder(body), max_answer=config.max_answer, span_hidden=config.span_hidden)
+        if config.freeze_embeddings:
+            for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
+                encoder.body.get_input_embeddings().requires_grad_(False)
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +99,11 @@ class Realm(nn.Module):
         """Give the query tower weights of its own, so that it can be trained while the index stays as it is."""
         self.query = copy.deepcopy(self.query)
         self.config = replace(self.config, share_towers=False, share_projection=False)
+
+    def untie_projection(self) -> None:
+        """Give the query tower a projection of its own; the encoder stays shared if it was."""
+        self.query.projection, self.query.norm = copy.deepcopy(self.query.projection), copy.deepcopy(self.query.norm)
+        self.config = replace(self.config, share_projection=False)
 
     def own_state(self) -> dict[str, Tensor]:
         """Every weight once: what the towers share is named by the document tower."""
@@ -113,11 +123,17 @@ class Realm(nn.Module):
         self.load_state_dict(state, strict=False)
 
     def save_pretrained(
-        self, folder: str | Path, wordpieces: Wordpieces, *, parents: dict[str, str] | None = None, replace: bool = False
+        self,
+        folder: str | Path,
+        wordpieces: Wordpieces,
+        *,
+        parents: dict[str, str] | None = None,
+        replace: bool = False,
+        dtype: str = "float32",
     ) -> None:
-        """Write config, weights and tokenizer as a model artefact."""
+        """Write config, weights (float32, or packed as float16 or int8) and tokenizer as a model artefact."""
         with publish(Path(folder), kind="model", replace=replace) as draft:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self.own_state().items()}, draft.path / WEIGHTS)
+            write_weights(draft.path / WEIGHTS, self.own_state(), dtype=dtype)
             wordpieces.save(draft.path / "tokenizer.json")
             draft.config = asdict(self.config)
             draft.counts["parameters"] = sum(parameter.numel() for parameter in self.parameters())
@@ -133,7 +149,7 @@ class Realm(nn.Module):
         with undrawn():
             model = cls(ModelConfig(**manifest.config))
         try:
-            model.load_own_state(load_file(folder / WEIGHTS))
+            model.load_own_state(read_weights(folder / WEIGHTS))
         except (OSError, ValueError, BadInput) as error:
             raise ArtefactDamaged(f"{folder / WEIGHTS} cannot be loaded: {error}") from error
         return model.to(device).eval(), Wordpieces.load(folder / "tokenizer.json")

@@ -66,6 +66,7 @@ class QuestionAnswering:
         objective: str,
         closed_book: float,
         frozen_index: bool,
+        projection_only: bool = False,
         seed: int,
         batch: int,
         given: "Given | None" = None,
@@ -73,13 +74,24 @@ class QuestionAnswering:
         """`given` are the candidates of another retriever: then only the reader learns."""
         self._model, self._wordpieces, self._corpus, self._live, self._gold = model, wordpieces, corpus, live, gold
         self._read, self._read_gold, self._candidates, self._memory = read, read_gold, candidates, closed_book
-        self._hard, self._frozen, self._seed, self._batch, self._given = objective == "hard-em", frozen_index, seed, batch, given
+        self._hard, self._projection_only, self._frozen, self._seed, self._batch, self._given = (
+            objective == "hard-em",
+            projection_only,
+            frozen_index,
+            seed,
+            batch,
+            given,
+        )
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         reader = {"reader": list(self._model.reader.parameters())}
         if self._given is not None:
             return reader
-        return reader | {"retriever": list(self._model.query.parameters()) if self._frozen else self._model.retriever_parameters()}
+        if not self._frozen:
+            return reader | {"retriever": self._model.retriever_parameters()}
+        query = self._model.query
+        learning = [*query.projection.parameters(), *query.norm.parameters()] if self._projection_only else list(query.parameters())
+        return reader | {"retriever": learning}
 
     def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         with clock("data"):
@@ -204,6 +216,7 @@ def finetune(
     read: int,
     read_gold: bool = False,
     candidates: int,
+    query: str = "tower",
     objective: str = "marginal",
     closed_book: float,
     optim: Optim,
@@ -223,8 +236,11 @@ def finetune(
         if read > len(known):
             raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
         frozen = refresh.every_steps == 0
-        if frozen:
+        if frozen and query == "tower":
             realm.untie()
+        elif frozen:
+            realm.untie_projection()
+            realm.query.encoder.requires_grad_(False)
         realm.config = replace(realm.config, trained_on_questions=True)
         asked = [question for file in questions for question in read_questions(file)]
         gold = locate_answers(run.folder / "answers", known, asked, max_answer=realm.config.max_answer)
@@ -243,6 +259,7 @@ def finetune(
                 objective=objective,
                 closed_book=closed_book,
                 frozen_index=frozen,
+                projection_only=query == "projection",
                 seed=loop.seed,
                 batch=optim.batch,
                 given=given,

@@ -1,0 +1,91 @@
+"""The alignment of X and Z: for masked sentences of a text, which passages explain what is hidden, p(z|x,y).
+
+B sentences, K passages each with the null document in column 0.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from realmlm.artefact import write_text
+from realmlm.corpus.masking import SalientSpan
+from realmlm.corpus.questions import spread
+from realmlm.corpus.spans import Spans
+from realmlm.corpus.store import Corpus
+from realmlm.device import pick_device
+from realmlm.errors import ArtefactExists, NotEnough
+from realmlm.log import progress
+from realmlm.model.answering import BATCH, Answerer
+from realmlm.model.marginal import marginal_log_likelihood, posterior
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import LearnedRetriever, Query, check_readable, index_for
+
+
+def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, limit: int | None, device: str) -> int:
+    """Write the alignment as JSON lines; gives the number of sentences."""
+    if out.exists():
+        raise ArtefactExists(f"{out} already exists; choose another place or remove it first")
+    realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
+    known = Corpus.open(corpus)
+    source = known if text is None else Corpus.open(text)
+    for each in (known, source):
+        check_readable(str(model), realm, wordpieces, each)
+    if k > len(known):
+        raise NotEnough(f"k = {k} needs {k} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
+    answerer = Answerer(realm, wordpieces, known, LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, known)))
+    sentences = Spans.open(source)
+    numbers = spread(len(sentences), limit or len(sentences))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    with progress("aligning", len(numbers), unit="sentences") as bar:
+        for first in range(0, len(numbers), BATCH):
+            some = numbers[first : first + BATCH]
+            lines += [json.dumps(row, ensure_ascii=False) for row in _rows(answerer, source, sentences, some, k=k)]
+            bar.advance(len(some))
+    write_text(out, "".join(f"{line}\n" for line in lines))
+    return len(lines)
+
+
+def _rows(answerer: Answerer, source: Corpus, sentences: Spans, numbers: list[int], *, k: int) -> Iterator[dict[str, Any]]:
+    masking, longest, mask = SalientSpan(), answerer.model.config.max_query, answerer.wordpieces.mask
+    queries, targets, texts = [], [], []
+    for number in numbers:
+        sentence = sentences[number]
+        tokens = source.tokens(sentence.passage)[sentence.start : sentence.end].astype(np.int64)[:longest]
+        inside = sentence.spans[sentence.spans[:, 1] <= longest]
+        if not len(inside):
+            continue
+        hidden = masking.choose(tokens, inside, np.random.default_rng(number))
+        targets.append(tokens[hidden])
+        tokens[hidden] = mask
+        own = sentence.passage if source.fingerprint == answerer.corpus.fingerprint else None
+        queries.append(Query("", tokens, source=own))
+        texts.append(sentence)
+    if not queries:
+        return
+    retrieved = answerer.retriever(queries, k - 1)
+    read = answerer.read_masks(queries, retrieved)
+    reading_BK = read.log_likelihood(targets)
+    prior_BK = read.p_BK.log()
+    log_p_B = marginal_log_likelihood(prior_BK, reading_BK)
+    posterior_BK = posterior(prior_BK, reading_BK)
+    with torch.inference_mode():
+        columns = zip(read.p_BK.tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True)
+    for row, (prior, after, reading, log_p) in enumerate(columns):
+        ids: list[int | None] = [None, *retrieved.ids_BK[row].tolist()]
+        passages = [
+            {"id": number, "title": "" if number is None else answerer.corpus[number].title, "prior": p, "posterior": q, "log_p": r}
+            for number, p, q, r in sorted(zip(ids, prior, after, reading, strict=True), key=lambda item: -item[2])
+        ]
+        yield {
+            "sentence": answerer.wordpieces.tokenizer.decode(queries[row].tokens.tolist(), skip_special_tokens=False),
+            "hidden": answerer.wordpieces.decode(targets[row]),
+            "source": texts[row].passage,
+            "log_p": log_p,
+            "log_p_without": reading[0],
+            "passages": passages,
+        }

@@ -1,0 +1,212 @@
+"""A learned tagger: an encoder with a label for each word, trained on sentences with marked names (IOB2), dates by patterns.
+
+N sentences, L wordpieces, H hidden size, C labels.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from realmlm.artefact import open_artefact, publish
+from realmlm.corpus.taggers import Mention, with_numbers
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.device import pick_device
+from realmlm.errors import ArtefactDamaged, BadInput
+from realmlm.log import progress, say
+from realmlm.model.encoders import Encoder, build_encoder, encoder_config, load_encoder, undrawn
+from realmlm.model.inputs import query_inputs
+from realmlm.model.packing import read_weights, write_weights
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_LANGUAGE = re.compile(r"^[a-z]{2,3}:(?=.)")  # WikiAnn writes the language before each word
+_LONGEST = 128  # wordpieces of a sentence that are looked at
+_BATCH = 64
+_IGNORED = -100  # the label of wordpieces that do not begin a word
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A sentence in words, with a label each: O, or B- and I- before a kind of name."""
+
+    words: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+def read_labelled(file: Path) -> list[Labelled]:
+    """Sentences in the form of CoNLL and WikiAnn: a word and its label (last column) a line, an empty line between sentences."""
+    try:
+        blocks = re.split(r"\n[ \t]*\n", file.read_text("utf-8").strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read as UTF-8 text ({type(error).__name__}); check the path and the file") from error
+    sentences = []
+    for block in blocks:
+        rows = [line.split() for line in block.splitlines() if line.strip() and not line.startswith("-DOCSTART-")]
+        for row in rows:
+            if len(row) < 2 or not re.fullmatch(r"O|[BI]-\S+", row[-1]):
+                raise BadInput(f"{file}: '{' '.join(row)}' is no word with a label (O, B-…, I-…); one word a line")
+        if rows:
+            words = tuple(_LANGUAGE.sub("", row[0]) for row in rows)
+            sentences.append(Labelled(words, tuple(row[-1] for row in rows)))
+    if not sentences:
+        raise BadInput(f"{file}: no sentence in it; write one word with its label a line, an empty line between sentences")
+    return sentences
+
+
+class TokenClassifier(nn.Module):
+    """log p(label) of every wordpiece."""
+
+    def __init__(self, encoder: Encoder, labels: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.hidden, labels)
+
+    def forward(self, tokens: Sequence[np.ndarray], wordpieces: Wordpieces) -> Tensor:
+        inputs = query_inputs(tokens, wordpieces, max_query=_LONGEST).to(self.head.weight.device)
+        before = len(inputs.layout.before)
+        longest = max(len(sentence[:_LONGEST]) for sentence in tokens)
+        return self.head(self.encoder(inputs)[:, before : before + longest]).float().log_softmax(-1)
+
+
+class LearnedTagger:
+    """Names as the classifier finds them, dates and quantities by patterns."""
+
+    def __init__(self, folder: Path, device: str = "auto") -> None:
+        self._folder, self._device = folder, device
+        manifest = open_artefact(folder, kind="tagger", hint=f"train one: realmlm tagger --train FILE --test FILE --out {folder}")
+        self.name = f"learned:{manifest.fingerprint[:12]}"
+        self.labels: list[str] = manifest.config["labels"]
+        self.wordpieces = Wordpieces.load(folder)
+        with undrawn():
+            self.model = TokenClassifier(Encoder(build_encoder(manifest.config["encoder"])), len(self.labels))
+        try:
+            self.model.load_state_dict(read_weights(folder / "model.safetensors"))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ArtefactDamaged(f"{folder / 'model.safetensors'} cannot be loaded: {error}") from error
+        self.model.to(pick_device(device)).eval()
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a worker loads the model itself
+        return LearnedTagger, (self._folder, self._device)
+
+    def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
+        marked: list[list[Mention]] = []
+        for first in range(0, len(sentences), _BATCH):
+            some = sentences[first : first + _BATCH]
+            words = [[match.span() for match in _WORD.finditer(sentence)] for sentence in some]
+            texts = [[sentence[start:end] for start, end in spans] for sentence, spans in zip(some, words, strict=True)]
+            for sentence, spans, labels in zip(some, words, predict(self.model, self.wordpieces, self.labels, texts), strict=True):
+                names = [Mention(spans[a][0], spans[b - 1][1], "name") for a, b, _ in entities(labels)]
+                marked.append(with_numbers(sentence, names))
+        return marked
+
+
+@torch.inference_mode()
+def predict(model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """A label for each word of each sentence; O for words beyond what is looked at."""
+    split = [_pieces(wordpieces, words) for words in sentences]
+    best_NL = model([tokens for tokens, _ in split], wordpieces).argmax(-1).cpu().numpy()
+    found = []
+    for row, (words, (_, firsts)) in enumerate(zip(sentences, split, strict=True)):
+        seen = [labels[best_NL[row, place]] if 0 <= place < _LONGEST else "O" for place in firsts]
+        found.append(seen[: len(words)])
+    return found
+
+
+def _pieces(wordpieces: Wordpieces, words: Sequence[str]) -> tuple[np.ndarray, list[int]]:
+    """Wordpieces of a sentence in words, and which of them each word begins with (−1: none)."""
+    encoding = wordpieces.tokenizer.encode(list(words), is_pretokenized=True, add_special_tokens=False)
+    firsts = [-1] * len(words)
+    for place, word in enumerate(encoding.word_ids):
+        if word is not None and firsts[word] < 0:
+            firsts[word] = place
+    return np.array(encoding.ids or [wordpieces.unk or 0], dtype=np.int64), firsts
+
+
+def entities(labels: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """(first, past the last, kind) of every name; an I- that continues nothing begins one."""
+    start, kind = 0, ""
+    for place, label in enumerate([*labels, "O"]):
+        if kind and label != f"I-{kind}":
+            yield start, place, kind
+            kind = ""
+        if label != "O" and not kind:
+            start, kind = place, label[2:]
+
+
+def score(truth: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> float:
+    """F1 over whole names of the right kind."""
+    common = total = 0
+    for right, ours in zip(truth, found, strict=True):
+        expected, seen = set(entities(right)), set(entities(ours))
+        common, total = common + len(expected & seen), total + len(expected) + len(seen)
+    return 2 * common / total if total else 0.0
+
+
+def train_tagger(
+    *,
+    train: Path,
+    test: Path,
+    out: Path,
+    checkpoint: str,
+    tokenizer: str | None,
+    epochs: int,
+    batch: int,
+    lr: float,
+    seed: int,
+    device: str,
+) -> float:
+    """Train on marked sentences and write the tagger; gives F1 on the test sentences."""
+    taught, asked = read_labelled(train), read_labelled(test)
+    labels = sorted({label for sentence in taught for label in sentence.labels})
+    wordpieces, chosen = Wordpieces.load(tokenizer or checkpoint), pick_device(device)
+    torch.manual_seed(seed)
+    body = load_encoder(checkpoint)
+    with publish(out, kind="tagger") as draft:
+        model = TokenClassifier(Encoder(body), len(labels)).to(chosen)
+        _fit(model, wordpieces, labels, taught, epochs=epochs, batch=batch, lr=lr, seed=seed)
+        model.eval()
+        found = []
+        for first in range(0, len(asked), _BATCH):
+            found += predict(model, wordpieces, labels, [sentence.words for sentence in asked[first : first + _BATCH]])
+        f1 = score([sentence.labels for sentence in asked], found)
+        write_weights(draft.path / "model.safetensors", model.state_dict())
+        wordpieces.save(draft.path / "tokenizer.json")
+        draft.config = {"encoder": encoder_config(body), "labels": labels, "f1": round(100 * f1, 2)}
+        draft.counts = {"train": len(taught), "test": len(asked)}
+    return f1
+
+
+def _fit(model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], taught: list[Labelled], **how: Any) -> None:
+    number = {label: place for place, label in enumerate(labels)}
+    steps = how["epochs"] * (len(taught) // how["batch"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=how["lr"], weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, how["lr"], total_steps=max(steps, 1), pct_start=0.1, anneal_strategy="linear")
+    rng, device = np.random.default_rng(how["seed"]), model.head.weight.device
+    model.train()
+    with progress("training the tagger", steps, unit="steps") as bar:
+        for _ in range(how["epochs"]):
+            order = rng.permutation(len(taught))
+            for first in range(0, len(order) - how["batch"] + 1, how["batch"]):
+                some = [taught[place] for place in order[first : first + how["batch"]]]
+                split = [_pieces(wordpieces, sentence.words) for sentence in some]
+                target_NL = np.full((len(some), min(_LONGEST, max(len(tokens) for tokens, _ in split))), _IGNORED)
+                for row, (sentence, (_, firsts)) in enumerate(zip(some, split, strict=True)):
+                    for label, place in zip(sentence.labels, firsts, strict=True):
+                        if 0 <= place < target_NL.shape[1]:
+                            target_NL[row, place] = number[label]
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+                    log_NLC = model([tokens for tokens, _ in split], wordpieces)
+                loss = F.nll_loss(log_NLC.flatten(0, 1), torch.from_numpy(target_NL).flatten().to(device), ignore_index=_IGNORED)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                bar.advance()
+    say(f"last loss {loss.item():.3f}" if steps else "no step was made: fewer sentences than a batch")

@@ -1,0 +1,114 @@
+"""Commands that the study is made of: batch, graft, compress, align."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from realmlm.cli import main
+from realmlm.corpus.store import Corpus
+from realmlm.errors import ArtefactExists
+from realmlm.evaluate.align import align
+from realmlm.model.create import create_model, graft
+from realmlm.model.packing import read_weights, write_weights
+from realmlm.model.realm import Realm
+from tests.conftest import TINY_MODEL
+
+
+@pytest.fixture(scope="module")
+def other_model(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("other") / "model"
+    create_model(corpus=knowledge.folder, out=folder, **(TINY_MODEL | {"seed": 5, "hidden": 16}))  # type: ignore[arg-type]
+    return folder
+
+
+def test_a_batch_goes_on_where_something_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, log = tmp_path / "commands.txt", tmp_path / "log.jsonl"
+    file.write_text(f"# two worlds\nworld --out {tmp_path}/a --kind tiny\n\nworld --out '{tmp_path}/b' --kind tiny --seed 1  # another\n")
+    (tmp_path / "a").mkdir()
+    main(["batch", str(file), "--log", str(log)])
+    assert "done before" in capsys.readouterr().err
+    assert (tmp_path / "b" / "tokenizer.json").exists()
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["command"] for row in rows] == [f"world --out {tmp_path}/b --kind tiny --seed 1"]
+    assert rows[0]["seconds"] >= 0
+
+
+def test_a_batch_stops_at_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "commands.txt"
+    file.write_text(f"spans {tmp_path}/nothing\nworld --out {tmp_path}/a --kind tiny\n")
+    with pytest.raises(SystemExit) as end:
+        main(["batch", str(file)])
+    assert end.value.code == 2
+    assert "no corpus in" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_graft_has_the_towers_of_one_and_the_reader_of_the_other(tiny_model_folder: Path, other_model: Path, tmp_path: Path) -> None:
+    graft(towers=tiny_model_folder, reader=other_model, out=tmp_path / "graft")
+    towers, reader, both = (Realm.from_pretrained(folder)[0] for folder in (tiny_model_folder, other_model, tmp_path / "graft"))
+    state = both.state_dict()
+    for source, parts in ((towers, ("document.", "query.")), (reader, ("reader.",))):
+        for name, tensor in source.state_dict().items():
+            if name.startswith(parts):
+                assert torch.equal(state[name], tensor), name
+
+
+# --- packing --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_packed_weights_are_close_and_small(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    matrix, bias = torch.randn(64, 48) * torch.logspace(-6, 2, 64)[:, None], torch.randn(64)
+    state = {"a": matrix, "b": bias, "again": matrix.clone(), "zero": torch.zeros(3, 4)}
+    sizes = {}
+    for dtype in ("float32", "float16", "int8"):
+        write_weights(tmp_path / dtype, state, dtype=dtype)
+        sizes[dtype], read = (tmp_path / dtype).stat().st_size, read_weights(tmp_path / dtype)
+        assert set(read) == set(state)
+        assert {tensor.dtype for tensor in read.values()} == {torch.float32}
+        assert torch.equal(read["again"], read["a"])
+        assert torch.equal(read["zero"], state["zero"])
+        bound = {"float32": 0.0, "float16": 1e-3, "int8": 0.5 / 127 + 1e-6}[dtype]
+        assert ((read["a"] - matrix).abs() <= bound * matrix.abs().amax(1, keepdim=True) + (6e-8 if dtype == "float16" else 0)).all()
+        assert torch.allclose(read["b"], bias, rtol=1e-3)
+    assert sizes["int8"] < sizes["float16"] < sizes["float32"] / 2.5
+
+
+def test_a_compressed_model_answers_alike(tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from realmlm.model.inputs import query_inputs
+
+    main(["compress", str(tiny_model_folder), "--out", str(tmp_path / "small")])
+    assert "MiB instead of" in capsys.readouterr().err
+    (model, wordpieces), (small, _) = Realm.from_pretrained(tiny_model_folder), Realm.from_pretrained(tmp_path / "small")
+    assert (tmp_path / "small" / "model.safetensors").stat().st_size < 0.4 * (tiny_model_folder / "model.safetensors").stat().st_size
+    inputs = query_inputs([wordpieces.encode("the heron of the town")], wordpieces, max_query=16)
+    with torch.no_grad():
+        assert torch.cosine_similarity(model.query(inputs), small.query(inputs)).item() > 0.999
+
+
+# --- alignment ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_alignment_names_passages_and_their_posterior(
+    tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, tmp_path: Path
+) -> None:
+    places = {"model": tiny_model_folder, "corpus": knowledge.folder, "k": 4, "limit": 20, "device": "cpu"}
+    assert align(**places, out=tmp_path / "own.jsonl", text=None) == 20  # type: ignore[arg-type]
+    rows = [json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert "[MASK]" in row["sentence"]
+        assert row["hidden"] in knowledge[row["source"]].text.lower()
+        assert len(row["passages"]) == 4
+        assert row["source"] not in [passage["id"] for passage in row["passages"]]
+        assert sum(passage["posterior"] for passage in row["passages"]) == pytest.approx(1, abs=1e-4)
+        assert sum(passage["prior"] for passage in row["passages"]) == pytest.approx(1, abs=1e-4)
+        order = [passage["posterior"] for passage in row["passages"]]
+        assert order == sorted(order, reverse=True)
+        null = next(passage for passage in row["passages"] if passage["id"] is None)
+        assert null["log_p"] == row["log_p_without"]
+    align(**places, out=tmp_path / "other.jsonl", text=sentences.folder)  # type: ignore[arg-type]
+    assert len((tmp_path / "other.jsonl").read_text().splitlines()) == 20
+    with pytest.raises(ArtefactExists):
+        align(**places, out=tmp_path / "own.jsonl", text=None)  # type: ignore[arg-type]
