@@ -12,30 +12,34 @@ from realmlm.index.store import ShardedBuild
 from realmlm.log import progress
 
 SHARD = 65_536  # passages; at 128 × 2 bytes a shard is 16 MiB
-_BATCH_WORDPIECES = 32_768  # of one call of encode
+_AT_ONCE = 32_768  # wordpieces of one call of encode; a GPU is given more
+_AT_ONCE_GPU = 262_144
 
 
 class Encode(Protocol):
-    """Titles and bodies of passages, in wordpieces, to vectors [N, dim] on the CPU. `fingerprint` names the weights behind it."""
+    """Titles and bodies of passages, in wordpieces, to vectors [N, dim] on its device. `fingerprint` names the weights behind it."""
 
     dim: int
     fingerprint: str
+    device: torch.device
 
     def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor: ...
 
 
 def embed_passages(corpus: Corpus, ids: np.ndarray, encode: Encode, *, dtype: torch.dtype) -> Tensor:
-    """Vectors of the given passages, in their order. Passages of like length are encoded together, so little is spent on padding."""
+    """Vectors of the given passages, in their order, on the CPU. Passages of like length are encoded together: little is spent on padding.
+
+    On a GPU nothing waits for a vector before the last: the next batch is put together while it works.
+    """
     lengths = np.array([len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids], dtype=np.int64)
-    vectors = torch.empty(len(ids), encode.dim, dtype=dtype)
-    order = np.argsort(-lengths, kind="stable")
-    first = 0
+    order, parts, first = np.argsort(-lengths, kind="stable"), [torch.empty(0, encode.dim, dtype=dtype, device=encode.device)], 0
+    at_once = _AT_ONCE_GPU if encode.device.type == "cuda" else _AT_ONCE
     while first < len(order):
-        chosen = order[first : first + max(1, _BATCH_WORDPIECES // int(lengths[order[first]]))]
-        titles = [corpus.title_tokens(number) for number in ids[chosen]]
-        bodies = [corpus.tokens(number) for number in ids[chosen]]
-        vectors[torch.from_numpy(chosen)] = encode(titles, bodies).to(dtype)
+        chosen = ids[order[first : first + max(1, at_once // int(lengths[order[first]]))]].tolist()
+        parts.append(encode([corpus.title_tokens(number) for number in chosen], [corpus.tokens(number) for number in chosen]).to(dtype))
         first += len(chosen)
+    vectors = torch.empty(len(ids), encode.dim, dtype=dtype)
+    vectors[torch.from_numpy(order)] = torch.cat(parts).cpu()
     return vectors
 
 

@@ -22,7 +22,7 @@ class DocumentEncoder:
     def __init__(self, tower: Tower, wordpieces: Wordpieces, *, max_document: int) -> None:
         self.tower, self._wordpieces, self._max_document = tower, wordpieces, max_document
         self.fingerprint = tower_fingerprint(tower)
-        self.dim = tower.projection.out_features
+        self.dim, self.device = tower.projection.out_features, tower.projection.weight.device
 
     @classmethod
     def of(cls, model: Realm, wordpieces: Wordpieces) -> "DocumentEncoder":
@@ -32,12 +32,12 @@ class DocumentEncoder:
     def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
         training = self.tower.training
         self.tower.eval()
-        device = self.tower.projection.weight.device
+        device = self.device
         inputs = document_inputs(titles, bodies, self._wordpieces, max_length=self._max_document).to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             vectors = self.tower(inputs)
         self.tower.train(training)
-        return vectors.float().cpu()
+        return vectors.float()
 
 
 def write_snapshot(folder: Path, model: Realm, wordpieces: Wordpieces, *, step: int) -> None:

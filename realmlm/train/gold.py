@@ -1,4 +1,4 @@
-"""Where the answers stand: located once, by one pass over the corpus, and kept with the run."""
+"""Where the answers stand: located once, by one pass over the corpus, and kept beside it."""
 
 import hashlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.artefact import map_arrays, open_artefact, publish, save_arrays
+from realmlm.artefact import locked, map_arrays, open_artefact, publish, save_arrays
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch
@@ -45,22 +45,24 @@ class Gold:
         return self._spans[start:end]
 
 
-def locate_answers(folder: Path, corpus: Corpus, questions: list[Question], *, max_answer: int) -> Gold:
-    """Find every answer of every question in every passage; read from `folder` if it was done before.
+def locate_answers(corpus: Corpus, questions: list[Question], *, max_answer: int) -> Gold:
+    """Find every answer of every question in every passage; what was found is kept beside the corpus for the next run with these questions.
 
     Questions whose answer stands nowhere are left out of training, and counted. Spans longer than `max_answer` wordpieces cannot be read
     but still say that a passage is right.
     """
     questions = [_worth_finding(question) for question in questions]
     parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", "questions": _fingerprint(questions)}
-    if not folder.exists():
-        with publish(folder, kind="answers") as draft:
-            arrays = _locate(corpus, questions)
-            save_arrays(draft.path / "answers.safetensors", arrays)
-            draft.parents = parents
-            draft.counts = {"questions": len(questions), "spans": len(arrays["questions"])}
+    folder = corpus.folder / "answers" / f"{parents['questions'][:16]}-{corpus.edits}"
+    with locked(folder.parent / f".{folder.name}.lock"):  # others may want the same at this moment
+        if not folder.exists():
+            with publish(folder, kind="answers") as draft:
+                arrays = _locate(corpus, questions)
+                save_arrays(draft.path / "answers.safetensors", arrays)
+                draft.parents = parents
+                draft.counts = {"questions": len(questions), "spans": len(arrays["questions"])}
     if open_artefact(folder, kind="answers").parents != parents:
-        raise Mismatch(f"{folder} was made for another corpus or other questions; use another --out")
+        raise Mismatch(f"{folder} was made for another corpus; remove it")
     arrays = map_arrays(folder / "answers.safetensors")
     found = np.unique(arrays["questions"])
     if not len(found):

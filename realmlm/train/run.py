@@ -125,7 +125,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let the folder go. A run that this call began and that failed before any work was done leaves nothing behind."""
-        work = any(any(self.folder.rglob(name)) for name in ("metrics.jsonl", "step-*", "answers"))
+        work = any(any(self.folder.rglob(name)) for name in ("metrics.jsonl", "step-*"))
         if self._new and not work and kind is not None and issubclass(kind, RealmError):
             shutil.rmtree(self.folder)
         self.close()

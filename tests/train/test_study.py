@@ -188,8 +188,8 @@ def test_the_best_place_alone() -> None:
     assert answer_log_likelihood(span, gold).exp().tolist() == pytest.approx([0.8, 0.0])
 
 
-def asking(model: Realm, knowledge: Corpus, folder: Path, questions: list[Question], **settings: object) -> QuestionAnswering:
-    gold = locate_answers(folder, knowledge, questions, max_answer=10)
+def asking(model: Realm, knowledge: Corpus, questions: list[Question], **settings: object) -> QuestionAnswering:
+    gold = locate_answers(knowledge, questions, max_answer=10)
     usual = {"read": 2, "read_gold": False, "candidates": 9, "objective": "marginal", "closed_book": 0.0, "frozen_index": True}
     given = settings.pop("given", None)
     if callable(given):
@@ -209,7 +209,7 @@ def test_a_passage_with_the_answer_takes_the_last_place_read(
 
     shares = {}
     for read_gold in (False, True):
-        objective = asking(model, knowledge, tmp_path / "gold", questions, given=wrong_first, read_gold=read_gold)
+        objective = asking(model, knowledge, questions, given=wrong_first, read_gold=read_gold)
         with torch.no_grad():
             _, row = objective.loss(0, 0, examples=6, clock=Clock(torch.device("cpu")))
         shares[read_gold] = float(row["gold_read"])
@@ -244,6 +244,6 @@ def test_a_reader_is_trained_on_matched_words(
 
 def test_answers_without_a_letter_are_not_looked_for(knowledge: Corpus, tmp_path: Path) -> None:
     word = knowledge[0].text.split()[0]
-    gold = locate_answers(tmp_path / "gold", knowledge, [Question("Who?", (".", word))], max_answer=10)
+    gold = locate_answers(knowledge, [Question("Who?", (".", word))], max_answer=10)
     found = {knowledge.wordpieces.decode(knowledge.tokens(0)[a:b]) for a, b in gold.spans(0, 0).tolist()}
     assert found == {word.lower()}
