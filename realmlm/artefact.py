@@ -177,7 +177,7 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
         if status.st_size != entry["bytes"]:
             raise ArtefactDamaged(f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; {_again(path)}")
         stamp = [status.st_size, status.st_mtime_ns]
-        if (small or stamps.get(name) != stamp) and _sha256(file) != entry["sha256"]:
+        if (small or stamps.get(name) != stamp) and sha256_of(file) != entry["sha256"]:
             raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; {_again(path)}")
         fresh[name] = stamp
     if fresh != stamps and not small:
@@ -191,7 +191,7 @@ def _seal(draft: Draft, *, kind: str) -> None:
             name = file.relative_to(draft.path).as_posix()
             fsync_file(file)
             status = file.stat()
-            files[name] = {"bytes": status.st_size, "sha256": _sha256(file)}
+            files[name] = {"bytes": status.st_size, "sha256": sha256_of(file)}
             stamps[name] = [status.st_size, status.st_mtime_ns]
     manifest = Manifest(kind=kind, config=draft.config, counts=draft.counts, parents=draft.parents, files=files)
     record = json.loads(json.dumps(asdict(manifest)))
@@ -233,7 +233,7 @@ def _write_stamps(path: Path, stamps: dict[str, list[int]]) -> None:
         (path / _STAMPS).write_text(json.dumps(stamps), "utf-8")
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

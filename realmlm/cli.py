@@ -95,7 +95,7 @@ def _clozes(settings: config.Clozes) -> None:
     from realmlm.evaluate.clozes import make_clozes
 
     if settings.out.exists():
-        raise BadInput(f"{settings.out} already exists; choose another place or remove it first")
+        raise ArtefactExists(f"{settings.out} already exists; choose another place or remove it first")
     made = make_clozes(Corpus.open(settings.corpus), count=settings.count, max_query=settings.max_query, seed=settings.seed)
     rows = [{"id": item.id, "question": item.text, "answer": list(item.answers), "source": item.source} for item in made]
     settings.out.parent.mkdir(parents=True, exist_ok=True)

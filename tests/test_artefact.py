@@ -156,8 +156,8 @@ def test_files_are_checked_when_opened(tmp_path: Path) -> None:
 def test_files_of_large_artefacts_are_hashed_again_when_they_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "a")
     hashed: list[str] = []
-    sha256 = artefact._sha256
-    monkeypatch.setattr(artefact, "_sha256", lambda file: hashed.append(file.name) or sha256(file))  # type: ignore[func-returns-value]
+    sha256 = artefact.sha256_of
+    monkeypatch.setattr(artefact, "sha256_of", lambda file: hashed.append(file.name) or sha256(file))  # type: ignore[func-returns-value]
 
     def opened() -> list[str]:
         hashed.clear()

@@ -65,7 +65,7 @@ def test_the_size_of_a_corpus_is_known_without_its_ids(tool: ModuleType, tmp_pat
 
 
 def test_opening_what_was_just_made_hashes_nothing_and_reads_no_vector_and_no_text(made: Path) -> None:
-    with patch.object(artefact, "_ALWAYS_HASHED", 0), patch.object(artefact, "_sha256", side_effect=AssertionError):
+    with patch.object(artefact, "_ALWAYS_HASHED", 0), patch.object(artefact, "sha256_of", side_effect=AssertionError):
         corpus, exact, approximate = Corpus.open(made / "corpus"), open_index(made / "exact"), open_index(made / "ivf")
     assert len(corpus) == len(exact) == len(approximate) == PASSAGES
     assert resident_kb(made / "corpus", "") == resident_kb(made / "exact", "") == 0

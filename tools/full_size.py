@@ -9,13 +9,14 @@ pages of mapped files that were touched; anonymous memory is what the process it
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from string import ascii_lowercase
@@ -230,6 +231,11 @@ def main() -> None:
     if options.step:
         (MAKING | USING)[options.step](options.out, size)
         return
+    record = options.out / "size.json"
+    if record.exists() and json.loads(record.read_text()) != asdict(size):
+        sys.exit(f"{options.out} holds what was made with {record.read_text()}; choose another folder or remove it")
+    options.out.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(asdict(size)))
     print("| step | seconds | peak GiB | anonymous GiB | read from disk GiB |\n| --- | --- | --- | --- | --- |", flush=True)
     for step in [*(step for step in MAKING if not (options.out / step).exists()), *USING]:
         drop_from_cache(options.out)

@@ -272,6 +272,8 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         cases = record or Path(temporary) / "cases"
         (Path(temporary) / "specs.json").write_text(json.dumps([asdict(one) for one in specs]))
+        if not peer_python.exists():
+            sys.exit(f"there is no {peer_python}; make one: python -m venv PEER && PEER/bin/pip install torch transformers==4.57.6")
         done = subprocess.run([peer_python, PEER, Path(temporary) / "specs.json", cases], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"the peer failed; has {peer_python} transformers 4.57.6 and torch?\n{done.stderr[-2000:]}")
@@ -303,6 +305,7 @@ def _number(value: float) -> str:
 
 def _page(specs: list[Spec], results: list[dict[str, float]], worst: dict[str, float]) -> str:
     command = f"python tools/hf_parity.py --peer-python PEER/bin/python --combinations {len(specs)} --write docs/parity.md"
+    command = command.replace("--combinations 1 ", " ".join(f"--{name} {value}" for name, value in asdict(specs[0]).items()) + " ")
     here = f"{date.today()}, CPU ({platform.machine()}), float32, torch {torch.__version__.split('+')[0]} here."
     head = [
         "# Parity with transformers' REALM",

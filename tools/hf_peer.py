@@ -123,7 +123,7 @@ def pretraining(config, tokenizer, words, talk, spec, folder, inputs, outputs) -
     scores = scorer(**query, **{f"candidate_{name}": tensor.view(QUERIES, -1, tensor.shape[1]) for name, tensor in documents.items()})
     many = spec["candidates"]
     joint = pad(tokenizer, [(queries[n // many], contents[n]) for n in range(QUERIES * many)])
-    labels, mask = torch.zeros(QUERIES, joint["input_ids"].shape[1], dtype=torch.long), None
+    labels = torch.zeros(QUERIES, joint["input_ids"].shape[1], dtype=torch.long)
     mask = torch.zeros_like(labels)
     for row, (places, hidden) in enumerate(zip(positions, targets, strict=True)):
         labels[row, [place + 1 for place in places]] = torch.tensor(hidden)

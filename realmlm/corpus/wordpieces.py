@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,12 +150,20 @@ class Wordpieces:
     @classmethod
     def from_pieces(cls, pieces: Iterable[str]) -> "Wordpieces":
         """A lower-casing WordPiece tokenizer with exactly these pieces after BERT's five special tokens."""
-        vocabulary = {piece: number for number, piece in enumerate([*BERT_SPECIAL, *pieces])}
+        return cls.from_list([*BERT_SPECIAL, *pieces])
+
+    @classmethod
+    def from_list(cls, pieces: Sequence[str], *, lowercase: bool = True, accents: bool | None = None, chinese: bool = True) -> "Wordpieces":
+        """BERT's tokenizer with these pieces, special tokens among them, numbered in this order.
+
+        `accents` says whether they are taken off (None: if it lower-cases), `chinese` whether each such character is a word.
+        """
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=accents, handle_chinese_chars=chinese)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
-        tokenizer.add_special_tokens(list(BERT_SPECIAL))
+        tokenizer.add_special_tokens([token for token in BERT_SPECIAL if token in vocabulary])
         return cls(tokenizer)
 
     def save(self, file: Path) -> None:

@@ -53,13 +53,19 @@ def is_cloze(question: Question) -> bool:
     return "[MASK]" in question.text
 
 
-def widen_masks(question: Question, wordpieces: Wordpieces) -> Query:
-    """A [MASK] stands for the whole answer: as many masks as its first answer has wordpieces, as in pre-training."""
+def widen_masks(question: Question, wordpieces: Wordpieces, *, max_query: int) -> Query:
+    """A [MASK] stands for the whole answer: as many masks as its first answer has wordpieces, as in pre-training.
+
+    Of a sentence that is too long, the part around the masks is kept.
+    """
     tokens = wordpieces.encode_query(question.text)
     count = max(1, len(wordpieces.encode(question.answers[0])))
     places = np.flatnonzero(tokens == wordpieces.mask)
     if len(places) == 1:
         tokens = np.concatenate([tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]])
+    if len(tokens) > max_query and len(places):
+        start = int(np.clip(places[0] - max_query // 2, 0, len(tokens) - max_query))
+        tokens = tokens[start : start + max_query]
     return Query(question.text, tokens, source=question.source)
 
 
@@ -70,7 +76,7 @@ def measure_clozes(
     answerer, results = Answerer(model, wordpieces, corpus, retriever), []
     for first in range(0, len(questions), BATCH):
         some = questions[first : first + BATCH]
-        queries = [widen_masks(question, wordpieces) for question in some]
+        queries = [widen_masks(question, wordpieces, max_query=model.config.max_query) for question in some]
         retrieved: Retrieved = retriever(queries, read)
         for question, answer, ids in zip(some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True):
             results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), bool(ids) and ids[0] in question.gold))

@@ -144,7 +144,8 @@ def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corp
 def measure(answerer: Answerer, questions: list[Question], *, read: int, recall: Recall) -> Iterable[Outcome]:
     """Retrieve for recall, read the first few, compare."""
     alone = isinstance(answerer.retriever, NoRetriever)
-    depth = 0 if alone else min(max(*CUTOFFS, read), len(answerer.corpus))
+    searchable = len(answerer.corpus) - any(question.source is not None for question in questions)
+    depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
     with progress("evaluating", len(questions), unit="questions") as bar:
         for first in range(0, len(questions), BATCH):
             some = questions[first : first + BATCH]
@@ -155,7 +156,7 @@ def measure(answerer: Answerer, questions: list[Question], *, read: int, recall:
 def _measure_batch(answerer: Answerer, questions: list[Question], *, depth: int, read: int, recall: Recall) -> Iterable[Outcome]:
     cloze = np.array([is_cloze(question) for question in questions])
     queries = [
-        widen_masks(question, answerer.wordpieces) if masked else answerer.query(question.text)
+        widen_masks(question, answerer.wordpieces, max_query=answerer.model.config.max_query) if masked else answerer.query(question.text)
         for question, masked in zip(questions, cloze, strict=True)
     ]
     retrieved = answerer.retriever(queries, depth)
@@ -238,5 +239,11 @@ def summarise(outcomes: list[Outcome], *, retriever: str, read: int, recall: Rec
 def _prediction(outcome: Outcome) -> dict[str, Any]:
     found = next((rank + 1 for rank, hit in enumerate(outcome.found) if hit), None)
     asked = {"id": outcome.question.id, "question": outcome.question.text, "answers": outcome.question.answers}
-    measured = {"correct": outcome.correct, "f1": outcome.f1, "log_p": outcome.log_p, "utility": outcome.utility}
+    read = outcome.answer is not None
+    measured = {
+        "correct": outcome.correct if read else None,
+        "f1": outcome.f1 if read else None,
+        "log_p": outcome.log_p,
+        "utility": outcome.utility,
+    }
     return {**asked, **measured, "first_passage_with_answer": found, **(asdict(outcome.answer) if outcome.answer else {})}

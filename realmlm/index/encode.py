@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
+from realmlm.index.exact import Index
 from realmlm.index.store import ShardedBuild
 from realmlm.log import progress
 
@@ -54,10 +55,11 @@ def build_index(
     shard: int = SHARD,
     quiet: bool = False,
     queries_QD: Tensor | None = None,
+    known: Index | None = None,
 ) -> None:
     """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same weights finished are kept.
 
-    An approximate index is measured with `queries_QD`.
+    An approximate index is measured with `queries_QD`. Vectors that another index of the same weights has, `known`, are taken from it.
     """
     ids = corpus.ids
     borders = [*range(0, len(ids), shard), len(ids)]
@@ -74,16 +76,19 @@ def build_index(
     build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
     if quiet:
         for number in build.missing():
-            _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype)
+            _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype, known)
     else:
         with progress("embedding", len(ids), unit="passages") as bar:
             missing = build.missing()
             bar.advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
             for number in missing:
-                _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype)
+                _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype, known)
                 bar.advance(borders[number + 1] - borders[number])
     build.publish(path, queries_QD=queries_QD)
 
 
-def _put(build: ShardedBuild, number: int, corpus: Corpus, ids: np.ndarray, encode: Encode, dtype: torch.dtype) -> None:
-    build.put(number, torch.from_numpy(ids), embed_passages(corpus, ids, encode, dtype=dtype))
+def _put(
+    build: ShardedBuild, number: int, corpus: Corpus, ids: np.ndarray, encode: Encode, dtype: torch.dtype, known: Index | None
+) -> None:
+    taken = torch.from_numpy(ids)
+    build.put(number, taken, embed_passages(corpus, ids, encode, dtype=dtype) if known is None else known.vectors(taken).to(dtype))

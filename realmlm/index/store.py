@@ -5,7 +5,6 @@ approximate one `vectors` and `ids` stand in the order of its lists, which `list
 own, `edits/000001` …, replayed in order when it is opened.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from realmlm.artefact import (
     publish,
     read_manifest,
     save_arrays,
+    sha256_of,
     write_text,
 )
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch, NotEnough
@@ -94,7 +94,7 @@ class ShardedBuild:
         temporary = file.with_suffix(".part")
         save_file({"ids": ids_N.cpu().to(torch.int64).contiguous(), "vectors": vectors_ND.contiguous()}, temporary)
         fsync_file(temporary)
-        checksum = _sha256(temporary)
+        checksum = sha256_of(temporary)
         temporary.replace(file)
         write_text(file.with_suffix(".json"), json.dumps({"sha256": checksum}))
         fsync_file(self.folder)
@@ -132,7 +132,7 @@ class ShardedBuild:
     def _is_sound(self, shard: int) -> bool:
         file = self.folder / _shard(shard)
         try:
-            return bool(json.loads(file.with_suffix(".json").read_text("utf-8"))["sha256"] == _sha256(file))
+            return bool(json.loads(file.with_suffix(".json").read_text("utf-8"))["sha256"] == sha256_of(file))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -308,8 +308,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # a file system without hard links
         shutil.copyfile(source, target)
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -28,7 +28,7 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False) -> Any:
     try:
         family = AutoConfig.for_model(name, **settings)
         return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
-    except (KeyError, ValueError, NotImplementedError, StrictDataclassError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError, StrictDataclassError) as error:
         why = str(error).split(". ")[0]  # what follows names some hundred families
         raise BadInput(f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or roberta") from error
 
@@ -43,6 +43,8 @@ def load_encoder(source: str | Path) -> Any:
         auto = _auto_class(family)
         return _body(auto.from_pretrained(str(source), config=family, use_safetensors=True, **_pooling_layer(family, False))).float()
     except (OSError, ValueError) as error:
+        if "`realm`" in str(error) or "'realm'" in str(error):
+            raise BadInput(f"'{source}' is a checkpoint of the published REALM; bring it in with: realmlm import-hf {source}") from error
         raise BadInput(
             f"no encoder to load at '{source}': a folder with config.json and model.safetensors, or a model name ({error})"
         ) from error

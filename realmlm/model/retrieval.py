@@ -122,9 +122,16 @@ def index_for(
     path = path or index_place(corpus, encode.fingerprint, kind or "exact")
     with locked(path.parent / f".{path.name}.lock"):  # others may want the same index at this moment
         if not path.exists():
-            say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
+            beside = index_place(corpus, encode.fingerprint, "exact")
+            known = open_index(beside) if beside != path and _is_current(beside, corpus) else None
+            if known is None and corpus.manifest.config.get("vectors") == encode.fingerprint:
+                raise Mismatch(
+                    f"{beside}, the vectors that {corpus.folder} was imported with, is gone, and cannot be made again; import it again"
+                )
+            if known is None:
+                say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
             queries_QD = _sample_queries(model, wordpieces, corpus) if kind == "ivf" else None
-            build_index(path, corpus, encode, kind=kind or "exact", dtype=dtype, queries_QD=queries_QD)
+            build_index(path, corpus, encode, kind=kind or "exact", dtype=dtype, queries_QD=queries_QD, known=known)
         info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
         made = "exact" if info.recall is None else "ivf"
         if kind is not None and made != kind:
@@ -140,6 +147,13 @@ def index_for(
             changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
             save_edit(path, **changed, corpus_edits=corpus.edits)
     return open_index(path, device=str(model.device))
+
+
+def _is_current(path: Path, corpus: Corpus) -> bool:
+    if not path.exists():
+        return False
+    info = index_info(path)
+    return info.corpus == corpus.fingerprint and info.corpus_edits == corpus.edits
 
 
 def index_place(corpus: Corpus, weights: str, kind: str) -> Path:

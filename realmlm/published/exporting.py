@@ -14,7 +14,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, NotEnough
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import index_for
+from realmlm.model.retrieval import check_readable, index_for
 from realmlm.published.layout import ARCHITECTURES, BLOCKS, their_config, their_name
 from realmlm.published.records import write_records
 from realmlm.published.sources import RECORDS
@@ -26,14 +26,16 @@ def export_hf(model: Path, *, out: Path, architecture: str, corpus: Path | None 
     if (architecture == "RealmForOpenQA") != (corpus is not None):
         raise BadInput("RealmForOpenQA holds the passages too: name them with --corpus; the other architectures hold none")
     known = Corpus.open(corpus) if corpus is not None else None
+    if known is not None:
+        check_readable(str(model), realm, wordpieces, known)
+        if not np.array_equal(known.ids, np.arange(len(known))):
+            raise NotEnough(f"{corpus} was edited: passages were removed, and this layout has no place for gaps; make the corpus again")
     config = their_config(asdict(realm.config), architecture=architecture, blocks=None if known is None else len(known))
     tensors = their_tensors(realm, architecture)
     with publish(out, kind="transformers-checkpoint") as draft:
         if known is not None:
             index = index_for(realm, wordpieces, known)
             tensors[BLOCKS] = index.vectors(torch.from_numpy(known.ids)).float()
-            if not np.array_equal(known.ids, np.arange(len(known))):
-                raise NotEnough(f"{corpus} was edited: passages were removed, and this layout has no place for gaps; make the corpus again")
             write_records(draft.path / RECORDS, (known[number].text.encode() for number in known.ids.tolist()), len(known))
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft.path / "model.safetensors", {"format": "pt"})
         (draft.path / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
@@ -58,8 +60,11 @@ def their_tensors(model: Realm, architecture: str, *, gradients: bool = False) -
 
 
 def _write_list(folder: Path, wordpieces: Wordpieces) -> None:
-    """BERT's list of pieces, for tokenizers of old."""
+    """BERT's list of pieces and its settings, for tokenizers of old."""
     vocabulary = wordpieces.tokenizer.get_vocab()
-    if all(f in vocabulary for f in ("[CLS]", "[UNK]")) and sorted(vocabulary.values()) == list(range(len(vocabulary))):
+    rules = json.loads(wordpieces.tokenizer.to_str()).get("normalizer") or {}
+    if rules.get("type") == "BertNormalizer" and "[UNK]" in vocabulary and sorted(vocabulary.values()) == list(range(len(vocabulary))):
         (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in sorted(vocabulary, key=vocabulary.__getitem__)), "utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RealmTokenizer"}), "utf-8")
+        settings = {"do_lower_case": rules["lowercase"], "strip_accents": rules["strip_accents"]}
+        settings |= {"tokenize_chinese_chars": rules["handle_chinese_chars"], "tokenizer_class": "RealmTokenizer"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")

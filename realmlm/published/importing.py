@@ -4,16 +4,18 @@ N passages, D vector size.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from realmlm.artefact import discard, publish
 from realmlm.corpus.build import write_articles
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import MAX_CHARACTERS, Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, Mismatch
 from realmlm.index.encode import SHARD
@@ -22,7 +24,7 @@ from realmlm.log import progress, say
 from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
 from realmlm.model.retrieval import index_place
 from realmlm.parallel import default_workers
-from realmlm.published.layout import ARCHITECTURES, BLOCKS, is_unused, listing, model_settings, their_name
+from realmlm.published.layout import ARCHITECTURES, BLOCKS, SHAPED, UNUSED, is_unused, listing, model_settings, their_name
 from realmlm.published.records import count_records, read_records
 from realmlm.published.sources import RECORDS, Source, open_source, wordpieces_from_list
 
@@ -51,6 +53,8 @@ def import_hf(
     for place in (out, corpus):
         if place is not None and place.exists():
             raise ArtefactExists(f"{place} already exists; choose another place or remove it first")
+    if corpus is not None and (out.resolve().is_relative_to(corpus.resolve()) or corpus.resolve().is_relative_to(out.resolve())):
+        raise BadInput("--out and --corpus are folders of their own; one cannot lie within the other")
     opened = [open_source(name) for name in sources]
     wordpieces = _tokenizer_of(opened, tokenizer)
     model = join(opened, wordpieces, seed=seed)
@@ -60,7 +64,7 @@ def import_hf(
         say("the source has passages and their vectors as well; to take them over, name a place: --corpus FOLDER")
     try:
         model.save_pretrained(out, wordpieces)
-    except BaseException:
+    except Exception:
         if corpus is not None:
             discard(corpus)
         raise
@@ -70,13 +74,16 @@ def import_hf(
 def join(sources: list[Source], wordpieces: Wordpieces, *, seed: int = 0) -> Realm:
     """One model of all parts that the sources bring; what none brings begins from what is there, its heads from fresh weights."""
     parts = _roles(sources)
-    described = [model_settings(part.source.config) for part in parts.values()]
-    settings = described[0] | {"reader": (described[-1] if "reader" in parts else described[0])["reader"]}
-    if "query" in parts and "document" in parts and described[0] != described[1]:
-        names = " and ".join(parts[role].source.name for role in ("document", "query"))
-        raise Mismatch(f"{names} are towers of different sizes; they do not belong together")
-    if len(wordpieces) > settings["tower"]["vocab_size"]:
-        raise BadInput(f"the tokenizer has {len(wordpieces)} wordpieces, the model knows {settings['tower']['vocab_size']}")
+    described = {role: _described(part) for role, part in parts.items()}
+    tower = described.get("document") or described.get("query") or described["reader"]
+    if "query" in parts and "document" in parts:
+        _check_alike(parts, described)
+    reader = described.get("reader", tower)
+    settings = tower | {name: reader[name] for name in ("reader", "max_answer", "span_hidden", "max_together")}
+    settings |= {name: min(tower[name], reader[name]) for name in ("max_query", "max_passage")}
+    for which in ("tower", "reader"):
+        if len(wordpieces) > settings[which]["vocab_size"]:
+            raise BadInput(f"the tokenizer has {len(wordpieces)} wordpieces, the {which} knows {settings[which]['vocab_size']}")
     alike = "query" not in parts or "document" not in parts or _same_weights(parts["document"], parts["query"])
     spans = "reader" in parts and parts["reader"].kind == "reader"
     config = ModelConfig(**settings, share_towers=alike, share_projection=alike, trained_on_questions=spans)
@@ -90,11 +97,30 @@ def join(sources: list[Source], wordpieces: Wordpieces, *, seed: int = 0) -> Rea
     for role, part in taken.items():
         expected = _expected(part, role, state)
         _check_weights(part, {key: tuple(state[name].shape) for key, name in expected.items()})
+        if role == "reader":
+            _check_tied(part)
         state |= {name: part.source.tensors[key].to(state[name].dtype) for key, name in expected.items()}
     _check_surplus(sources, parts.values(), state)
     _begin_from_what_is_there(state, parts)
     model.load_own_state(state)
     return model.eval()
+
+
+def _described(part: Part) -> dict[str, Any]:
+    try:
+        return model_settings(part.source.config)
+    except BadInput as error:
+        raise BadInput(f"{part.source.name}: {error}") from error
+
+
+def _check_alike(parts: dict[str, Part], described: dict[str, dict[str, Any]]) -> None:
+    """Both towers must have the same shape; what they were trained with may differ."""
+    first, second = described["document"], described["query"]
+    different = [name for name in SHAPED if first["tower"][name] != second["tower"][name]]
+    different += [name for name in ("projection", "norm_eps") if first[name] != second[name]]
+    if different:
+        names = " and ".join(parts[role].source.name for role in ("document", "query"))
+        raise Mismatch(f"{names} do not belong together: their towers differ in {listing(different)}")
 
 
 def _roles(sources: list[Source]) -> dict[str, Part]:
@@ -116,9 +142,9 @@ def _roles(sources: list[Source]) -> dict[str, Part]:
 
 def _same_weights(first: Part, second: Part) -> bool:
     mine, other = first.source.tensors, second.source.tensors
-    names = first.names() | second.names()
-    pairs = ((mine.get(first.prefix + name), other.get(second.prefix + name)) for name in names if not name.startswith("cls.predictions."))
-    return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
+    names = {name for name in first.names() | second.names() if not name.startswith(UNUSED["embedder"])}
+    pairs = ((mine.get(first.prefix + name), other.get(second.prefix + name)) for name in names)
+    return all(a is not None and b is not None and torch.equal(a.float(), b.float()) for a, b in pairs)
 
 
 def _expected(part: Part, role: str, state: dict[str, Tensor]) -> dict[str, str]:
@@ -134,8 +160,16 @@ def _check_weights(part: Part, shapes: dict[str, tuple[int, ...]]) -> None:
         raise BadInput(f"{name} lacks weights of {part.source.architecture}: {listing(missing)}; fetch it again")
     if wrong := [f"{key} {tuple(tensors[key].shape)} instead of {shape}" for key, shape in shapes.items() if tensors[key].shape != shape]:
         raise BadInput(f"{name} has weights of other shapes than its config describes: {listing(wrong)}; is the config of another model?")
-    if odd := [key for key in shapes if not tensors[key].is_floating_point() or not bool(tensors[key].isfinite().all())]:
+    if odd := [key for key in shapes if not tensors[key].is_floating_point() or not bool(tensors[key].float().isfinite().all())]:
         raise BadInput(f"{name} has weights that are no finite numbers: {listing(odd)}; fetch it again")
+
+
+def _check_tied(part: Part) -> None:
+    """A masked-LM head with output weights of its own has no place here; the published ones write with the word embeddings."""
+    decoder = part.source.tensors.get(f"{part.prefix}cls.predictions.decoder.weight")
+    words = part.source.tensors[f"{part.prefix}realm.embeddings.word_embeddings.weight"]
+    if part.kind == "encoder" and decoder is not None and not torch.equal(decoder.float(), words.float()):
+        raise BadInput(f"{part.source.name} has a masked-LM head that is not tied to its word embeddings; such a one cannot be imported")
 
 
 def _check_surplus(sources: list[Source], parts: Iterable[Part], state: dict[str, Tensor]) -> None:
@@ -177,9 +211,15 @@ def _tokenizer_of(sources: list[Source], file: Path | None) -> Wordpieces:
         raise BadInput(
             f"no tokenizer.json or vocab.txt beside {listing(source.name for source in sources)}; name one: --tokenizer vocab.txt"
         )
-    if len({json.dumps(pieces.tokenizer.get_vocab(), sort_keys=True) for pieces in found.values()}) > 1:
+    if len({_rules(pieces) for pieces in found.values()}) > 1:
         raise Mismatch(f"{' and '.join(found)} have different tokenizers; they do not belong together")
     return next(iter(found.values()))
+
+
+def _rules(wordpieces: Wordpieces) -> str:
+    """What makes two tokenizers cut alike: pieces and normalisation."""
+    record = json.loads(wordpieces.tokenizer.to_str())
+    return json.dumps([wordpieces.tokenizer.get_vocab(), record["normalizer"]], sort_keys=True)
 
 
 # --- passages and their vectors -----------------------------------------------------------------------------------------------------------
@@ -196,27 +236,33 @@ def _import_blocks(sources: list[Source], model: Realm, wordpieces: Wordpieces, 
         raise BadInput(
             f"{source.name} has {BLOCKS} in the shape {tuple(vectors_ND.shape)} for {count:,} records; they do not belong together"
         )
-    with publish(folder, kind="corpus") as draft, progress("reading records", count, unit="passages") as bar:
-        articles = _articles(source.records, bar.advance)
-        writer = write_articles(draft, articles, wordpieces, max_wordpieces=_RECORD, workers=default_workers())
-        if not writer.passages == writer.articles == count:
-            raise BadInput(f"{source.records}: some records are empty or longer than a passage can be; {count:,} records, one passage each")
-        # what is longer than this is there, but not read
-        draft.config |= {"sources": [RECORDS], "max_wordpieces": model.config.max_passage, "tokenizer": f"of {source.architecture}"}
-        draft.counts["skipped"] = 0
+    aside = folder.parent / f".{folder.name}.importing"  # a kill leaves this, and nothing at `folder`
+    shutil.rmtree(aside, ignore_errors=True)
     try:
-        _import_vectors(vectors_ND, model, Corpus.open(folder), dtype=dtype)
-    except BaseException:
-        discard(folder)
-        raise
+        with publish(aside, kind="corpus") as draft, progress("reading records", count, unit="passages") as bar:
+            articles = _articles(source.records, bar.advance)
+            writer = write_articles(draft, articles, wordpieces, max_wordpieces=_RECORD, workers=default_workers())
+            if not writer.passages == writer.articles == count:
+                raise BadInput(f"{source.records}: {count:,} records, but {writer.passages:,} passages; some record gives no wordpiece")
+            # what is longer than `max_wordpieces` is there, but not read
+            draft.config |= {"sources": [RECORDS], "max_wordpieces": model.config.max_passage, "tokenizer": f"of {source.architecture}"}
+            draft.config["vectors"] = tower_fingerprint(model.document)
+            draft.counts["skipped"] = 0
+        _import_vectors(vectors_ND, model, Corpus.open(aside), dtype=dtype)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _articles(file: Path, advance: Callable[[int], None]) -> Iterator[Article]:
     for number, record in enumerate(read_records(file)):
         try:
-            yield Article("", record.decode("utf-8"), f"record {number}")
+            text = record.decode("utf-8")
         except UnicodeDecodeError as error:
             raise BadInput(f"{file}: record {number} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+        if not text.strip() or len(text) > MAX_CHARACTERS:
+            raise BadInput(f"{file}: record {number} has {len(text):,} characters; a passage has 1 to {MAX_CHARACTERS:,}")
+        yield Article("", text, f"record {number}")
         advance(1)
 
 
@@ -229,5 +275,8 @@ def _import_vectors(vectors_ND: Tensor, model: Realm, corpus: Corpus, *, dtype: 
     build = ShardedBuild(place.parent / f".{place.name}.partial", plan)
     for shard in range(build.shards):
         first, last = borders[shard], borders[shard + 1]
-        build.put(shard, torch.arange(first, last), vectors_ND[first:last].float())
+        vectors = vectors_ND[first:last].float()
+        if dtype == "float16" and bool(vectors.isfinite().all()) and not bool(vectors.half().isfinite().all()):
+            raise BadInput(f"{BLOCKS} has numbers too large for float16; keep them with --dtype float32")
+        build.put(shard, torch.arange(first, last), vectors)
     build.publish(place)

@@ -34,6 +34,17 @@ DEFAULTS: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+SHAPED = (  # what two towers must have in common
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "layer_norm_eps",
+)
 _ENCODER = [
     "vocab_size",
     "hidden_size",
@@ -99,7 +110,13 @@ def is_unused(architecture: str, key: str) -> bool:
 
 def model_settings(config: dict[str, Any]) -> dict[str, Any]:
     """ModelConfig's fields from a RealmConfig."""
-    full = DEFAULTS | config
+    full = DEFAULTS | {name: value for name, value in config.items() if value is not None}
+    for name, usual in DEFAULTS.items():
+        fits = isinstance(full[name], (int, float) if isinstance(usual, int | float) else str) and not isinstance(full[name], bool)
+        if not fits or (isinstance(usual, int) and not (isinstance(full[name], int) and full[name] >= (0 if name.endswith("_id") else 1))):
+            raise BadInput(f"config.json has {name} = {full[name]!r}; the published REALM's is {usual!r}")
+    if full["pad_token_id"] >= full["vocab_size"] or full["hidden_size"] % full["num_attention_heads"]:
+        raise BadInput("config.json contradicts itself: the padding is no wordpiece, or the hidden size is no multiple of the heads")
     kind = full.get("position_embedding_type") or "absolute"
     if kind != "absolute" or full.get("is_decoder"):
         raise BadInput(
@@ -112,6 +129,8 @@ def model_settings(config: dict[str, Any]) -> dict[str, Any]:
     encoder = {"model_type": "bert", **{name: full[name] for name in _ENCODER}}
     positions = full["max_position_embeddings"]
     together = min(full["reader_seq_len"], positions)
+    if together < 2 * MOST_SPECIAL or positions < MAX_TITLE + 2 * MOST_SPECIAL:
+        raise BadInput(f"config.json has max_position_embeddings {positions}, reader_seq_len {full['reader_seq_len']}: too short to read")
     return {
         "tower": encoder,
         "reader": encoder,
@@ -131,22 +150,27 @@ def model_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | None) -> dict[str, Any]:
     """A RealmConfig from ModelConfig's fields; an error names what that layout has no place for."""
-    tower = settings["tower"]
-    needed = {"projection_norm": True, "scale_scores": False, "pooling": "pooler", "reading": "released"}
+    kinds = ARCHITECTURES[architecture].values()
+    embeds, reads = any("embedder" in kind for kind in kinds), any(kind in ("encoder", "reader") for kind in kinds)
+    encoder = settings["tower"] if embeds else settings["reader"]
+    needed = {"projection_norm": True, "scale_scores": False, "pooling": "pooler"} if embeds else {}
+    needed |= {"reading": "released"} if "reader" in kinds else {}
     wrong = [f"{name} = {settings[name]}" for name, value in needed.items() if settings[name] != value]
-    wrong += [f"tower of the family {tower.get('model_type')}"] if tower.get("model_type") != "bert" else []
-    wrong += ["another encoder in the reader than in the towers"] if settings["reader"] != tower else []
+    wrong += [f"an encoder of the family {encoder.get('model_type')}"] if encoder.get("model_type") != "bert" else []
+    wrong += ["another encoder in the reader than in the towers"] if embeds and reads and settings["reader"] != settings["tower"] else []
+    if architecture == "RealmScorer" and not settings["share_projection"]:
+        wrong.append("queries and documents embedded by different weights (transformers would load one for both): take RealmEmbedder")
     if wrong:
         raise Mismatch(f"transformers' REALM layout has no place for this model: {'; '.join(wrong)}; only models of that layout fit")
     return {
         "model_type": "realm",
         "architectures": [architecture],
-        **{name: tower.get(name, DEFAULTS[name]) for name in _ENCODER},
+        **{name: encoder.get(name, DEFAULTS[name]) for name in _ENCODER},
         "retriever_proj_size": settings["projection"],
         "max_span_width": settings["max_answer"],
         "reader_seq_len": settings["max_together"] or DEFAULTS["reader_seq_len"],
         "span_hidden_size": settings["span_hidden"],
-        **({} if blocks is None else {"num_block_records": blocks}),
+        **({} if blocks is None else {"num_block_records": blocks, "reader_beam_size": min(DEFAULTS["reader_beam_size"], blocks)}),
     }
 
 

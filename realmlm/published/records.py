@@ -43,7 +43,7 @@ def read_records(file: Path) -> Iterator[bytes]:
             for record in _list_of_bytes(stream, again, file):
                 found += 1
                 yield record
-        except (ValueError, EOFError, IndexError) as error:  # pickletools on a file that is cut off
+        except (ValueError, EOFError, IndexError, OverflowError, MemoryError) as error:  # pickletools on a file that is cut off
             raise BadInput(f"{file} is damaged after {found:,} texts ({error}); fetch it again") from error
     if found != expected:
         raise BadInput(f"{file} holds {found:,} texts where its header says {expected:,}; fetch it again")
@@ -53,7 +53,7 @@ def _header(stream: BinaryIO, file: Path) -> int:
     try:
         version = npy.read_magic(stream)
         shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(stream)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # numpy's parser of headers raises many kinds
         raise BadInput(f"{file} is not a numpy file ({error}); block records are an array of texts saved by numpy") from error
     if dtype != np.dtype(object) or len(shape) != 1:
         raise BadInput(f"{file} holds an array of {dtype} with the shape {shape}; block records are one row of texts (bytes objects)")

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
-from realmlm.corpus.wordpieces import BERT_SPECIAL, Wordpieces
+from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.published.layout import ARCHITECTURES, listing
 from realmlm.published.variables import is_tensorflow, read_variables
@@ -44,7 +43,8 @@ def open_source(name: str) -> Source:
             f"take a plain encoder for towers and reader with: realmlm model --checkpoint {name}"
         )
     tensors = _tensors(folder)
-    architecture = (config.get("architectures") or ["unknown"])[0]
+    named = config.get("architectures")
+    architecture = str(named[0] if isinstance(named, list) and named else named)
     if architecture not in ARCHITECTURES:
         raise BadInput(f"{name} says its architecture is {architecture}; known are {', '.join(ARCHITECTURES)}")
     records = folder / RECORDS
@@ -66,9 +66,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read ({type(error).__name__}); a checkpoint has a config.json beside its weights") from error
+        raise BadInput(f"{file} cannot be read as JSON ({type(error).__name__}); it belongs beside a checkpoint's weights") from error
     if not isinstance(record, dict):
-        raise BadInput(f"{file} is not a config: it holds no JSON object")
+        raise BadInput(f"{file} holds no JSON object; fetch it again")
     return record
 
 
@@ -78,9 +78,12 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         if (folder / whole).is_file():
             return read(folder / whole)
         if (folder / f"{whole}.index.json").is_file():
-            parts = sorted(set(_read_json(folder / f"{whole}.index.json").get("weight_map", {}).values()))
-            if wrong := [part for part in parts if Path(str(part)).name != part]:
-                raise BadInput(f"{folder / whole}.index.json names files elsewhere: {listing(map(str, wrong))}")
+            named = _read_json(folder / f"{whole}.index.json").get("weight_map", {})
+            parts = sorted({str(part) for part in named.values()}) if isinstance(named, dict) else []
+            if wrong := [part for part in parts if Path(part).name != part]:
+                raise BadInput(f"{folder / whole}.index.json names files elsewhere: {listing(wrong)}")
+            if not parts:
+                raise BadInput(f"{folder / whole}.index.json names no file; fetch it again")
             return {key: tensor for part in parts for key, tensor in read(folder / part).items()}
     raise BadInput(f"no weights in {folder}: it has neither {_SAFE} nor {_TORCH}")
 
@@ -96,7 +99,9 @@ def _read_safe(file: Path) -> dict[str, Tensor]:
 def _read_torch(file: Path) -> dict[str, Tensor]:
     """Weights only: a file that holds anything else than tensors is refused, and nothing in it is run."""
     try:
-        state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        with open(file, "rb") as stream:
+            zipped = stream.read(2) == b"PK"  # as torch writes since 1.6; older files cannot be mapped
+        state = torch.load(file, map_location="cpu", mmap=zipped, weights_only=True)
     except Exception as error:  # torch raises UnpicklingError, RuntimeError, OSError …
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{file} cannot be read as weights only ({why}); use a file you trust, or safetensors") from error
@@ -109,24 +114,23 @@ def _wordpieces(folder: Path) -> Wordpieces | None:
     """The tokenizer beside the weights: `tokenizer.json`, or BERT's `vocab.txt`."""
     if (folder / "tokenizer.json").is_file():
         return Wordpieces.load(folder)
-    if (folder / "vocab.txt").is_file():
-        settings = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-        return wordpieces_from_list(folder / "vocab.txt", lowercase=settings.get("do_lower_case", True))
-    return None
+    return wordpieces_from_list(folder / "vocab.txt") if (folder / "vocab.txt").is_file() else None
 
 
-def wordpieces_from_list(file: Path, *, lowercase: bool = True) -> Wordpieces:
-    """BERT's tokenizer from its list of pieces, one a line."""
+def wordpieces_from_list(file: Path) -> Wordpieces:
+    """BERT's tokenizer from its list of pieces, one a line, with the settings in `tokenizer_config.json` beside it."""
     try:
-        pieces = file.read_text("utf-8").split("\n")
+        pieces = file.read_text("utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read as a list of wordpieces ({type(error).__name__})") from error
-    vocabulary = {piece.rstrip("\r"): number for number, piece in enumerate(pieces) if piece or number < len(pieces) - 1}
-    if "[UNK]" not in vocabulary:
-        raise BadInput(f"{file} is no list of BERT's wordpieces: it has no [UNK]")
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens([token for token in BERT_SPECIAL if token in vocabulary])
-    return Wordpieces(tokenizer)
+    if "[UNK]" not in pieces or len(set(pieces)) != len(pieces):
+        raise BadInput(f"{file} is no list of BERT's wordpieces: it has no [UNK], or a piece twice")
+    beside = file.with_name("tokenizer_config.json")
+    settings = _read_json(beside) if beside.is_file() else {}
+    lowercase, accents = settings.get("do_lower_case", True), settings.get("strip_accents")
+    return Wordpieces.from_list(
+        pieces,
+        lowercase=lowercase is not False,
+        accents=accents if isinstance(accents, bool) else None,
+        chinese=settings.get("tokenize_chinese_chars", True) is not False,
+    )

@@ -31,6 +31,7 @@ def is_tensorflow(place: Path) -> bool:
 
 
 def _prefix(place: Path) -> Path | None:
+    place = place.resolve()
     candidates = (place, place / "variables" / "variables")
     return next((path for path in candidates if path.with_name(path.name + ".index").is_file()), None)
 
@@ -43,7 +44,7 @@ def read_variables(place: Path) -> tuple[str, dict[str, Any], dict[str, Tensor]]
         names = list(reader.get_variable_to_shape_map())
     except Exception as error:  # TensorFlow's own kinds
         raise BadInput(f"{place} cannot be read as a TensorFlow checkpoint ({type(error).__name__}); fetch it again") from error
-    return translate({name: reader.get_tensor(name) for name in names if not _OPTIMIZER.search(name)}, name=str(place))
+    return translate({name: reader.get_tensor(name) for name in names if their_key(name) is not None}, name=str(place))
 
 
 def translate(variables: dict[str, np.ndarray], *, name: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from realmlm.corpus.build import build_corpus
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.matching import Recall
@@ -34,3 +35,24 @@ def test_orqa_has_no_recall_of_patterns(knowledge: Corpus, tiny_model_folder: Pa
     questions.write_text("1\ttype\tWhere?\tCre?te\n", "utf-8")
     with pytest.raises(BadInput, match=r"trec\.tsv: the answers are regular expressions.* use --recall dpr"):
         evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, recall="orqa", device="cpu")
+
+
+def test_held_out_sentences_of_a_small_corpus_and_long_ones(tiny_model_folder: Path, world: Path, tmp_path: Path) -> None:
+    """Their own passage is not searched: one fewer is left; and a mask far behind in a sentence is still seen."""
+    rows = [json.loads(line) for line in (world / "knowledge.jsonl").read_text("utf-8").splitlines()[:12]]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = build_corpus(
+        [tmp_path / "few.jsonl"], tmp_path / "corpus", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1
+    )
+    text = corpus[0].text
+    asked = [
+        {"question": text.replace(text.split()[1], "[MASK]", 1), "answer": [text.split()[1]], "source": 0},
+        {"question": "the town " * 60 + "shows a [MASK]", "answer": ["heron"], "source": 1},
+    ]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(item) + "\n" for item in asked))
+    for retriever in ("learned", "bm25", "none"):
+        report = evaluate(
+            model=tiny_model_folder, corpus=corpus.folder, questions=tmp_path / "asked.jsonl", retriever=retriever, read=2, device="cpu"
+        )
+        assert report.questions == 2
+        assert report.nats["−log p(y|x)"].value > 0

@@ -165,7 +165,7 @@ def test_records_and_vectors_that_do_not_belong_together(tmp_path: Path, capsys:
     saved(folder / "block_records.npy", [b"\xff"] * 8)
     assert "record 0 is not UTF-8" in refused(tmp_path, str(folder), capsys=capsys)
     saved(folder / "block_records.npy", [b"lobe", b""] * 4)
-    assert "empty or longer" in refused(tmp_path, str(folder), capsys=capsys)
+    assert "record 1 has 0 characters" in refused(tmp_path, str(folder), capsys=capsys)
     state = load_file(folder / "model.safetensors")
     state["block_emb"][3, 3] = torch.inf
     save_file(state, folder / "model.safetensors")
@@ -220,7 +220,7 @@ def test_what_was_imported_is_written_back_bit_for_bit(tmp_path: Path, name: str
 
 
 def test_a_model_of_another_kind_does_not_fit(tiny_model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match="scale_scores = True; pooling = mean; reading = paper; tower of the family modernbert"):
+    with pytest.raises(Mismatch, match="scale_scores = True; pooling = mean; an encoder of the family modernbert"):
         export_hf(tiny_model_folder, out=tmp_path / "back", architecture="RealmScorer")
     assert not (tmp_path / "back").exists()
 
@@ -265,5 +265,136 @@ def test_training_goes_on_from_an_import(tmp_path: Path, world: Path) -> None:
     assert torch.equal(tuned.document.projection.weight, joint.document.projection.weight)  # the index stays as it is
     assert not torch.equal(tuned.query.projection.weight, joint.query.projection.weight)
     assert Engine(tmp_path / "tuned" / "model", corpus, device="cpu").ask(asked[0]["question"], read=2).evidence  # type: ignore[arg-type]
-    export_hf(tmp_path / "tuned" / "model", out=tmp_path / "out", architecture="RealmScorer")
-    assert "query_embedder.cls.dense.weight" in load_file(tmp_path / "out" / "model.safetensors")
+    with pytest.raises(Mismatch, match="different weights"):  # transformers would load the query tower as both
+        export_hf(tmp_path / "tuned" / "model", out=tmp_path / "out", architecture="RealmScorer")
+    export_hf(tmp_path / "tuned" / "model", out=tmp_path / "out", architecture="RealmEmbedder")
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["cls.dense.weight"], joint.document.projection.weight)
+
+
+# --- found by review --------------------------------------------------------------------------------------------------------------------
+
+
+def edited(tmp_path: Path, name: str, **settings: object) -> str:
+    """A copy of a checkpoint with other settings."""
+    folder = tmp_path / f"edited-{name}"
+    shutil.copytree(CASE / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    return str(folder)
+
+
+def as_embedder(tmp_path: Path, **settings: object) -> str:
+    """The recorded scorer's embedder alone."""
+    folder = Path(edited(tmp_path, "scorer", architectures=["RealmEmbedder"], **settings))
+    state = load_file(folder / "model.safetensors")
+    save_file(
+        {key.removeprefix("embedder."): value for key, value in state.items() if key.startswith("embedder.")}, folder / "model.safetensors"
+    )
+    return str(folder)
+
+
+def test_an_approximate_index_is_made_of_the_imported_vectors(tmp_path: Path) -> None:
+    import_hf((OPENQA,), out=tmp_path / "model", corpus=tmp_path / "corpus")
+    main(
+        [
+            "index",
+            "--model",
+            f"{tmp_path}/model",
+            "--corpus",
+            f"{tmp_path}/corpus",
+            "--kind",
+            "ivf",
+            "--dtype",
+            "float32",
+            "--device",
+            "cpu",
+        ]
+    )
+    (place,) = (tmp_path / "corpus" / "index").glob("*-ivf")
+    index = Engine(tmp_path / "model", tmp_path / "corpus", index=place, device="cpu").index
+    assert torch.equal(index.vectors(torch.arange(8)), load_file(CASE / "openqa" / "model.safetensors")["block_emb"])
+    shutil.rmtree(tmp_path / "corpus" / "index")
+    with pytest.raises(Mismatch, match="import it again"):  # not embedded with a tower that did not make them
+        Engine(tmp_path / "model", tmp_path / "corpus", device="cpu")
+
+
+def test_the_readers_own_settings_come_from_the_reader(tmp_path: Path) -> None:
+    model = import_hf((as_embedder(tmp_path), edited(tmp_path, "reader", max_span_width=9, reader_seq_len=40)), out=tmp_path / "model")
+    assert (model.config.max_answer, model.config.max_together) == (9, 40)
+
+
+def test_towers_may_differ_in_what_no_weight_depends_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embedder = as_embedder(tmp_path, hidden_dropout_prob=0.3, max_span_width=2, pad_token_id=0)
+    assert not import_hf((OPENQA, embedder), out=tmp_path / "model").config.share_towers
+    shutil.rmtree(tmp_path / "edited-scorer")
+    said = refused(tmp_path, OPENQA, as_embedder(tmp_path, num_attention_heads=2), capsys=capsys)
+    assert "their towers differ in num_attention_heads" in said
+
+
+def test_a_head_that_is_not_tied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = changed(tmp_path, "encoder", **{"cls.predictions.decoder.weight": torch.zeros(90, 16)})
+    assert "not tied to its word embeddings" in refused(tmp_path, str(folder), capsys=capsys)
+
+
+def test_cased_tokenizers_stay_cased(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "scorer")
+    words = (folder / "vocab.txt").read_text().split("\n")
+    words[20] = "Orvane"
+    (folder / "vocab.txt").write_text("\n".join(words))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "strip_accents": False}))
+    import_hf((str(folder),), out=tmp_path / "model")
+    export_hf(tmp_path / "model", out=tmp_path / "back", architecture="RealmScorer")
+    settings = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
+    assert (settings["do_lower_case"], settings["strip_accents"]) == (False, False)
+    (tmp_path / "back" / "tokenizer.json").unlink()
+    import_hf((str(tmp_path / "back"),), out=tmp_path / "again")
+    for model in ("model", "again"):
+        assert Realm.from_pretrained(tmp_path / model)[1].encode("Orvane").tolist() == [20]
+    with pytest.raises(Mismatch, match="different tokenizers"):
+        import_hf((str(folder), ENCODER), out=tmp_path / "mixed")
+
+
+def test_a_corpus_of_another_tokenizer_is_not_exported(tmp_path: Path, knowledge: Corpus) -> None:
+    import_hf((OPENQA,), out=tmp_path / "model")
+    with pytest.raises(Mismatch, match="different tokenizers"):
+        export_hf(tmp_path / "model", out=tmp_path / "back", architecture="RealmForOpenQA", corpus=knowledge.folder)
+
+
+def test_a_file_that_torch_wrote_before_it_zipped(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "encoder")
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    model = import_hf((str(folder),), out=tmp_path / "model")
+    assert torch.equal(model.reader.mask_head.bias, state["cls.predictions.bias"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"architectures": 5},
+        {"architectures": [["x"]]},
+        {"retriever_proj_size": "8"},
+        {"num_attention_heads": 0},
+        {"pad_token_id": 1000},
+        {"max_span_width": -3},
+        {"reader_seq_len": 4},
+        {"layer_norm_eps": "small"},
+        {"position_embedding_type": "relative_key"},
+    ],
+    ids=str,
+)
+def test_damaged_settings(tmp_path: Path, settings: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(tmp_path, edited(tmp_path, "openqa", **settings), capsys=capsys)
+
+
+def test_first_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], knowledge: Corpus) -> None:
+    monkeypatch.chdir(CASE / "scorer")
+    import_hf((".",), out=tmp_path / "model")
+    with pytest.raises(SystemExit):
+        main(["model", "--corpus", str(knowledge.folder), "--checkpoint", SCORER, "--out", str(tmp_path / "other")])
+    assert f"realmlm import-hf {SCORER}" in capsys.readouterr().err
+    said = refused(tmp_path, OPENQA, "--tokenizer", str(tmp_path / "none.txt"), capsys=capsys)
+    assert "none.txt cannot be read as a list of wordpieces" in said
+    with pytest.raises(BadInput, match="one cannot lie within the other"):
+        import_hf((OPENQA,), out=tmp_path / "a", corpus=tmp_path / "a" / "blocks")
