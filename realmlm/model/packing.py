@@ -34,7 +34,7 @@ def write_weights(file: Path, state: dict[str, Tensor], *, dtype: str = "float32
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """All weights under their names, in float32 if they were packed. Raises ValueError for a file that cannot be read."""
+    """All weights under their names, in float32, each in memory of its own. Raises ValueError for a file that cannot be read."""
     try:
         with safe_open(file, "pt") as stored:
             same: dict[str, str] = json.loads((stored.metadata() or {}).get("same", "{}"))
@@ -42,13 +42,13 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(str(error)) from error
     state = {name: _wide(name, tensors) for name in tensors if not name.endswith(_SCALE)}
-    return state | {name: state[twin] for name, twin in same.items()}
+    return state | {name: state[twin].clone() for name, twin in same.items()}
 
 
 def _wide(name: str, tensors: dict[str, Tensor]) -> Tensor:
     if name + _SCALE in tensors:
         return tensors[name].float() * tensors[name + _SCALE][:, None]
-    return tensors[name].float()
+    return tensors[name].to(torch.float32, copy=True)  # not a view of the file
 
 
 def _equal(state: dict[str, Tensor]) -> dict[str, str]:

@@ -95,6 +95,13 @@ class Realm(nn.Module):
         unique = {id(parameter): parameter for tower in (self.document, self.query) for parameter in tower.parameters()}
         return list(unique.values())
 
+    def _share_frozen_embeddings(self) -> None:
+        """Equal embeddings that never learn are held once."""
+        words = self.document.encoder.body.get_input_embeddings()
+        for encoder in (self.query.encoder, self.reader.encoder):
+            if self.config.freeze_embeddings and torch.equal(encoder.body.get_input_embeddings().weight, words.weight):
+                encoder.body.set_input_embeddings(words)
+
     def untie(self) -> None:
         """Give the query tower weights of its own, so that it can be trained while the index stays as it is."""
         self.query = copy.deepcopy(self.query)
@@ -112,7 +119,8 @@ class Realm(nn.Module):
         shared = {name for name, twin in twins.items() if twin is not None and twin.data_ptr() == state[name].data_ptr()}
         return {name: tensor for name, tensor in state.items() if name not in shared}
 
-    def load_own_state(self, state: dict[str, Tensor]) -> None:
+    def load_own_state(self, state: dict[str, Tensor], *, assign: bool = False) -> None:
+        """Take these weights over: their values, or with `assign` the tensors themselves, which spares a copy."""
         expected = self.own_state()
         missing, surplus = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
         if missing or surplus:
@@ -120,7 +128,7 @@ class Realm(nn.Module):
         for name, tensor in state.items():
             if tensor.shape != expected[name].shape:
                 raise BadInput(f"the weights do not fit the model: {name} is {tuple(tensor.shape)}, not {tuple(expected[name].shape)}")
-        self.load_state_dict(state, strict=False)
+        self.load_state_dict(state, strict=False, assign=assign)
 
     def save_pretrained(
         self,
@@ -149,7 +157,8 @@ class Realm(nn.Module):
         with undrawn():
             model = cls(ModelConfig(**manifest.config))
         try:
-            model.load_own_state(read_weights(folder / WEIGHTS))
+            model.load_own_state(read_weights(folder / WEIGHTS), assign=True)
+            model._share_frozen_embeddings()
         except (OSError, ValueError, BadInput) as error:
             raise ArtefactDamaged(f"{folder / WEIGHTS} cannot be loaded: {error}") from error
         return model.to(device).eval(), Wordpieces.load(folder / "tokenizer.json")
