@@ -55,6 +55,8 @@ class Corpus:
     """Train a tokenizer of this many wordpieces on the documents instead."""
     max_wordpieces: int = 288
     """Longest passage."""
+    max_passages: Annotated[int | None, optional("N")] = None
+    """Keep only the first so many passages of each document."""
     skip_bad: bool = False
     """Leave out what cannot be read and count it, instead of stopping."""
     workers: Annotated[int | None, optional("N")] = None
@@ -67,6 +69,7 @@ class Corpus:
         check(
             self.train_tokenizer is None or self.train_tokenizer >= 100, f"train-tokenizer must be 100 or more, not {self.train_tokenizer}"
         )
+        check(self.max_passages is None or self.max_passages >= 1, f"max-passages must be 1 or more, not {self.max_passages}")
         check(8 <= self.max_wordpieces <= 4096, f"max-wordpieces must lie between 8 and 4096, not {self.max_wordpieces}")
 
 

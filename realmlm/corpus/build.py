@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,8 +43,10 @@ class _Piece(NamedTuple):
     end: int
 
 
-def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int) -> Block:
+def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, max_passages: int | None = None) -> Block:
     """Cut articles into passages of whole sentences, as many as fit into `max_wordpieces`; a longer sentence is cut between words.
+
+    Of each article the first `max_passages` are kept, or all.
 
     A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so a passage's wordpieces
     are those of its text under any tokenizer that splits at white space (BERT's); one that marks the space before a word (byte-level,
@@ -56,7 +58,9 @@ def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpie
     lines = list(_lines(text))
     ids_T, chars_T2 = _tokenise(lines, wordpieces)
     pieces = _pieces(text, lines, borders_A, chars_T2, wordpieces.continues[ids_T] if len(ids_T) else ids_T, max_wordpieces)
-    passages = [passage for passage in _pack(pieces, max_wordpieces) if passage[-1].past > passage[0].first]
+    whole = (passage for passage in _pack(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
+    by_article = groupby(whole, key=lambda passage: passage[0].article)
+    passages = [passage for _, several in by_article for passage in islice(several, max_passages)]
     return _block(articles, text, passages, ids_T, chars_T2, wordpieces)
 
 
@@ -193,6 +197,7 @@ def build_corpus(
     tokenizer: str | None = None,
     train_tokenizer: int | None = None,
     max_wordpieces: int = 288,
+    max_passages: int | None = None,
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> Corpus:
@@ -219,7 +224,7 @@ def build_corpus(
             pieces = Wordpieces.load(tokenizer)
             had = f"loaded from {Path(tokenizer).name if Path(tokenizer).exists() else tokenizer}"
         articles = _read(files, "cutting", faults)
-        writer = write_articles(draft, articles, pieces, max_wordpieces=max_wordpieces, workers=workers)
+        writer = write_articles(draft, articles, pieces, max_wordpieces=max_wordpieces, max_passages=max_passages, workers=workers)
         if not writer.passages:
             raise BadInput(
                 f"no passage could be made of {', '.join(map(str, sources)) or 'no source'}; name files or folders with text in them"
@@ -231,12 +236,12 @@ def build_corpus(
 
 
 def write_articles(
-    draft: Draft, articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, workers: int
+    draft: Draft, articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, max_passages: int | None = None, workers: int
 ) -> SegmentWriter:
     """Cut and tokenise articles into a corpus being written, with its tokenizer, counts and limits."""
     wordpieces.save(draft.path / "tokenizer.json")
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
-    setting = (wordpieces.tokenizer.to_str(), max_wordpieces)
+    setting = (wordpieces.tokenizer.to_str(), max_wordpieces, max_passages)
     with closing(ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)) as blocks:
         for block in blocks:
             writer.append(block)
@@ -308,8 +313,9 @@ def sample_texts(texts: Iterable[str], *, most: int) -> list[str]:
 # --- in parallel --------------------------------------------------------------------------------------------------------------------
 
 
-def _cutter(tokenizer: str, max_wordpieces: int) -> Callable[[list[Article]], Block]:
-    return partial(cut_articles, wordpieces=Wordpieces(Tokenizer.from_str(tokenizer)), max_wordpieces=max_wordpieces)
+def _cutter(tokenizer: str, max_wordpieces: int, max_passages: int | None) -> Callable[[list[Article]], Block]:
+    wordpieces = Wordpieces(Tokenizer.from_str(tokenizer))
+    return partial(cut_articles, wordpieces=wordpieces, max_wordpieces=max_wordpieces, max_passages=max_passages)
 
 
 def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:

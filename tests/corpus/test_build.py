@@ -250,3 +250,16 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_only_the_first_passages_of_a_document_are_kept(tmp_path: Path) -> None:
+    sentences = [f"The tower number {number} stands by the river." for number in range(40)]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"Of {name}. " + " ".join(sentences))
+    sources = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    whole = build_corpus(sources, tmp_path / "whole", train_tokenizer=200, max_wordpieces=40, workers=1)
+    few = build_corpus(sources, tmp_path / "few", tokenizer=str(whole.folder), max_wordpieces=40, max_passages=2, workers=1)
+    assert len(few) == 4 < len(whole)
+    for title in ("a", "b"):
+        texts = [[corpus[number].text for number in corpus.ids.tolist() if corpus[number].title == title] for corpus in (whole, few)]
+        assert texts[1] == texts[0][:2]
