@@ -221,6 +221,21 @@ def _ask(settings: config.Ask) -> None:
     print(json.dumps(as_json(answer), ensure_ascii=False) if settings.json else as_text(answer))
 
 
+def _serve(settings: config.Serve) -> None:
+    uvicorn = require("uvicorn", extra="serve", why="the service")
+    require("fastapi", extra="serve", why="the service")
+    require("prometheus_client", extra="serve", why="the service")
+    from realmlm.serve.engine import Engine
+    from realmlm.serve.http import create_app
+
+    engine = Engine(settings.model, settings.corpus, index=settings.index, device=settings.device)
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None:
+        say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
+    say(f"http://{settings.host}:{settings.port}   ({len(engine.corpus):,} passages; Ctrl-C stops)")
+    app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch)
+    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=30)
+
+
 def _refuse(error: BadInput) -> None:
     raise BadInput(f"{error}; the corpus is unchanged: correct it and edit again") from None
 
@@ -253,6 +268,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "evaluate": (config.Evaluate, _evaluate),
     "align": (config.Align, _align),
     "ask": (config.Ask, _ask),
+    "serve": (config.Serve, _serve),
     "graft": (config.Graft, _graft),
     "compress": (config.Compress, _compress),
     "batch": (config.Batch, _batch),

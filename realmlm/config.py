@@ -247,6 +247,36 @@ class Ask:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Answer over HTTP: questions of many people at once, passages that can be changed, a page at the same address."""
+
+    model: Path
+    """The model."""
+    corpus: Path
+    """The corpus that is searched; changes made through the service are kept in it."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
+    host: str = "127.0.0.1"
+    """Address to listen at; this machine alone, unless told otherwise."""
+    port: int = 8460
+    """Port to listen at."""
+    token: Annotated[str | None, optional("TEXT")] = None
+    """What a change of a passage must be sent with (Authorization: Bearer …)."""
+    queue: int = 256
+    """Requests that may wait; more are told to come back."""
+    batch: int = 16
+    """Requests answered together at most."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def __post_init__(self) -> None:
+        check(1 <= self.port <= 65535, f"port must lie between 1 and 65535, not {self.port}")
+        check(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
+        check(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        check(self.token is None or len(self.token) >= 8, "a token has at least 8 characters")
+
+
 def record(values: Any) -> Any:
     """Settings as JSON: records become objects, paths strings."""
     if is_dataclass(values):

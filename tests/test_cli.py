@@ -104,6 +104,7 @@ EXAMPLES = [
     config.Compress(model=HERE, out=HERE, dtype="float16"),
     config.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
     config.Batch(file=HERE, log=HERE),
+    config.Serve(**PLACES, index=HERE, host="0.0.0.0", port=80, token="a long one", queue=3, batch=2, device="cpu"),
     config.Warmup(
         **PLACES, out=HERE, masking="uniform", pairing="own", remove_sentence=0.5, reader=ONE_RATE, retriever=ONE_RATE, loop=LOOP
     ),
@@ -190,7 +191,7 @@ def said(command: list[str], work: Path, capsys: pytest.CaptureFixture[str], cor
 
 
 def check_answer(answer: dict[str, Any], *, evidence: int) -> None:
-    assert set(answer) == {"answer", "probability", "evidence"}
+    assert set(answer) == {"answer", "probability", "evidence", "others"}
     assert isinstance(answer["answer"], str)
     assert 0 <= answer["probability"] <= 1
     assert len(answer["evidence"]) == evidence
@@ -271,7 +272,7 @@ def test_evaluate_agrees_with_its_predictions(
         assert 0 <= score["low"] <= score["value"] <= score["high"] <= 100
     for row in rows:
         measured = {"correct", "f1", "log_p", "utility", "first_passage_with_answer"}
-        assert set(row) == {"id", "question", "answers", *measured, "answer", "probability", "evidence"}
+        assert set(row) == {"id", "question", "answers", *measured, "answer", "probability", "evidence", "others"}
         assert (row["log_p"] is not None) == (name == "clozes-held-out")
         assert (row["utility"] is not None) == (name == "clozes-held-out" and retriever != "bm25")
         weighs_null = retriever == "none" or (retriever == "learned" and name == "clozes-held-out")

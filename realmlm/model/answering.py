@@ -21,6 +21,7 @@ from realmlm.model.realm import Realm
 from realmlm.model.retrieval import Query, Retrieved, Retriever
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
+OTHERS = 5  # answers named beside the best
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 BATCH = 16
 
@@ -45,6 +46,16 @@ class Answer:
     answer: str
     probability: float
     evidence: tuple[Evidence, ...]
+    others: tuple[tuple[str, float], ...] = ()
+    """The next likeliest answers with p(y|x); none for masked sentences."""
+
+
+@dataclass(frozen=True)
+class MaskWords:
+    """The likeliest wordpieces of one mask: with retrieval, and from the null document alone."""
+
+    read: tuple[tuple[str, float], ...]
+    unread: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,8 @@ class Answerer:
         for number, passage in enumerate(passages):
             where = place.get((best, number), (None, None))
             evidence.append(Evidence(passage.id, passage.title, passage.text, where[0], where[1], p_K[number], reading[best][number]))
-        return Answer(surface[best], total[best], tuple(evidence))
+        rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
+        return Answer(surface[best], total[best], tuple(evidence), tuple((surface[words], total[words]) for words in rest))
 
     def _closed_book(self, query: Query) -> Answer:
         """The question followed by masks, as many as serve best."""
@@ -203,6 +215,21 @@ class Answerer:
         positions_BM = torch.tensor([[*masks, *[0] * (width - len(masks))] for masks in places], device=self.model.device)
         log_BKMV = self.model.reader.masks(inputs, positions_BM.repeat_interleave(k, 0)).unflatten(0, (len(queries), k))
         return MaskReading([len(masks) for masks in places], scores_BK.softmax(-1).to(log_BKMV.device), log_BKMV)
+
+    def mask_words(self, read: "MaskReading", *, most: int = 5) -> list[list["MaskWords"]]:
+        """For each sentence and each of its masks the likeliest wordpieces, with what was read and, where it was weighed, without."""
+        mixed_BMV = (read.log_BKMV + read.p_BK.log()[:, :, None, None]).logsumexp(1)
+
+        def likeliest(log_V: Tensor) -> tuple[tuple[str, float], ...]:
+            top = log_V.topk(most)
+            return tuple(
+                (self.wordpieces.decode([number]), p) for number, p in zip(top.indices.tolist(), top.values.exp().tolist(), strict=True)
+            )
+
+        return [
+            [MaskWords(likeliest(mixed_BMV[row, mask]), likeliest(read.log_BKMV[row, 0, mask])) for mask in range(masks)]
+            for row, masks in enumerate(read.masks)
+        ]
 
     def _filled(self, words: str, ids: list[int | None], p_K: list[float], reading_K: list[float]) -> Answer:
         evidence = []

@@ -1,18 +1,20 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from realmlm.corpus.sentences import split_sentences
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import Article, Corpus, Passage
 from realmlm.device import pick_device
 from realmlm.errors import NotEnough
-from realmlm.model.answering import Answer, Answerer
+from realmlm.model.answering import Answer, Answerer, MaskWords
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, check_readable, index_for
+from realmlm.model.retrieval import LearnedRetriever, NoRetriever, check_readable, index_for
 
 
 class Engine:
@@ -25,20 +27,55 @@ class Engine:
 
     def __init__(self, model: str | Path, corpus: str | Path, *, index: str | Path | None = None, device: str = "auto") -> None:
         self.model, self.wordpieces = Realm.from_pretrained(model, device=pick_device(device))
-        self.corpus = Corpus.open(corpus)
-        check_readable(str(model), self.model, self.wordpieces, self.corpus)
-        self.index = index_for(self.model, self.wordpieces, self.corpus, path=Path(index) if index else None)
-        self._answerer = Answerer(self.model, self.wordpieces, self.corpus, LearnedRetriever(self.model, self.wordpieces, self.index))
+        self._index_path = Path(index) if index else None
+        known = Corpus.open(corpus)
+        check_readable(str(model), self.model, self.wordpieces, known)
+        self._take_up(known)
+
+    def _take_up(self, corpus: Corpus) -> None:
+        """Answer from this state of the corpus from now on."""
+        self.corpus = corpus
+        self.index = index_for(self.model, self.wordpieces, corpus, path=self._index_path)
+        self._answerer = Answerer(self.model, self.wordpieces, corpus, LearnedRetriever(self.model, self.wordpieces, self.index))
 
     def ask(self, question: str, *, read: int = 5) -> Answer:
         """The answer to a question, from the `read` best passages."""
+        return self.ask_all([question], read=read)[0]
+
+    def ask_all(self, questions: list[str], *, read: int = 5) -> list[Answer]:
+        """Answers to several questions, worked out together."""
         self._check(read)
-        return self._answerer.ask([question], read=read)[0]
+        return self._answerer.ask(questions, read=read)
+
+    def ask_without_reading(self, questions: list[str]) -> list[Answer]:
+        """What the reader says by itself, no passage read."""
+        nothing = NoRetriever()
+        queries = [self._answerer.query(question) for question in questions]
+        return self._answerer.read_spans(queries, nothing(queries, 0))
 
     def fill(self, sentence: str, *, read: int = 5) -> Answer:
         """What stands at the [MASK]s of a sentence, from the `read` best passages and the null document."""
+        return self.fill_all([sentence], read=read)[0][0]
+
+    def fill_all(self, sentences: list[str], *, read: int = 5) -> list[tuple[Answer, list[MaskWords]]]:
+        """The same for several sentences, with the likeliest words of each mask."""
         self._check(read)
-        return self._answerer.fill([sentence], read=read)[0]
+        queries = [self._answerer.query(sentence) for sentence in sentences]
+        retrieved = self._answerer.retriever(queries, read)
+        reading = self._answerer.read_masks(queries, retrieved)
+        return list(zip(self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True))
+
+    def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
+        """Change passages for good: the next answer knows. Gives the ids of the added ones."""
+        corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
+        self._take_up(corpus)
+        return added
+
+    def find(self, text: str, *, limit: int = 20) -> list[Passage]:
+        """Passages with this in title or text, upper and lower case alike, in the order of their ids."""
+        wanted = text.casefold()
+        passages = (self.corpus[number] for number in self.corpus.ids.tolist())
+        return list(islice((p for p in passages if wanted in p.title.casefold() or wanted in p.text.casefold()), limit))
 
     def _check(self, read: int) -> None:
         if not 1 <= read <= len(self.corpus):

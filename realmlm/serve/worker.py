@@ -1,0 +1,110 @@
+"""One thread that owns the engine: questions of many people are answered together, edits one at a time."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from realmlm.errors import BadInput, NotEnough
+
+
+class Busy(NotEnough):
+    """Too many are waiting already."""
+
+
+@dataclass
+class _Job:
+    work: Callable[[list[Any]], list[Any]]
+    together: Any  # jobs with an equal key may be worked off in one call; None: alone
+    item: Any
+    future: "Future[Any]" = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
+
+
+class Worker:
+    """Takes jobs from a bounded queue. Those that go together are given to one call of their work, a few milliseconds being waited for."""
+
+    def __init__(
+        self, *, most_waiting: int, most_together: int, wait_s: float = 0.004, on_batch: Callable[[int, float], None] | None = None
+    ) -> None:
+        """`on_batch` is told the size of each batch and the seconds that its first job waited."""
+        self._most_waiting, self._most_together, self._wait, self._on_batch = most_waiting, most_together, wait_s, on_batch
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="realmlm-worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    def together(self, work: Callable[[list[Any]], list[Any]], item: Any, *, key: Any) -> "Future[Any]":
+        """Work on the item, possibly together with others of an equal key: `work` gets a list of items and gives as many results."""
+        return self._put(_Job(work, key, item))
+
+    def alone(self, work: Callable[[], Any]) -> "Future[Any]":
+        """Work that nothing else runs beside."""
+        return self._put(_Job(lambda _: [work()], None, None))
+
+    def _put(self, job: _Job) -> "Future[Any]":
+        with self._changed:
+            if not self._open:
+                raise Busy("the service is stopping; ask again in a moment")
+            if len(self._jobs) >= self._most_waiting:
+                raise Busy(f"{len(self._jobs)} requests are waiting already; ask again in a moment")
+            self._jobs.append(job)
+            self._changed.notify()
+        return job.future
+
+    def close(self) -> None:
+        """Finish what is waiting, then stop."""
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batch := self._next():
+            if self._on_batch is not None:
+                self._on_batch(len(batch), time.monotonic() - batch[0].since)
+            _work_off(batch)
+
+    def _next(self) -> list[_Job]:
+        """The next jobs that go together; nothing when all is done and closed."""
+        with self._changed:
+            while not self._jobs:
+                if not self._open:
+                    return []
+                self._changed.wait()
+            until = time.monotonic() + self._wait
+            while self._open and self._jobs[0].together is not None and len(self._jobs) < self._most_together:
+                if (left := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left)
+            batch = [self._jobs.popleft()]
+            while self._jobs and batch[0].together is not None and len(batch) < self._most_together:
+                if self._jobs[0].together != batch[0].together:
+                    break
+                batch.append(self._jobs.popleft())
+            return batch
+
+
+def _work_off(batch: list[_Job]) -> None:
+    try:
+        results = batch[0].work([job.item for job in batch])
+    except BadInput as error:
+        if len(batch) == 1:
+            batch[0].future.set_exception(error)
+            return
+        for job in batch:  # one of them is bad: the others must not suffer for it
+            _work_off([job])
+    except Exception as error:
+        for job in batch:
+            job.future.set_exception(error)
+    else:
+        for job, result in zip(batch, results, strict=True):
+            job.future.set_result(result)

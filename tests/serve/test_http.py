@@ -1,0 +1,155 @@
+"""The service: every route, every limit, one shape of error, edits that stay."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service is not installed: pip install 'realmlm[serve]'")
+from fastapi.testclient import TestClient
+
+from realmlm.corpus.store import Corpus
+from realmlm.serve.engine import Engine
+from realmlm.serve.http import MOST_BODY, MOST_CHARACTERS, create_app
+
+TOKEN = "a long secret"
+
+
+@pytest.fixture
+def own_corpus(knowledge: Corpus, tmp_path: Path) -> Path:
+    """A corpus that may be edited."""
+    shutil.copytree(knowledge.folder, tmp_path / "corpus", ignore=shutil.ignore_patterns("index", "answers"))
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def client(tiny_model_folder: Path, own_corpus: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(Engine(tiny_model_folder, own_corpus, device="cpu")), raise_server_exceptions=False) as client:
+        yield client
+
+
+def failed(response: Any, status: int) -> str:
+    assert response.status_code == status
+    assert set(response.json()) == {"error"}
+    assert set(response.json()["error"]) == {"code", "message"}
+    return str(response.json()["error"]["message"])
+
+
+def test_a_question_is_answered_with_its_evidence(client: TestClient, tiny_model_folder: Path, own_corpus: Path) -> None:
+    body = client.post("/ask", json={"question": "Which bird is the symbol of the town?", "read": 3, "without_reading": True}).json()
+    assert len(body["evidence"]) == 3
+    assert sum(passage["retrieval_probability"] for passage in body["evidence"]) == pytest.approx(1, abs=1e-4)
+    assert [other["probability"] for other in body["others"]] == sorted([o["probability"] for o in body["others"]], reverse=True)
+    assert body["without_reading"]["words"]
+    direct = Engine(tiny_model_folder, own_corpus, device="cpu").ask("Which bird is the symbol of the town?", read=3)
+    assert (body["answer"], pytest.approx(body["probability"], abs=1e-5)) == (direct.answer, direct.probability)
+    for passage in body["evidence"]:
+        if passage["start"] is not None:
+            assert passage["passage"][passage["start"] : passage["end"]].lower() == body["answer"].lower()
+
+
+def test_a_sentence_is_filled_in_mask_by_mask(client: TestClient) -> None:
+    body = client.post("/fill", json={"sentence": "the town shows a [MASK] and a [MASK]", "read": 2}).json()
+    assert len(body["masks"]) == 2
+    assert len(body["evidence"]) == 3  # the null document too
+    assert body["evidence"][0]["passage_id"] is None
+    for mask in body["masks"]:
+        for side in ("read", "unread"):
+            chances = [word["probability"] for word in mask[side]]
+            assert chances == sorted(chances, reverse=True)
+    assert failed(client.post("/fill", json={"sentence": "nothing is hidden here"}), 400).startswith("nothing to fill in")
+
+
+def test_passages_are_read_found_added_replaced_removed_and_it_stays(client: TestClient, tiny_model_folder: Path, own_corpus: Path) -> None:
+    before = client.get("/health").json()["passages"]
+    new = {"title": "Nerrow", "text": "The arms of Nerrow show a golden quince."}
+    (added,) = client.post("/passages", json=new).json()
+    assert client.get(f"/passages/{added['id']}").json() == added
+    assert [found["id"] for found in client.get("/passages", params={"text": "golden QUINCE"}).json()["passages"]] == [added["id"]]
+    changed = client.put(f"/passages/{added['id']}", json=new | {"text": "The arms of Nerrow show a silver quince."}).json()
+    assert "silver" in changed["text"]
+    assert client.delete("/passages/0").status_code == 204
+    assert failed(client.get("/passages/0"), 404).startswith("there is no passage 0")
+    assert failed(client.delete("/passages/0"), 404)
+    assert failed(client.put("/passages/0", json=new), 404)
+    assert client.get("/health").json()["passages"] == before
+    again = Engine(tiny_model_folder, own_corpus, device="cpu")  # a restart
+    assert "silver" in again.corpus[added["id"]].text
+    assert 0 not in again.corpus
+    assert added["id"] in again.index.ids.tolist()
+
+
+def test_bad_requests_have_one_shape(client: TestClient) -> None:
+    assert "question" in failed(client.post("/ask", json={}), 422)
+    assert "read" in failed(client.post("/ask", json={"question": "Who?", "read": 0}), 422)
+    failed(client.post("/ask", json={"question": "w" * (MOST_CHARACTERS + 1)}), 422)
+    failed(client.post("/ask", content=b"not json", headers={"content-type": "application/json"}), 422)
+    failed(client.post("/ask", content=b"x" * (MOST_BODY + 1)), 413)
+    failed(client.post("/ask", content=iter([b"{}"])), 413)  # chunked: no length said
+    failed(client.post("/ask", json={"question": "\u0000"}), 400)
+    failed(client.get("/nowhere"), 404)
+    failed(client.get("/passages/x"), 422)
+    failed(client.get("/passages/99999999999999999999999"), 404)
+    failed(client.put("/ask", json={}), 405)
+    failed(client.post("/passages", json={"text": "\u200b\u0007"}), 400)
+    failed(client.post("/passages", json={"text": ""}), 422)
+
+
+def test_writing_needs_the_token_where_there_is_one(tiny_model_folder: Path, own_corpus: Path) -> None:
+    with TestClient(create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), token=TOKEN)) as client:
+        new = {"title": "Nerrow", "text": "The arms of Nerrow show a quince."}
+        for request in (
+            client.post("/passages", json=new),
+            client.put("/passages/0", json=new),
+            client.delete("/passages/0"),
+            client.post("/passages", json=new, headers={"Authorization": "Bearer wrong"}),
+        ):
+            assert "token" in failed(request, 401)
+        assert client.get("/passages/0").status_code == 200
+        assert client.post("/ask", json={"question": "Who?"}).status_code == 200
+        assert client.post("/passages", json=new, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 201
+
+
+def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, go, begun = Engine(tiny_model_folder, own_corpus, device="cpu"), threading.Event(), threading.Event()
+    answer = engine.ask_all
+
+    def slow(questions: list[str], *, read: int) -> Any:
+        begun.set()
+        assert go.wait(20)
+        return answer(questions, read=read)
+
+    monkeypatch.setattr(engine, "ask_all", slow)
+    with TestClient(create_app(engine, queue=1, batch=1)) as client, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(client.post, "/ask", json={"question": "One?"})
+        assert begun.wait(20)
+        second = pool.submit(client.post, "/ask", json={"question": "Two?"})
+        while client.get("/health").json()["waiting"] < 1:
+            pass
+        refused = client.post("/ask", json={"question": "Three?"})
+        assert "waiting already" in failed(refused, 503)
+        assert refused.headers["retry-after"] == "1"
+        go.set()
+        assert first.result(20).status_code == second.result(20).status_code == 200
+
+
+def test_an_unexpected_failure_shows_no_traceback(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realmlm.serve.engine.Engine.ask_all", lambda *_, **__: 1 / 0)
+    response = client.post("/ask", json={"question": "Who?"})
+    assert failed(response, 500).startswith("something failed here (ZeroDivisionError)")
+    assert "Traceback" not in response.text
+
+
+def test_numbers_and_description(client: TestClient) -> None:
+    client.post("/ask", json={"question": "Who?"})
+    text = client.get("/metrics").text
+    assert 'realmlm_requests_total{route="/ask",status="200"} 1.0' in text
+    assert "realmlm_batch_size_count 1.0" in text
+    described = client.get("/openapi.json").json()
+    assert set(described["paths"]) == {"/ask", "/fill", "/passages", "/passages/{number}", "/health", "/metrics"}
+    assert "examples" in json.dumps(described["components"]["schemas"]["Question"])

@@ -1,0 +1,99 @@
+"""The worker: together what goes together, nothing lost, a full queue says so."""
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from realmlm.errors import BadInput
+from realmlm.serve.worker import Busy, Worker
+
+
+class Gate:
+    """Work that waits until it is let through, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.open, self.begun, self.batches = threading.Event(), threading.Event(), []  # type: ignore[var-annotated]
+
+    def work(self, items: list[int]) -> list[int]:
+        self.begun.set()
+        assert self.open.wait(10)
+        self.batches.append(list(items))
+        return [item * 10 for item in items]
+
+
+def held(worker: Worker, gate: Gate) -> "Future[Any]":
+    """The worker is busy with a job of its own from here on."""
+    first = worker.together(gate.work, 0, key="first")
+    assert gate.begun.wait(10)
+    return first
+
+
+def test_jobs_of_one_key_are_worked_off_together_and_in_order() -> None:
+    gate, worker = Gate(), Worker(most_waiting=100, most_together=4, wait_s=0)
+    first = held(worker, gate)
+    futures = [worker.together(gate.work, item, key="a") for item in range(1, 7)]
+    futures += [worker.together(gate.work, item, key="b") for item in (7, 8)]
+    gate.open.set()
+    assert [future.result(10) for future in (first, *futures)] == [item * 10 for item in range(9)]
+    worker.close()
+    assert gate.batches == [[0], [1, 2, 3, 4], [5, 6], [7, 8]]
+
+
+def test_what_is_alone_runs_alone() -> None:
+    gate, worker, seen = Gate(), Worker(most_waiting=100, most_together=8, wait_s=0), []
+    held(worker, gate)
+    before = worker.together(gate.work, 1, key="a")
+    edit = worker.alone(lambda: seen.append(list(gate.batches)))
+    after = worker.together(gate.work, 2, key="a")
+    gate.open.set()
+    assert (before.result(10), edit.result(10), after.result(10)) == (10, None, 20)
+    assert seen == [[[0], [1]]]
+    worker.close()
+
+
+def test_a_full_queue_and_a_closed_one_refuse() -> None:
+    gate, worker = Gate(), Worker(most_waiting=2, most_together=2, wait_s=0)
+    held(worker, gate)
+    waiting = [worker.together(gate.work, item, key="a") for item in (1, 2)]
+    with pytest.raises(Busy, match="2 requests are waiting"):
+        worker.together(gate.work, 3, key="a")
+    gate.open.set()
+    assert [future.result(10) for future in waiting] == [10, 20]
+    worker.close()
+    with pytest.raises(Busy, match="stopping"):
+        worker.alone(lambda: None)
+
+
+def test_closing_finishes_what_waits() -> None:
+    gate, worker = Gate(), Worker(most_waiting=10, most_together=2, wait_s=0)
+    held(worker, gate)
+    futures = [worker.together(gate.work, item, key=item) for item in range(1, 5)]
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    gate.open.set()
+    closing.join(10)
+    assert [future.result(0) for future in futures] == [10, 20, 30, 40]
+
+
+def test_one_bad_item_does_not_spoil_the_others() -> None:
+    gate, worker = Gate(), Worker(most_waiting=10, most_together=8, wait_s=0)
+    held(worker, gate)
+
+    def picky(items: list[int]) -> list[int]:
+        if 2 in items:
+            raise BadInput("two is bad")
+        return items
+
+    futures = [worker.together(picky, item, key="a") for item in (1, 2, 3)]
+    broken = worker.alone(lambda: 1 / 0)
+    gate.open.set()
+    assert futures[0].result(10) == 1
+    assert futures[2].result(10) == 3
+    with pytest.raises(BadInput):
+        futures[1].result(10)
+    with pytest.raises(ZeroDivisionError):
+        broken.result(10)
+    assert worker.together(picky, 5, key="a").result(10) == 5  # it goes on
+    worker.close()
