@@ -232,7 +232,7 @@ def _serve(settings: config.Serve) -> None:
     if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None:
         say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({len(engine.corpus):,} passages; Ctrl-C stops)")
-    app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch)
+    app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
     uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=30)
 
 

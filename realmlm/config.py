@@ -263,6 +263,8 @@ class Serve:
     """Port to listen at."""
     token: Annotated[str | None, optional("TEXT")] = None
     """What a change of a passage must be sent with (Authorization: Bearer …)."""
+    runs: Annotated[tuple[Path, ...], optional("PATH …")] = ()
+    """Folders of training runs that the page shows."""
     queue: int = 256
     """Requests that may wait; more are told to come back."""
     batch: int = 16

@@ -104,7 +104,9 @@ EXAMPLES = [
     config.Compress(model=HERE, out=HERE, dtype="float16"),
     config.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
     config.Batch(file=HERE, log=HERE),
-    config.Serve(**PLACES, index=HERE, host="0.0.0.0", port=80, token="a long one", queue=3, batch=2, device="cpu"),
+    config.Serve(
+        **PLACES, index=HERE, host="0.0.0.0", port=80, token="a long one", runs=(HERE, HERE / "r"), queue=3, batch=2, device="cpu"
+    ),
     config.Warmup(
         **PLACES, out=HERE, masking="uniform", pairing="own", remove_sentence=0.5, reader=ONE_RATE, retriever=ONE_RATE, loop=LOOP
     ),

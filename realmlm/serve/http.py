@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from realmlm import __version__
 from realmlm.corpus.store import Article, Passage
 from realmlm.errors import BadInput, RealmError
+from realmlm.log import read_metrics
 from realmlm.serve.engine import Engine
 from realmlm.serve.worker import Busy, Worker
 
@@ -141,8 +142,11 @@ class Meters:
         self.waited.observe(waited)
 
 
-def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, batch: int = 16) -> FastAPI:
-    """The service over an engine. With a token every change of a passage needs it; a queue of `queue` requests is full."""
+def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, batch: int = 16, runs: Sequence[Path] = ()) -> FastAPI:
+    """The service over an engine. With a token every change of a passage needs it; a queue of `queue` requests is full.
+
+    `runs` are folders with training runs to show.
+    """
     meters = Meters()
     worker = Worker(most_waiting=queue, most_together=batch, on_batch=meters.on_batch)
 
@@ -174,6 +178,13 @@ def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, ba
     def allowed(authorization: Annotated[str | None, Header()] = None) -> None:
         if token is not None and not hmac.compare_digest(authorization or "", f"Bearer {token}"):
             raise HTTPException(401, "changing passages needs the service's token: send it as 'Authorization: Bearer TOKEN'")
+
+    def watched() -> dict[str, Path]:
+        """Name of each run -> its metrics; a folder may hold several runs."""
+        files = [file for folder in runs for file in sorted(folder.glob("**/metrics.jsonl"))]
+        return {
+            ("/".join(file.parent.parts[-2:]) if file.parent.name in ("reader", "retriever") else file.parent.name): file for file in files
+        }
 
     def passage_or_404(number: int) -> Passage:
         if number not in engine.corpus:
@@ -228,6 +239,17 @@ def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, ba
         if len(engine.corpus) == 1:
             raise BadInput("the last passage cannot be removed; replace it")
         await alone(lambda: engine.edit(remove=[number]))
+
+    @app.get("/runs", summary="Training runs that are shown")
+    async def list_runs() -> list[str]:
+        return sorted(name for name, file in watched().items() if file.is_file())
+
+    @app.get("/runs/{name:path}", summary="The metrics of a run, row by row")
+    async def read_run(name: str) -> list[dict[str, Any]]:
+        file = watched().get(name)
+        if file is None or not file.is_file():
+            raise HTTPException(404, f"there is no run '{name}'; GET /runs names those there are")
+        return await asyncio.to_thread(read_metrics, file)
 
     @app.get("/health", summary="Is it there?")
     async def health() -> Health:

@@ -151,5 +151,29 @@ def test_numbers_and_description(client: TestClient) -> None:
     assert 'realmlm_requests_total{route="/ask",status="200"} 1.0' in text
     assert "realmlm_batch_size_count 1.0" in text
     described = client.get("/openapi.json").json()
-    assert set(described["paths"]) == {"/ask", "/fill", "/passages", "/passages/{number}", "/health", "/metrics"}
+    assert set(described["paths"]) == {"/ask", "/fill", "/passages", "/passages/{number}", "/health", "/metrics", "/runs", "/runs/{name}"}
     assert "examples" in json.dumps(described["components"]["schemas"]["Question"])
+
+
+def test_runs_are_shown_and_nothing_else(tiny_model_folder: Path, own_corpus: Path, tmp_path: Path) -> None:
+    for name, rows in (("first", [{"step": 1, "loss": 2.0}]), ("warm/reader", [{"step": 5, "loss": 1.0}])):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    app = create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), runs=[tmp_path / "runs"])
+    with TestClient(app) as client:
+        assert client.get("/runs").json() == ["first", "warm/reader"]
+        assert client.get("/runs/first").json() == [{"step": 1, "loss": 2.0}]
+        assert client.get("/runs/warm%2Freader").json() == [{"step": 5, "loss": 1.0}]
+        for name in ("%2e%2e%2fcorpus", "first%2f..%2f..%2fcorpus", "none"):
+            assert client.get(f"/runs/{name}").status_code in (404, 405)
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    for file in ("style.css", "app.js"):
+        assert f"/page/{file}" in page.text
+        text = client.get(f"/page/{file}").text
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in text
+    assert client.get("/page/../http.py").status_code == 404
