@@ -299,14 +299,13 @@ function curve(key, title) {
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", `${title}: ${lines.map(([run, line]) => `${run} ${line.length ? line.at(-1)[1] : "nothing yet"}`).join("; ")}`);
   draw("path", { class: "axis", fill: "none", d: `M${left} ${top}V${H - bottom}H${W - 6}` });
-  const short = (n) => (Math.abs(n) >= 1000 ? n.toFixed(0) : Number(n.toPrecision(3)).toString());
+  const short = (n) => (Math.abs(n) >= 1000 ? n.toFixed(0) : n && Math.abs(n) < 0.01 ? n.toExponential(0) : Number(n.toPrecision(3)).toString());
   draw("text", { x: left - 4, y: top + 8, "text-anchor": "end" }, short(y1));
   draw("text", { x: left - 4, y: H - bottom, "text-anchor": "end" }, short(y0));
   draw("text", { x: left, y: H - 4 }, short(x0));
   draw("text", { x: W - 6, y: H - 4, "text-anchor": "end" }, `step ${short(x1)}`);
   for (const [run, line] of lines) {
-    const stepped = key === "index_age";
-    const d = line.map((point, n) => (n === 0 ? `M${at(point)}` : stepped ? `L${at([point[0], point[1]])}` : `L${at(point)}`)).join("");
+    const d = line.map((point, n) => `${n ? "L" : "M"}${at(point)}`).join("");
     draw("path", { d, fill: "none", stroke: `var(${colourOf(run, refreshRuns.all)})`, "stroke-width": 1.6 });
   }
   const figure = element("figure", {}, element("figcaption", {}, title));
