@@ -32,7 +32,13 @@ def contains_answer(text: str, question: Question, *, recall: Recall = "dpr") ->
     if question.is_regex:
         decomposed = unicodedata.normalize("NFD", text)
         return any(pattern.search(decomposed) for pattern in _patterns(question))
-    return () in _answer_words(question) or bool(answer_spans(text, question))
+    return () in _answer_words(question) or (_may_hold(text, question) and bool(answer_spans(text, question)))
+
+
+def _may_hold(text: str, question: Question) -> bool:
+    """Are all ASCII words of an answer somewhere in the text, within other words too? That rules most passages out, and quickly."""
+    plain = (text if text.isascii() else unicodedata.normalize("NFD", text)).lower()
+    return any(all(word in plain for word in answer if word.isascii()) for answer in _answer_words(question))
 
 
 def answer_spans(text: str, question: Question) -> list[Span]:
