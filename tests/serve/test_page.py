@@ -1,0 +1,185 @@
+"""The page in a real browser: each view, an error, a slow answer, an edit that changes an answer."""
+
+import json
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+if CHROMIUM is None or DRIVER is None:
+    pytest.skip("Chromium and its driver are not installed (Debian: apt install chromium chromium-driver)", allow_module_level=True)
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+uvicorn = pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
+
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+from realmlm.corpus.store import Corpus  # noqa: E402
+from realmlm.model.answering import Answer, Evidence  # noqa: E402
+from realmlm.serve.engine import Engine  # noqa: E402
+from realmlm.serve.http import create_app  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def address(tiny_model_folder: Path, knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running service. What it answers is read off the passage itself, so that an edit shows; the model is untrained."""
+    folder = tmp_path_factory.mktemp("page")
+    shutil.copytree(knowledge.folder, folder / "corpus", ignore=shutil.ignore_patterns("index", "answers"))
+    (folder / "runs" / "joint").mkdir(parents=True)
+    rows = [{"step": 10 * n, "loss": 5 - n / 2, "utility": n / 3, "index_age": n % 3} for n in range(1, 8)]
+    (folder / "runs" / "joint" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    engine = Engine(tiny_model_folder, folder / "corpus", device="cpu")
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(engine, "ask_all", lambda questions, *, read: [_read_off(engine, question) for question in questions])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=[folder / "runs"]), port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join(20)
+
+
+def _read_off(engine: Engine, question: str) -> Answer:
+    """The last word of passage 0."""
+    if "slowly" in question:
+        time.sleep(1.0)
+    text = engine.corpus[0].text
+    match = list(re.finditer(r"\w+", text))[-1]
+    evidence = Evidence(0, engine.corpus[0].title, text, match.start(), match.end(), 0.8, 0.5)
+    return Answer(match[0], 0.4, (evidence,), (("another", 0.1),))
+
+
+@pytest.fixture
+def browser(address: str) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,900"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.get(address)
+    yield driver
+    severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    driver.quit()
+    assert [message for message in severe if "Failed to load resource" not in message] == []
+
+
+def wait(condition: Callable[[], Any], *, seconds: float = 20) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if found := condition():
+                return found
+        except Exception as error:
+            if "stale element" not in str(error) and "no such element" not in str(error):
+                raise
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+def one(browser: Any, selector: str) -> Any:
+    return browser.find_element(By.CSS_SELECTOR, selector)
+
+
+def ask(browser: Any, question: str) -> None:
+    one(browser, "#tab-ask").click()
+    field = one(browser, "#question")
+    field.clear()
+    field.send_keys(question, Keys.ENTER)
+
+
+def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
+    ask(browser, "What is last?")
+    assert "40% sure" in wait(lambda: one(browser, "#ask .note")).text
+    answer = one(browser, "#ask .answer").text
+    assert one(browser, "#ask mark").text == answer
+    numbers = [number.text for number in browser.find_elements(By.CSS_SELECTOR, "#ask .card .number")]
+    assert numbers == ["80%", "50%", "100%"]
+    assert "another 10%" in one(browser, "#ask .others").text
+    assert one(browser, "#ask .card.null h3").text == "Without reading anything"
+
+
+def test_a_slow_answer_says_that_it_is_read(browser: Any) -> None:
+    ask(browser, "What is last, slowly?")
+    assert wait(lambda: one(browser, "#ask .note").text == "Reading …")
+    assert one(browser, "#ask form button").get_attribute("disabled")
+    assert wait(lambda: one(browser, "#ask .answer"))
+    assert not one(browser, "#ask form button").get_attribute("disabled")
+
+
+def test_a_sentence_is_filled_in_with_and_without_retrieval(browser: Any) -> None:
+    one(browser, "#tab-fill").click()
+    one(browser, "#sentence").send_keys("the town shows a [MASK]", Keys.ENTER)
+    heads = [head.text for head in wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#fill th"))]
+    assert heads == ["with retrieval", "", "without", ""]
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#fill .card")) == 6
+
+
+def test_an_error_is_shown_as_text(browser: Any) -> None:
+    one(browser, "#tab-fill").click()
+    field = one(browser, "#sentence")
+    field.send_keys("<b>nothing</b> is hidden", Keys.ENTER)
+    said = wait(lambda: one(browser, "#fill .wrong")).text
+    assert "nothing to fill in" in said
+    assert "<b>" in said
+    assert not browser.find_elements(By.CSS_SELECTOR, "#fill .wrong b")
+
+
+def test_an_edit_changes_the_answer(browser: Any) -> None:
+    one(browser, "#tab-knowledge").click()
+    card = wait(lambda: one(browser, "#found .card"))
+    assert "(0)" in card.text
+    card.find_element(By.XPATH, ".//button[text()='Edit']").click()
+    text = one(browser, "#found textarea")
+    text.clear()
+    text.send_keys("The arms show a quince")
+    card.find_element(By.XPATH, ".//button[text()='Keep']").click()
+    assert wait(lambda: "ask again" in one(browser, "#said").text)
+    ask(browser, "What is last?")
+    assert wait(lambda: one(browser, "#ask .answer").text == "quince")
+
+
+def test_passages_are_found_added_and_removed(browser: Any) -> None:
+    one(browser, "#tab-knowledge").click()
+    one(browser, "#new summary").click()
+    one(browser, "#add-title").send_keys("Nerrow")
+    one(browser, "#add-text").send_keys("The people of Nerrow carve pipes.")
+    one(browser, "#add button").click()
+    assert wait(lambda: "Added as" in one(browser, "#said").text)
+    one(browser, "#find-text").send_keys("carve PIPES", Keys.ENTER)
+    wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#found .card")) == 1)
+    one(browser, "#found .card").find_element(By.XPATH, ".//button[text()='Remove']").click()
+    assert wait(lambda: "is removed" in one(browser, "#said").text)
+
+
+def test_training_curves_and_the_keyboard(browser: Any) -> None:
+    tab = one(browser, "#tab-ask")
+    tab.send_keys(Keys.ARROW_LEFT)
+    assert browser.switch_to.active_element.get_attribute("id") == "tab-training"
+    wait(lambda: one(browser, "[id='run-joint']")).click()
+    titles = wait(lambda: [caption.text for caption in browser.find_elements(By.CSS_SELECTOR, "#curves figcaption")])
+    assert titles == ["loss", "retrieval utility, nats", "age of the index, steps"]
+
+
+@pytest.mark.parametrize("width", [360, 1000])
+def test_nothing_is_wider_than_the_screen(browser: Any, width: int) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    )
+    ask(browser, "What is last?")
+    wait(lambda: one(browser, "#ask .answer"))
+    for view in ("ask", "fill", "knowledge", "training"):
+        one(browser, f"#tab-{view}").click()
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, view
