@@ -211,7 +211,7 @@ def _batch(settings: config.Batch) -> None:
 def _ask(settings: config.Ask) -> None:
     from realmlm.serve.engine import Engine, as_json, as_text
 
-    engine = Engine(settings.model, settings.corpus, index=settings.index, device=settings.device)
+    engine = Engine(settings.model, settings.corpus, docs=settings.docs, index=settings.index, device=settings.device)
     if settings.fill is not None:
         answer = engine.fill(settings.fill, read=settings.read)
     else:

@@ -227,8 +227,10 @@ class Ask:
     """The question."""
     model: Path
     """The model."""
-    corpus: Path
+    corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus that is searched."""
+    docs: Annotated[Path | None, optional("PATH")] = None
+    """A folder of documents instead; what is made of it is kept in a cache, and only what changed is made again."""
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
     fill: Annotated[str | None, optional("TEXT")] = None
@@ -241,6 +243,7 @@ class Ask:
     """Where the model runs."""
 
     def __post_init__(self) -> None:
+        check((self.corpus is None) != (self.docs is None), "say what is searched: either --docs FOLDER or --corpus CORPUS")
         check(
             (self.question is None) != (self.fill is None),
             'ask one thing: realmlm ask "your question" … or --fill "a sentence with [MASK]"',

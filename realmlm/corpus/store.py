@@ -223,6 +223,11 @@ class Corpus:
         segment, row = self._place(number)
         return Passage(id=int(number), title=segment.title(row), text=segment.text(row), source=segment.source(row))
 
+    def source(self, number: int) -> str:
+        """Where the passage comes from."""
+        segment, row = self._place(number)
+        return segment.source(row)
+
     def titles(self) -> set[str]:
         """The titles of all articles, those of removed passages among them."""
         segments = [self._base, *(place[0] for place in self._overlay.values() if place is not None)]

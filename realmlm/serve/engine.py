@@ -11,10 +11,13 @@ import torch
 from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import Article, Corpus, Passage
 from realmlm.device import pick_device
-from realmlm.errors import NotEnough
+from realmlm.errors import BadInput, NotEnough
 from realmlm.model.answering import Answer, Answerer, MaskWords
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, check_readable, index_for
+from realmlm.serve.documents import open_documents
+
+DOCUMENT_WORDPIECES = 128  # of a passage that is cut from a folder's documents
 
 
 class Engine:
@@ -25,12 +28,26 @@ class Engine:
     >>> answer.answer, answer.probability, answer.evidence[0].title
     """
 
-    def __init__(self, model: str | Path, corpus: str | Path, *, index: str | Path | None = None, device: str = "auto") -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        corpus: str | Path | None = None,
+        *,
+        docs: str | Path | None = None,
+        index: str | Path | None = None,
+        device: str = "auto",
+    ) -> None:
+        """`docs` is a folder of documents instead of a corpus; what is made of it is kept in a cache."""
         self.model, self.wordpieces = Realm.from_pretrained(model, device=pick_device(device))
         self._index_path = Path(index) if index else None
-        known = Corpus.open(corpus)
+        known = Corpus.open(corpus) if corpus is not None else self._documents(docs)
         check_readable(str(model), self.model, self.wordpieces, known)
         self._take_up(known)
+
+    def _documents(self, folder: str | Path | None) -> Corpus:
+        if folder is None:
+            raise BadInput("name what is to be searched: a corpus, or a folder with documents")
+        return open_documents(Path(folder), self.wordpieces, max_wordpieces=min(DOCUMENT_WORDPIECES, self.model.config.max_passage))
 
     def _take_up(self, corpus: Corpus) -> None:
         """Answer from this state of the corpus from now on."""

@@ -1,0 +1,118 @@
+"""A folder of documents: made once, followed by content, never half."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realmlm.cli import main
+from realmlm.corpus.readers import SourceFile
+from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+from realmlm.serve import documents
+from realmlm.serve.documents import file_of, open_documents
+from realmlm.serve.engine import Engine
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    folder = tmp_path / "notes"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "heron.txt").write_text("The heron is the bird of the town.")
+    (folder / "deep" / "badger.md").write_text("# Badger\n\nThe badger lives in the forest.")
+    (folder / "table.csv").write_text("title,text\nOtter,The otter swims.\nFox,The fox runs.\n")
+    return folder
+
+
+@pytest.fixture
+def pieces(world: Path) -> Wordpieces:
+    return Wordpieces.load(world / "tokenizer.json")
+
+
+def opened(notes: Path, pieces: Wordpieces, tmp_path: Path) -> Corpus:
+    return open_documents(notes, pieces, max_wordpieces=64, cache=tmp_path / "cache")
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return sorted(corpus[number].text for number in corpus.ids.tolist())
+
+
+def test_it_is_made_once_and_follows_the_files(notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = opened(notes, pieces, tmp_path)
+    assert len(corpus) == 4
+    assert {file_of(corpus.source(number)) for number in corpus.ids.tolist()} == {
+        "notes/heron.txt",
+        "notes/deep/badger.md",
+        "notes/table.csv",
+    }
+    read: list[str] = []
+    reader = documents.read_files
+
+    def noted(files: Sequence[SourceFile], **rest: Any) -> Iterator[Article]:
+        read.extend(file.name for file in files)
+        return reader(files, **rest)
+
+    monkeypatch.setattr(documents, "read_files", noted)
+    assert opened(notes, pieces, tmp_path).edits == 0
+    os.utime(notes / "heron.txt", (1, 1))  # another time, the same content
+    assert opened(notes, pieces, tmp_path).edits == 0
+    assert read == []
+    (notes / "heron.txt").write_text("The stork is the bird of the town.")
+    (notes / "new.txt").write_text("A new note.")
+    (notes / "table.csv").unlink()
+    corpus = opened(notes, pieces, tmp_path)
+    assert sorted(read) == ["notes/heron.txt", "notes/new.txt"]
+    assert texts(corpus) == ["A new note.", "The badger lives in the forest.", "The stork is the bird of the town."]
+    (notes / "new.txt").rename(notes / "moved.txt")
+    assert texts(opened(notes, pieces, tmp_path)) == texts(corpus)
+
+
+def test_after_many_edits_or_a_new_content_it_is_made_anew(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_EDITS", 3)
+    for number in range(6):
+        (notes / "heron.txt").write_text(f"The heron number {number}.")
+        corpus = opened(notes, pieces, tmp_path)
+        assert corpus.edits <= 3
+        assert f"The heron number {number}." in texts(corpus)
+    shutil.rmtree(notes)
+    notes.mkdir()
+    (notes / "other.txt").write_text("Something else.")
+    assert texts(opened(notes, pieces, tmp_path)) == ["Something else."]
+
+
+def test_what_cannot_be_read_is_said_and_left_out(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")
+    assert len(opened(notes, pieces, tmp_path)) == 4
+    assert "left out: " in capsys.readouterr().err
+    with pytest.raises(BadInput, match="does not exist"):
+        opened(tmp_path / "nowhere", pieces, tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="no file that can be read"):
+        opened(tmp_path / "empty", pieces, tmp_path)
+
+
+def test_the_command_answers_from_a_folder_and_embeds_only_what_changed(
+    notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = ["ask", "Which bird?", "--docs", str(notes), "--model", str(tiny_model_folder), "--read", "2", "--device", "cpu"]
+    main(command)
+    assert "embedding 4 passages" in capsys.readouterr().err
+    main(command)
+    assert "embedding" not in capsys.readouterr().err
+    (notes / "heron.txt").write_text("The stork is the bird of the town.")
+    main(command)
+    assert "taking up 1 new and 1 removed passages" in capsys.readouterr().err
+    engine = Engine(tiny_model_folder, docs=notes, device="cpu")
+    assert len(engine.index) == len(engine.corpus) == 4
+    with pytest.raises(SystemExit):
+        main(["ask", "Which bird?", "--model", str(tiny_model_folder)])
+    assert "either --docs FOLDER or --corpus CORPUS" in capsys.readouterr().err
