@@ -45,23 +45,15 @@ SHAPED = (  # what two towers must have in common
     "type_vocab_size",
     "layer_norm_eps",
 )
-_ENCODER = [
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
+_ENCODER = (
+    *SHAPED,
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
-    "max_position_embeddings",
-    "type_vocab_size",
     "initializer_range",
-    "layer_norm_eps",
     "pad_token_id",
     "bos_token_id",
     "eos_token_id",
-]
+)
 
 # Architecture -> the parts it consists of: what stands before the names of a part, and which part it is.
 ARCHITECTURES = {
