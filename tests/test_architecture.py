@@ -167,7 +167,7 @@ def missing(work):
 
 (folder / "note.md").write_text("# Orvane")
 missing(lambda: build_corpus([folder / "note.md"], folder / "marked", train_tokenizer=200, workers=1))
-missing(lambda: locate_answers(corpus, read_questions(folder / "world" / "questions-train.jsonl"), max_answer=10))
+missing(lambda: locate_answers(corpus, read_questions(folder / "world" / "questions-train.jsonl")))
 try:
     realmlm.cli.main(["world", "--out", "w"])
 except SystemExit as end:

@@ -112,3 +112,18 @@ def test_an_alignment_names_passages_and_their_posterior(
     assert len((tmp_path / "other.jsonl").read_text().splitlines()) == 20
     with pytest.raises(ArtefactExists):
         align(**places, out=tmp_path / "own.jsonl", text=None)  # type: ignore[arg-type]
+
+
+def test_frozen_embeddings_are_held_once_and_saved_for_each(knowledge: Corpus, tmp_path: Path) -> None:
+    create_model(corpus=knowledge.folder, out=tmp_path / "model", **(TINY_MODEL | {"freeze_embeddings": True}))  # type: ignore[arg-type]
+    first, wordpieces = Realm.from_pretrained(tmp_path / "model")
+    words = first.document.encoder.body.get_input_embeddings().weight
+    first.reader.embedding.weight.data = words.data.clone()  # as from one checkpoint
+    first.save_pretrained(tmp_path / "same", wordpieces)
+    model, _ = Realm.from_pretrained(tmp_path / "same")
+    assert model.reader.embedding is model.document.encoder.body.get_input_embeddings()
+    assert not model.reader.embedding.weight.requires_grad
+    model.save_pretrained(tmp_path / "again", wordpieces)
+    assert set(model.own_state()) == set(first.own_state())
+    again, _ = Realm.from_pretrained(tmp_path / "again")
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())

@@ -117,7 +117,12 @@ class Realm(nn.Module):
         state = self.state_dict()
         twins = {name: state.get(name.replace("query.", "document.", 1)) for name in state if name.startswith("query.")}
         shared = {name for name, twin in twins.items() if twin is not None and twin.data_ptr() == state[name].data_ptr()}
-        return {name: tensor for name, tensor in state.items() if name not in shared}
+        own, held = {}, set()
+        for name, tensor in state.items():
+            if name not in shared:
+                own[name] = tensor.clone() if tensor.data_ptr() in held else tensor  # frozen embeddings may be held once for all
+                held.add(tensor.data_ptr())
+        return own
 
     def load_own_state(self, state: dict[str, Tensor], *, assign: bool = False) -> None:
         """Take these weights over: their values, or with `assign` the tensors themselves, which spares a copy."""

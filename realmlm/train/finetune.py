@@ -243,7 +243,7 @@ def finetune(
             realm.query.encoder.requires_grad_(False)
         realm.config = replace(realm.config, trained_on_questions=True)
         asked = [question for file in questions for question in read_questions(file)]
-        gold = locate_answers(known, asked, max_answer=realm.config.max_answer)
+        gold = locate_answers(known, asked, candidates=candidates)
         given = _word_matches(known, gold, candidates=min(candidates, len(known))) if retriever == "bm25" else None
         index = index_for(realm, wordpieces, known, dtype=getattr(torch, refresh.dtype)) if frozen and given is None else None
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop, frozen=index)) as live:

@@ -14,44 +14,65 @@ from realmlm.artefact import locked, map_arrays, open_artefact, publish, save_ar
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch
-from realmlm.evaluate.matching import AnswerMatcher
+from realmlm.evaluate.matching import AnswerMatcher, Span, answer_spans
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
 
 _CHUNK = 1024  # passages a worker searches at once
+_RARE = 16  # passages to one candidate of a question, above which patterns are looked up when they are needed
 _FEW = 8  # chunks; fewer are searched here, sooner than workers could start
 
 
 class Gold:
     """Questions in wordpieces, and for each the passages and spans (in wordpieces of the passage) that equal an answer."""
 
-    def __init__(self, texts: list[str], questions: list[np.ndarray], answers: list[np.ndarray], arrays: dict[str, np.ndarray]) -> None:
-        self.texts, self.questions, self.answers = texts, questions, answers
+    def __init__(self, corpus: Corpus, asked: list[Question], answers: list[np.ndarray], arrays: dict[str, np.ndarray]) -> None:
+        """The i-th question's places are the rows borders[i] to borders[i + 1] of `passages` and `spans`; questions beyond the last border
+        have patterns that are looked for in a passage when it is asked about."""
+        self.texts, self.answers = [question.text for question in asked], answers
+        self.questions = [corpus.wordpieces.encode(text) for text in self.texts]
         self._borders, self._passages, self._spans = arrays["borders"], arrays["passages"], arrays["spans"]
+        self._corpus, self._asked = corpus, asked
+        self._looked_up: dict[tuple[int, int], np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self.questions)
 
     def holds(self, question: int, ids_C: Tensor) -> Tensor:
         """Which of these passages hold an answer of the question."""
+        if question >= len(self._borders) - 1:
+            return torch.tensor([len(self.spans(question, passage)) > 0 for passage in ids_C.tolist()])
         found, ids = self._passages[self._borders[question] : self._borders[question + 1]], ids_C.numpy()
         place = np.searchsorted(found, ids)  # found is ascending; np.isin would sort it at every step
         return torch.from_numpy((place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids))
 
     def spans(self, question: int, passage: int) -> np.ndarray:
         """Spans [n, 2] of the answers in a passage."""
+        if question >= len(self._borders) - 1:
+            return self._look_up(question, passage)
         first, last = self._borders[question], self._borders[question + 1]
         start, end = np.searchsorted(self._passages[first:last], [passage, passage + 1]) + first
         return self._spans[start:end]
 
+    def _look_up(self, question: int, passage: int) -> np.ndarray:
+        known = self._looked_up.get((question, passage))
+        if known is None:
+            found = answer_spans(self._corpus[passage].text, self._asked[question])
+            known = _in_wordpieces(self._corpus.token_chars(passage), found)
+            self._looked_up[question, passage] = known
+        return known
 
-def locate_answers(corpus: Corpus, questions: list[Question], *, max_answer: int) -> Gold:
+
+def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int | None = None) -> Gold:
     """Find every answer of every question in every passage; what was found is kept beside the corpus for the next run with these questions.
 
-    Questions whose answer stands nowhere are left out of training, and counted. Spans longer than `max_answer` wordpieces cannot be read
-    but still say that a passage is right.
+    Questions whose answer stands nowhere are left out of training, and counted. A pattern costs a hundred times what a string does: where
+    only a small part of the passages will be asked about (`candidates` for each question), patterns are looked up then and not before.
     """
     questions = [_worth_finding(question) for question in questions]
+    later = candidates is not None and candidates * _RARE < len(corpus)
+    patterns = [question for question in questions if question.is_regex and later]
+    questions = [question for question in questions if not (question.is_regex and later)]
     parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", "questions": _fingerprint(questions)}
     folder = corpus.folder / "answers" / f"{parents['questions'][:16]}-{corpus.edits}"
     with locked(folder.parent / f".{folder.name}.lock"):  # others may want the same at this moment
@@ -65,15 +86,24 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, max_answer: int
         raise Mismatch(f"{folder} was made for another corpus; remove it")
     arrays = map_arrays(folder / "answers.safetensors")
     found = np.unique(arrays["questions"])
-    if not len(found):
+    if not len(found) and not patterns:
         raise BadInput("none of the answers stands in the corpus: nothing to learn from; give questions about these documents")
     say(f"{len(found):,} of {len(questions):,} questions have an answer in the corpus")
+    if patterns:
+        say(f"{len(patterns):,} more have patterns, which are looked for in the passages that come up")
     borders = np.append(np.searchsorted(arrays["questions"], found), len(arrays["questions"]))
-    wordpieces = corpus.wordpieces
-    tokens = [wordpieces.encode(questions[number].text) for number in found]
     answers = [_first_answer(corpus, arrays, int(first), questions[number]) for number, first in zip(found, borders, strict=False)]
-    texts = [questions[number].text for number in found]
-    return Gold(texts, tokens, answers, {"borders": borders, "passages": arrays["passages"], "spans": arrays["spans"]})
+    answers += [np.zeros(0, dtype=np.int64)] * len(patterns)  # not known: nothing to learn by heart
+    asked = [*(questions[number] for number in found), *patterns]
+    return Gold(corpus, asked, answers, {"borders": borders, "passages": arrays["passages"], "spans": arrays["spans"]})
+
+
+def _in_wordpieces(chars_T2: np.ndarray, spans: list[Span]) -> np.ndarray:
+    """Spans of characters as spans of the wordpieces they touch [n, 2]; those that touch none are left out."""
+    starts_N, ends_N = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    firsts_N = np.searchsorted(chars_T2[:, 1], starts_N, side="right")
+    lasts_N = np.searchsorted(chars_T2[:, 0], ends_N, side="left")
+    return np.stack([firsts_N, lasts_N], axis=1)[firsts_N < lasts_N]
 
 
 def _worth_finding(question: Question) -> Question:
@@ -121,10 +151,7 @@ def _finder(folder: Path, edits: int, questions: list[Question]) -> Callable[[np
         for number in ids.tolist():
             chars_T2 = corpus.token_chars(number)
             for question, start, end in matcher.find(corpus[number].text):
-                first = int(np.searchsorted(chars_T2[:, 1], start, side="right"))
-                last = int(np.searchsorted(chars_T2[:, 0], end, side="left"))
-                if first < last:
-                    rows.append((question, number, first, last))
+                rows += [(question, number, first, last) for first, last in _in_wordpieces(chars_T2, [(start, end)]).tolist()]
         return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
     return find

@@ -93,7 +93,7 @@ def test_located_answers_are_the_answers(knowledge: Corpus, world: Path, tmp_pat
     from realmlm.corpus.questions import read_questions
 
     questions = read_questions(world / "questions-train.jsonl")[:60]
-    gold = locate_answers(knowledge, questions, max_answer=10)
+    gold = locate_answers(knowledge, questions)
     wordpieces = knowledge.wordpieces
     for number, question in enumerate(questions):
         ids = torch.from_numpy(knowledge.ids)

@@ -73,15 +73,15 @@ def test_edits_made_while_a_run_rests_do_not_change_it(
 def test_located_answers_belong_to_their_questions_and_edits(own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     text = own[3].text
     question = Question("what?", (text.split()[0],))
-    before = locate_answers(own, [question], max_answer=10)
+    before = locate_answers(own, [question])
     assert len(before.spans(0, 3))
     with monkeypatch.context() as patch:
         patch.setattr("realmlm.train.gold._locate", None)  # found before: not looked for again
-        locate_answers(own, [question], max_answer=10)
+        locate_answers(own, [question])
         with pytest.raises(TypeError):
-            locate_answers(own, [Question("what?", (text.split()[1],))], max_answer=10)
+            locate_answers(own, [Question("what?", (text.split()[1],))])
     edited, _ = own.edit(replace={3: Article("x", "Nothing of the old text.")})
-    assert not len(locate_answers(edited, [question], max_answer=10).spans(0, 3))
+    assert not len(locate_answers(edited, [question]).spans(0, 3))
 
 
 def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_the_best_place_alone() -> None:
 
 
 def asking(model: Realm, knowledge: Corpus, questions: list[Question], **settings: object) -> QuestionAnswering:
-    gold = locate_answers(knowledge, questions, max_answer=10)
+    gold = locate_answers(knowledge, questions)
     usual = {"read": 2, "read_gold": False, "candidates": 9, "objective": "marginal", "closed_book": 0.0, "frozen_index": True}
     given = settings.pop("given", None)
     if callable(given):
@@ -244,6 +244,42 @@ def test_a_reader_is_trained_on_matched_words(
 
 def test_answers_without_a_letter_are_not_looked_for(knowledge: Corpus, tmp_path: Path) -> None:
     word = knowledge[0].text.split()[0]
-    gold = locate_answers(knowledge, [Question("Who?", (".", word))], max_answer=10)
+    gold = locate_answers(knowledge, [Question("Who?", (".", word))])
     found = {knowledge.wordpieces.decode(knowledge.tokens(0)[a:b]) for a, b in gold.spans(0, 0).tolist()}
     assert found == {word.lower()}
+
+
+def test_patterns_are_looked_up_in_the_passages_that_come_up(knowledge: Corpus, tmp_path: Path) -> None:
+    """The same places, whether located before or when they are asked for."""
+    words = [knowledge[number].text.split()[1] for number in (0, 5, 9)]
+    questions = [Question(f"Which is it, {word}?", (f"{word}|nowhere at all",), is_regex=True) for word in words]
+    questions.insert(1, Question("Which?", (words[0],)))
+    before, later = locate_answers(knowledge, questions), locate_answers(knowledge, questions, candidates=2)
+    assert sorted(before.texts) == sorted(later.texts)
+    ids = torch.from_numpy(knowledge.ids[:60])
+    for number, text in enumerate(later.texts):
+        twin = before.texts.index(text)
+        assert torch.equal(later.holds(number, ids), before.holds(twin, ids))
+        assert all(later.spans(number, p).tolist() == before.spans(twin, p).tolist() for p in ids.tolist())
+    assert [len(answer) for answer in later.answers][1:] == [0, 0, 0]
+    only = locate_answers(knowledge, questions[2:], candidates=2)
+    assert len(only) == 2
+
+
+def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    rows = [f"{n}\tkind\tWhich is number {n}?\t{knowledge[n].text.split()[1]}" for n in range(12)]
+    (tmp_path / "asked.tsv").write_text("\n".join(rows) + "\n")
+    settings = Finetune(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=(tmp_path / "asked.tsv",),
+        out=tmp_path / "run",
+        read=2,
+        candidates=3,
+        optim=JointOptim(steps=2, batch=4),
+        loop=LOOP,
+    )
+    run_finetune(settings)
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["closed_book"] == 0
+    assert np.isfinite(row["loss"])
