@@ -78,8 +78,8 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     Replacing takes two renames: a kill just between them leaves nothing at `path`, never half of something.
     """
     path = Path(path)
-    if path.exists() and not replace:
-        raise ArtefactExists(f"{path} already exists; choose another place or remove it first")
+    if not replace:
+        refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     temporary.mkdir()
@@ -97,6 +97,12 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def refuse_existing(path: Path) -> None:
+    """What is to be made must not be there yet."""
+    if path.exists():
+        raise ArtefactExists(f"{path} already exists; choose another place or remove it first")
 
 
 @contextmanager

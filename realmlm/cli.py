@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from realmlm import __version__, config
-from realmlm.artefact import write_text
+from realmlm.artefact import refuse_existing, write_text
 from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
 from realmlm.log import say
 
@@ -72,21 +72,21 @@ def _spans(settings: config.Spans) -> None:
     from realmlm.corpus.spans import mark_spans, rule_tagger
     from realmlm.corpus.store import Corpus
     from realmlm.corpus.taggers import PhraseTagger, SpacyTagger, Tagger
-    from realmlm.device import pick_device
     from realmlm.parallel import default_workers
 
     corpus = Corpus.open(settings.corpus)
     tagger: Tagger
+    workers = settings.workers or default_workers()
     if settings.phrases is not None:
         tagger = PhraseTagger(_read_lines(settings.phrases))
     elif settings.learned is not None:
         from realmlm.model.tagger import LearnedTagger
 
         tagger = LearnedTagger(settings.learned)
+        workers = settings.workers or (1 if tagger.on_gpu else workers)  # one process keeps a GPU busy
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
-    on_gpu = settings.learned is not None and pick_device("auto").type == "cuda"  # then one process keeps it busy
-    spans = mark_spans(corpus, tagger, workers=settings.workers or (1 if on_gpu else default_workers()))
+    spans = mark_spans(corpus, tagger, workers=workers)
     say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
 
 
@@ -94,8 +94,7 @@ def _clozes(settings: config.Clozes) -> None:
     from realmlm.corpus.store import Corpus
     from realmlm.evaluate.clozes import make_clozes
 
-    if settings.out.exists():
-        raise ArtefactExists(f"{settings.out} already exists; choose another place or remove it first")
+    refuse_existing(settings.out)
     made = make_clozes(Corpus.open(settings.corpus), count=settings.count, max_query=settings.max_query, seed=settings.seed)
     rows = [{"id": item.id, "question": item.text, "answer": list(item.answers), "source": item.source} for item in made]
     settings.out.parent.mkdir(parents=True, exist_ok=True)
@@ -175,8 +174,8 @@ def _evaluate(settings: config.Evaluate) -> None:
 
     values = config.flat(settings)
     as_json, file = values.pop("json"), values.pop("report")
-    if file is not None and file.exists():
-        raise ArtefactExists(f"{file} already exists; choose another place or remove it first")
+    if file is not None:
+        refuse_existing(file)
     report = evaluate(**values)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -116,6 +116,15 @@ def masking(name: str, wordpieces: Wordpieces) -> Masking:
     raise BadInput(f"no masking scheme '{name}'; there are: {', '.join(NAMES)}")
 
 
+def window(tokens_L: np.ndarray, positions: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut a sentence to `length` wordpieces around its first mask; masks that do not fit are left out."""
+    if len(tokens_L) <= length:
+        return tokens_L, positions
+    start = int(np.clip(positions[0] - length // 2, 0, len(tokens_L) - length))
+    kept = positions[(positions >= start) & (positions < start + length)]
+    return tokens_L[start : start + length], kept - start
+
+
 def _budget(rate: float, length: int) -> int:
     return max(1, round(rate * length))
 

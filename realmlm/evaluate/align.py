@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from realmlm.artefact import write_text
+from realmlm.artefact import refuse_existing, write_text
 from realmlm.corpus.masking import SalientSpan
 from realmlm.corpus.questions import spread
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.errors import ArtefactExists, NotEnough
+from realmlm.errors import NotEnough
 from realmlm.log import progress
 from realmlm.model.answering import BATCH, Answerer
 from realmlm.model.marginal import marginal_log_likelihood, posterior
@@ -27,8 +26,7 @@ from realmlm.model.retrieval import LearnedRetriever, Query, check_readable, ind
 
 def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, limit: int | None, device: str) -> int:
     """Write the alignment as JSON lines; gives the number of sentences."""
-    if out.exists():
-        raise ArtefactExists(f"{out} already exists; choose another place or remove it first")
+    refuse_existing(out)
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     source = known if text is None else Corpus.open(text)
@@ -73,8 +71,7 @@ def _rows(answerer: Answerer, source: Corpus, sentences: Spans, numbers: list[in
     prior_BK = read.p_BK.log()
     log_p_B = marginal_log_likelihood(prior_BK, reading_BK)
     posterior_BK = posterior(prior_BK, reading_BK)
-    with torch.inference_mode():
-        columns = zip(read.p_BK.tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True)
+    columns = zip(read.p_BK.tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True)
     for row, (prior, after, reading, log_p) in enumerate(columns):
         ids: list[int | None] = [None, *retrieved.ids_BK[row].tolist()]
         passages = [

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from realmlm.corpus.masking import window
 from realmlm.corpus.questions import Question
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
@@ -63,9 +64,8 @@ def widen_masks(question: Question, wordpieces: Wordpieces, *, max_query: int) -
     places = np.flatnonzero(tokens == wordpieces.mask)
     if len(places) == 1:
         tokens = np.concatenate([tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]])
-    if len(tokens) > max_query and len(places):
-        start = int(np.clip(places[0] - max_query // 2, 0, len(tokens) - max_query))
-        tokens = tokens[start : start + max_query]
+    if len(places):
+        tokens, _ = window(tokens, places, max_query)
     return Query(question.text, tokens, source=question.source)
 
 

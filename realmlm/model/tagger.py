@@ -91,6 +91,10 @@ class LearnedTagger:
             raise ArtefactDamaged(f"{folder / 'model.safetensors'} cannot be loaded: {error}") from error
         self.model.to(pick_device(device)).eval()
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.model.head.weight.device.type == "cuda"
+
     def __reduce__(self) -> tuple[Any, ...]:  # a worker loads the model itself
         return LearnedTagger, (self._folder, self._device)
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realmlm.artefact import discard, publish
+from realmlm.artefact import discard, publish, refuse_existing
 from realmlm.corpus.build import write_articles
 from realmlm.corpus.store import MAX_CHARACTERS, Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactExists, BadInput, Mismatch
+from realmlm.errors import BadInput, Mismatch
 from realmlm.index.encode import SHARD
 from realmlm.index.store import ShardedBuild
 from realmlm.log import progress, say
@@ -51,8 +51,8 @@ def import_hf(
 ) -> Realm:
     """Join published checkpoints into one model at `out`; RealmForOpenQA's passages and vectors become a corpus with its index."""
     for place in (out, corpus):
-        if place is not None and place.exists():
-            raise ArtefactExists(f"{place} already exists; choose another place or remove it first")
+        if place is not None:
+            refuse_existing(place)
     if corpus is not None and (out.resolve().is_relative_to(corpus.resolve()) or corpus.resolve().is_relative_to(out.resolve())):
         raise BadInput("--out and --corpus are folders of their own; one cannot lie within the other")
     opened = [open_source(name) for name in sources]

@@ -165,7 +165,6 @@ def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, ba
         docs_url=None,
         redoc_url=None,
     )
-    app.state.worker, app.state.meters = worker, meters
     _handle_errors(app)
     _meter_and_limit(app, meters)
 

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from realmlm.corpus.masking import Masking, masking
+from realmlm.corpus.masking import Masking, masking, window
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.spans import Spans, all_sentences
 from realmlm.corpus.store import Corpus
@@ -95,15 +95,6 @@ class SentenceSource:
 def sources_of(hold_out: Path | None) -> set[int]:
     """The passages that held-out sentences come from."""
     return {question.source for question in read_questions(hold_out) if question.source is not None} if hold_out else set()
-
-
-def window(tokens_L: np.ndarray, positions: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut a sentence to `length` wordpieces around its first mask; masks that do not fit are left out."""
-    if len(tokens_L) <= length:
-        return tokens_L, positions
-    start = int(np.clip(positions[0] - length // 2, 0, len(tokens_L) - length))
-    kept = positions[(positions >= start) & (positions < start + length)]
-    return tokens_L[start : start + length], kept - start
 
 
 NULL_SHARE = 0.1  # of the reader's warm-up pairs

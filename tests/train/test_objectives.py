@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.config import JointOptim, Refresh
+from realmlm.corpus.masking import window
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
-from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions, window
+from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import learning_rate
 from tests.train.test_resume import joint_run
