@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo test test-slow encoders check bench clean
+.PHONY: help install demo world test test-slow encoders check bench clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -15,8 +15,11 @@ install: .venv/.installed ## make the environment (.venv) with everything the pr
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: install ## from text to answers with evidence on a fictional world, in minutes on a CPU
+demo: install ## questions answered from a small encyclopedia, then adapting to it, in minutes on a CPU; SERVE=1 leaves the page running
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash runs/demo.sh
+
+world: install ## from text to answers on a fictional world, everything trained from scratch, in minutes on a CPU
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash runs/world.sh
 
 test: install ## the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -q

@@ -12,6 +12,7 @@ from typing import Any
 
 from realmlm import __version__, config
 from realmlm.artefact import refuse_existing, write_text
+from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
 from realmlm.log import say
 
@@ -28,7 +29,10 @@ def _world(settings: config.World) -> None:
 def _corpus(settings: config.Corpus) -> None:
     from realmlm.corpus.build import build_corpus
 
-    corpus = build_corpus(**config.flat(settings))
+    values = config.flat(settings)
+    if settings.tokenizer == str(MINI):
+        values["tokenizer"] = str(model_place())
+    corpus = build_corpus(**values)
     counts = corpus.manifest.counts
     say(f"{settings.out}: {counts['passages']:,} passages of {counts['articles']:,} articles, {counts['wordpieces']:,} wordpieces")
 
@@ -55,16 +59,10 @@ def _edit(settings: config.Edit) -> None:
 def _passages(settings: config.Passages) -> None:
     from realmlm.corpus.store import Corpus
 
-    corpus = Corpus.open(settings.corpus)
-    wanted, shown = (settings.find or "").casefold(), 0
-    for number in corpus.ids.tolist():
-        passage = corpus[number]
-        if wanted in f"{passage.title} {passage.text} {passage.source}".casefold():
-            print(f"{number:8d}  {passage.title}  [{passage.source}]  {' '.join(passage.text.split())[:100]}")
-            shown += 1
-            if shown == settings.limit:
-                return
-    if not shown:
+    found = Corpus.open(settings.corpus).find(settings.find or "", limit=settings.limit)
+    for passage in found:
+        print(f"{passage.id:8d}  {passage.title}  [{passage.source}]  {' '.join(passage.text.split())[:100]}")
+    if not found:
         say(f"no passage of {settings.corpus} has '{settings.find}' in it")
 
 
@@ -91,14 +89,19 @@ def _spans(settings: config.Spans) -> None:
 
 
 def _clozes(settings: config.Clozes) -> None:
+    from realmlm.corpus.questions import write_questions
     from realmlm.corpus.store import Corpus
     from realmlm.evaluate.clozes import make_clozes
 
     refuse_existing(settings.out)
-    made = make_clozes(Corpus.open(settings.corpus), count=settings.count, max_query=settings.max_query, seed=settings.seed)
-    rows = [{"id": item.id, "question": item.text, "answer": list(item.answers), "source": item.source} for item in made]
-    settings.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    made = make_clozes(
+        Corpus.open(settings.corpus),
+        count=settings.count,
+        max_query=settings.max_query,
+        seed=settings.seed,
+        recurring=settings.recurring,
+    )
+    write_questions(settings.out, made)
     say(f"{settings.out}: {len(made):,} masked sentences; pretrain --hold-out and evaluate --questions take it")
 
 
@@ -169,6 +172,17 @@ def _finetune(settings: config.Finetune) -> None:
     run_finetune(settings)
 
 
+def _adapt(settings: config.Adapt) -> None:
+    from realmlm.train.adapt import run_adapt
+
+    verdict = run_adapt(settings)
+    print(verdict.table())
+    if verdict.kept:
+        say(f'better, and kept: realmlm ask "…" --docs {settings.docs} --model {settings.out / "model"}')
+    else:
+        say(f"not surely better, so nothing was kept: {settings.model} serves these documents as it is")
+
+
 def _evaluate(settings: config.Evaluate) -> None:
     from realmlm.evaluate.report import evaluate
 
@@ -187,6 +201,12 @@ def _align(settings: config.Align) -> None:
     from realmlm.evaluate.align import align
 
     say(f"{settings.out}: {align(**config.flat(settings)):,} sentences with the passages that explain them")
+
+
+def _report(settings: config.Report) -> None:
+    from realmlm.report.html import write_report
+
+    say(write_report(**config.flat(settings)))
 
 
 def _batch(settings: config.Batch) -> None:
@@ -208,7 +228,7 @@ def _batch(settings: config.Batch) -> None:
 
 
 def _ask(settings: config.Ask) -> None:
-    from realmlm.serve.engine import Engine, as_json, as_text
+    from realmlm.serve.engine import Engine, as_json
 
     engine = Engine(settings.model, settings.corpus, docs=settings.docs, index=settings.index, device=settings.device)
     if settings.fill is not None:
@@ -217,7 +237,7 @@ def _ask(settings: config.Ask) -> None:
         if not engine.model.config.trained_on_questions:
             say(f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
-    print(json.dumps(as_json(answer), ensure_ascii=False) if settings.json else as_text(answer))
+    print(json.dumps(as_json(answer), ensure_ascii=False) if settings.json else answer)
 
 
 def _serve(settings: config.Serve) -> None:
@@ -232,7 +252,8 @@ def _serve(settings: config.Serve) -> None:
         say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({len(engine.corpus):,} passages; Ctrl-C stops)")
     app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
-    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=30)
+    limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}  # s; clients give up an idle connection before we do
+    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", **limits)
 
 
 def _refuse(error: BadInput) -> None:
@@ -264,8 +285,10 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "index": (config.Index, _index),
     "import-hf": (config.ImportHf, _import_hf),
     "export-hf": (config.ExportHf, _export_hf),
+    "adapt": (config.Adapt, _adapt),
     "evaluate": (config.Evaluate, _evaluate),
     "align": (config.Align, _align),
+    "report": (config.Report, _report),
     "ask": (config.Ask, _ask),
     "serve": (config.Serve, _serve),
     "graft": (config.Graft, _graft),
@@ -337,6 +360,8 @@ def run_command(name: str, arguments: list[str]) -> None:
         raise BadInput(f"no command '{name}'; there are: {', '.join(COMMANDS)}")
     kind, work = COMMANDS[name]
     settings = parse(name, kind, arguments)
+    if hasattr(settings, "model"):
+        settings = dataclasses.replace(settings, model=model_place(settings.model))
     if name in RESUMABLE and any(argument.startswith("--resume") for argument in arguments):
         from realmlm.train.run import amend_run
 

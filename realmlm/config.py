@@ -4,11 +4,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from realmlm.config_model import Compress, ExportHf, Finetune, Graft, ImportHf, Index, Model, Pretrain, Tagger, Warmup
+from realmlm.bundled import MINI
+from realmlm.config_model import Adapt, Compress, ExportHf, Finetune, Graft, ImportHf, Index, Model, Pretrain, Tagger, Warmup
 from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, arg, check, optional
 
 # Commands that make or train a model stand in config_model.py; here are those around it.
 __all__ = [
+    "Adapt",
     "Compress",
     "ExportHf",
     "Finetune",
@@ -46,11 +48,11 @@ class Corpus:
     """Turn documents into a corpus: passages, cut on sentence borders and tokenised once."""
 
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE_OR_FOLDER …", help_behavior_hint="(required)")]]
-    """Files and folders: .txt .md .html .jsonl .csv .tsv, MediaWiki .xml; also .gz .bz2 .xz of these."""
+    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also .gz .bz2 .xz of these."""
     out: Path
     """Folder to make."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None
-    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model."""
+    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model (mini, or one of the hub)."""
     train_tokenizer: Annotated[int | None, optional("N")] = None
     """Train a tokenizer of this many wordpieces on the documents instead."""
     max_wordpieces: int = 288
@@ -145,6 +147,8 @@ class Clozes:
     """How many; at most one of a passage."""
     max_query: int = 64
     """Longest sentence in wordpieces."""
+    recurring: bool = False
+    """Hide only words that are marked in another passage too, so that there is one to find."""
     seed: int = 0
     """Another seed, other sentences."""
 
@@ -156,8 +160,8 @@ class Clozes:
 class Evaluate:
     """Measure a model on questions: exact match, F1, recall of passages with the answer, each with a 95% interval."""
 
-    model: Path
-    """The model."""
+    model: Path = MINI
+    """The model; mini is the one that comes with realmlm."""
     corpus: Path
     """The corpus that is searched."""
     questions: Path
@@ -190,7 +194,7 @@ class Evaluate:
 class Align:
     """Say for the sentences of a text which passages explain them: the alignment of X and Z that pre-training finds by itself."""
 
-    model: Path
+    model: Path = MINI
     """The model, pre-trained."""
     corpus: Path
     """The corpus Z that is searched."""
@@ -210,6 +214,32 @@ class Align:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write a report as one HTML file: curves of runs over one another, evaluation tables, what was retrieved before and after."""
+
+    runs: Positional[Annotated[tuple[Path, ...], optional("RUN …")]] = ()
+    """Folders of training runs."""
+    out: Path
+    """File to make."""
+    evaluations: Annotated[tuple[Path, ...], optional("PATH …")] = ()
+    """Reports that `evaluate --report` wrote; a row of the table each."""
+    before: Annotated[Path | None, optional("PATH")] = None
+    """Predictions that `evaluate --predictions` wrote, of the model before."""
+    after: Annotated[Path | None, optional("PATH")] = None
+    """Predictions for the same questions, of the model after."""
+    examples: int = 6
+    """Questions shown whose answer came nearer between the two, and as many from which it moved away."""
+
+    def __post_init__(self) -> None:
+        check((self.before is None) == (self.after is None), "--before FILE and --after FILE go together")
+        check(
+            bool(self.runs or self.evaluations or self.before is not None),
+            "nothing to report: name runs, --evaluations FILE, or --before FILE --after FILE",
+        )
+        check(self.examples >= 1, f"examples must be 1 or more, not {self.examples}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """Run the commands of a file one after the other in one process; what is there already is not made again."""
 
@@ -225,12 +255,13 @@ class Ask:
 
     question: Positional[Annotated[str | None, optional("QUESTION")]] = None
     """The question."""
-    model: Path
-    """The model."""
+    model: Path = MINI
+    """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus that is searched."""
     docs: Annotated[Path | None, optional("PATH")] = None
-    """A folder of documents instead; what is made of it is kept in a cache, and only what changed is made again."""
+    """A folder or file of documents instead; what is made of it is kept in a cache, and only what changed is made again. pocket is the
+    small encyclopedia that comes with realmlm."""
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
     fill: Annotated[str | None, optional("TEXT")] = None
@@ -254,8 +285,8 @@ class Ask:
 class Serve:
     """Answer over HTTP: questions of many people at once, passages that can be changed, a page at the same address."""
 
-    model: Path
-    """The model."""
+    model: Path = MINI
+    """The model; mini is the one that comes with realmlm."""
     corpus: Path
     """The corpus that is searched; changes made through the service are kept in it."""
     index: Annotated[Path | None, optional("PATH")] = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from realmlm.bundled import MINI
 from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, arg, check, optional
 
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
@@ -41,8 +42,11 @@ class Model:
     """Wordpieces of a query that are read."""
     max_answer: int = 10
     """Longest answer span in wordpieces."""
-    reading: Literal["paper", "released"] = "paper"
-    """How spans of several passages are weighed: within each passage, or all together as in the authors' released code."""
+    reading: Literal["paper", "together", "released"] = "paper"
+    """How spans of several passages are weighed: within each passage, or all together; the authors' released code does the latter and
+    answers with the best single span, where the others add up all places of an answer."""
+    read_titles: bool = False
+    """The reader reads a passage's title before its body; the paper's reads the body alone."""
     freeze_embeddings: bool = False
     """Word embeddings never learn: a checkpoint's stay the same in towers and reader, and are stored once when compressed."""
     seed: int = 0
@@ -149,8 +153,8 @@ class ExportHf:
 class Index:
     """Embed a corpus with a model's document tower and write the index that is searched."""
 
-    model: Path
-    """The model."""
+    model: Path = MINI
+    """The model; mini is the one that comes with realmlm."""
     corpus: Path
     """The corpus."""
     out: Annotated[Path | None, optional("PATH")] = None
@@ -167,7 +171,7 @@ class Index:
 class Warmup:
     """Prepare a model for joint training: the reader learns to read passages (masked LM), the retriever to find them (ICT)."""
 
-    model: Annotated[Path, arg(aliases=("--from",))]
+    model: Annotated[Path, arg(aliases=("--from",))] = MINI
     """The model to begin with."""
     corpus: Path
     """The corpus; its spans are needed where masks are salient."""
@@ -198,7 +202,7 @@ class Warmup:
 class Pretrain:
     """Train retriever and reader together on text alone: masked LM through the search, the index refreshed as it goes."""
 
-    model: Annotated[Path, arg(aliases=("--from",))]
+    model: Annotated[Path, arg(aliases=("--from",))] = MINI
     """The model, warmed up."""
     corpus: Path
     """The knowledge Z that is searched."""
@@ -235,10 +239,33 @@ class Pretrain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapt:
+    """Adapt a model to your own documents in minutes, without labels or with your questions; it is kept only if it got better."""
+
+    docs: Path
+    """Folder or file of documents."""
+    out: Path
+    """Folder to make; the adapted model stands in its `model/`, if it was kept."""
+    model: Path = MINI
+    """The model to begin with; mini is the one that comes with realmlm."""
+    questions: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
+    """Files of your own questions with answers: the model is fine-tuned on them; one in five is held out."""
+    minutes: float = 4.0
+    """About how long to train on this machine."""
+    seed: int = 0
+    """Seed of what is held out and of the order."""
+    device: str = "auto"
+    """Where to train."""
+
+    def __post_init__(self) -> None:
+        check(self.minutes > 0, f"minutes must be more than 0, not {self.minutes}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finetune:
     """Train a model to answer questions from the passages it retrieves."""
 
-    model: Annotated[Path, arg(aliases=("--from",))]
+    model: Annotated[Path, arg(aliases=("--from",))] = MINI
     """The model, pre-trained."""
     corpus: Path
     """The corpus that is searched."""

@@ -80,6 +80,8 @@ class Loop:
     """bfloat16 autocast on a GPU."""
     threads: int = 0
     """CPU threads of the trainer; 0 leaves torch's choice, less one where a refresher runs beside it on the CPU."""
+    workers: Annotated[int | None, optional("N")] = None
+    """Processes that put batches together ahead of their use; default: some beside a GPU, none on a CPU."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time; new indexes are swapped in at fixed steps."""
 
@@ -88,6 +90,7 @@ class Loop:
         check(self.checkpoint_every >= 1, f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}")
         check(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
         check(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
+        check(self.workers is None or self.workers >= 0, f"loop.workers must be 0 or more, not {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,26 +18,26 @@ train=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 
 case $track in
 clean)
-  tokenizer="--train-tokenizer 16000"
-  shape="--layers 6 --hidden 512 --heads 8 --projection 128"
+  passages="--train-tokenizer 16000 --max-passages 5"
+  shape="--layers 6 --hidden 384 --heads 6 --projection 128"
   reader="--reader.steps $(scaled 4000) --reader.batch $(scaled 256) --reader.lr 1e-3"
   retriever="--retriever.steps $(scaled 1000) --retriever.batch $(scaled 2048) --retriever.lr 5e-4"
   rates="--optim.lr 3e-4 --optim.retriever-lr 1e-4"
   ;;
 warm)
-  tokenizer="--tokenizer $ENCODER"
+  passages="--tokenizer $ENCODER"
   shape="--checkpoint $ENCODER --projection 384 --freeze-embeddings"
-  reader="--reader.steps $(scaled 4000) --reader.batch $(scaled 128) --reader.lr 3e-4"
+  reader="--reader.steps $(scaled 6000) --reader.batch $(scaled 256) --reader.lr 4e-4"
   retriever="--retriever.steps 0"
   rates="--optim.lr 1e-4 --optim.retriever-lr 1e-5"
   ;;
 esac
 
 {
-  echo "corpus $data/articles --out $out/corpus $tokenizer --max-wordpieces 128"
+  echo "corpus $data/articles --out $out/corpus $passages --max-wordpieces 128"
   [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
   echo "clozes $out/corpus --out $out/held-out.jsonl --count $(scaled 2000)"
-  echo "model --corpus $out/corpus --out $out/begin $shape --pooling mean --reading released --seed $seed"
+  echo "model --corpus $out/corpus --out $out/begin $shape --pooling mean --reading together --read-titles --seed $seed"
   echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup --pairing recurring --pointing 1 $held $reader $retriever $loop"
   echo "pretrain --from $out/warmup/model --corpus $out/corpus --out $out/pretrain $held --optim.steps $(scaled 1500) --optim.batch $(scaled 128) $rates --freeze-retriever $(scaled 100) --refresh.every-steps $(scaled 100) $loop"
   for model in warmup pretrain; do
@@ -46,7 +46,7 @@ esac
       name=$(basename "${file%%-train.*}")
       echo "evaluate --model $out/$model/model --corpus $out/corpus --questions $file --read 0 --report $out/reports/$model-zero-shot-$name.json --predictions $out/predictions/$model-zero-shot-$name.jsonl"
     done
-    echo "finetune --from $out/$model/model --corpus $out/corpus --questions $train --out $out/questions-$model --read 8 --read-gold --candidates 100 --query projection --closed-book 0.02 --optim.steps $(scaled 1200) --optim.batch $(scaled 64) --optim.lr 1e-4 --optim.retriever-lr 1e-4 $loop"
+    echo "finetune --from $out/$model/model --corpus $out/corpus --questions $train --out $out/questions-$model --read 8 --read-gold --candidates 100 --query projection --closed-book 0.02 --optim.steps $(scaled 950) --optim.batch $(scaled 64) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop"
     for file in "$data"/questions/*-dev.*; do
       name=$(basename "${file%%-dev.*}")
       echo "evaluate --model $out/questions-$model/model --corpus $out/corpus --questions $file --read 20 --report $out/reports/questions-$model-$name.json --predictions $out/predictions/questions-$model-$name.jsonl"

@@ -103,6 +103,8 @@ EXAMPLES = [
     config.Graft(towers=HERE, reader=HERE, out=HERE),
     config.Compress(model=HERE, out=HERE, dtype="float16"),
     config.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
+    config.Report(runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3),
+    config.Adapt(docs=HERE, out=HERE, model=HERE, questions=(HERE, HERE / "q"), minutes=0.5, seed=3, device="cpu"),
     config.Batch(file=HERE, log=HERE),
     config.Serve(
         **PLACES, index=HERE, host="0.0.0.0", port=80, token="a long one", runs=(HERE, HERE / "r"), queue=3, batch=2, device="cpu"
@@ -165,7 +167,7 @@ def test_resume_takes_the_runs_own_record_and_flags_go_before_it(tmp_path: Path)
 # --- from end to end ----------------------------------------------------------------------------------------------------------------------
 
 PASSAGES = 30
-EVIDENCE = {"title", "passage", "passage_id", "start", "end", "retrieval_probability", "reading_probability"}
+EVIDENCE = {"title", "passage", "passage_id", "file", "start", "end", "retrieval_probability", "reading_probability"}
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory, world: Path, knowledge: Corpu
     for name in ("notes", "empty", "papers"):
         (folder / name).mkdir()
     (folder / "notes" / "ferry.txt").write_text(NOTE)
-    (folder / "papers" / "thesis.pdf").write_bytes(b"%PDF-1.7 \xe2\xe3")
-    (folder / "letter.docx").write_bytes(b"PK\x03\x04")
+    (folder / "papers" / "thesis.odt").write_bytes(b"%PDF-1.7 \xe2\xe3")
+    (folder / "letter.odt").write_bytes(b"PK\x03\x04")
     (folder / "photo.txt").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xd8" * 9)
     (folder / "zeros.txt").write_bytes(bytes(64))
     (folder / "broken.jsonl").write_text('{"title": "a", "text": "A whole line."}\n{"title": \n')
@@ -61,7 +61,7 @@ WITHOUT_RUN = [
     ("corpus {desk}/gone --out {out} --train-tokenizer 300", r"desk\d*/gone does not exist; correct it, or"),
     ("corpus {desk}/empty --out {out} --train-tokenizer 300", r"empty holds no file that can be read; kinds read are \.txt"),
     ("corpus {desk}/papers --out {out} --train-tokenizer 300", r"papers holds no file that can be read; kinds read are \.txt"),
-    ("corpus {desk}/letter.docx --out {out} --train-tokenizer 300", r"letter\.docx is of a kind that cannot be read; kinds read are \.txt"),
+    ("corpus {desk}/letter.odt --out {out} --train-tokenizer 300", r"letter\.odt is of a kind that cannot be read; kinds read are \.txt"),
     ("corpus {desk}/photo.txt --out {out} --train-tokenizer 300", r"photo\.txt, line 1: byte 0x89 is not UTF-8; convert the file"),
     ("corpus {desk}/zeros.txt --out {out} --tokenizer {desk}/world", r"zeros\.txt: holds NUL bytes: it is not a text"),
     ("corpus {desk}/nothing.txt --out {out} --train-tokenizer 300", r"nothing\.txt: has no text; correct it, or leave such input out"),
@@ -78,7 +78,7 @@ WITHOUT_RUN = [
     ("edit {desk}/bare", r"nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT"),
     ("edit {desk}/bare --replace 0", r"--replace ID and --text TEXT go together"),
     ("edit {desk}/bare --remove 999", r"no passage 999 in .*bare: ids go from 0, .* `realmlm ask` shows"),
-    ("edit {desk}/bare --add {desk}/letter.docx", r"letter\.docx is of a kind that cannot be read.*; the corpus is unchanged"),
+    ("edit {desk}/bare --add {desk}/letter.odt", r"letter\.odt is of a kind that cannot be read.*; the corpus is unchanged"),
     ("spans {desk}/notes", r"no corpus in .*/notes: it has no manifest\.json; make one: realmlm corpus"),
     ("spans {desk}/bare --tagger phrases", r"--tagger phrases and --phrases FILE go together"),
     ("spans {desk}/bare --tagger phrases --phrases {desk}/gone.txt", r"gone\.txt cannot be read as UTF-8 text.*; check the path"),
@@ -108,8 +108,7 @@ WITHOUT_RUN = [
         "ask --fill 'No gap' --read 1 --model {desk}/model --corpus {desk}/bare",
         r'"No gap" has no \[MASK\] among its first 32 .*; write one',
     ),
-    ("ask Who? --model {desk}/model --corpus {desk}/bare", r"5 passages cannot be read, the corpus has 1; choose --read between"),
-    ("ask Who? --read 0 --model {desk}/model --corpus {desk}/bare", r"0 passages cannot be read, the corpus has 1; choose --read"),
+    ("ask Who? --read 0 --model {desk}/model --corpus {desk}/bare", r"0 passages cannot be read; choose --read 1 or more"),
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl", r"5 passages cannot be read, .*; lower --read"),
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl --read -1", r"read must be 0 or more, not -1"),
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/gone --read 1", r"gone: no such question file; check the path"),

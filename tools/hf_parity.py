@@ -157,8 +157,7 @@ def _pretraining(model: Realm, wordpieces: Wordpieces, given: dict[str, Any], ex
 def _reading(model: Realm, wordpieces: Wordpieces, inputs: dict[str, Any], expected: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
     bodies = _arrays(inputs["reading"]["bodies"])
     questions = _arrays([inputs["reading"]["question"]]) * len(bodies)
-    limits = {"max_query": model.config.max_query, "max_length": model.config.max_joint}
-    joint = reader_inputs(questions, bodies, wordpieces, **limits)
+    joint = reader_inputs(questions, bodies, wordpieces, max_query=model.config.max_query, max_length=model.config.max_joint)
     scores_KLW, allowed_KLW = model.reader.spans(joint)
     yield "span scores", max(_span_differences(scores_KLW, allowed_KLW, expected["span_logits"]))
     relevance_S = expected["reader_relevance"].clone().requires_grad_()

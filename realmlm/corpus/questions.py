@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from realmlm.artefact import write_text
 from realmlm.errors import BadInput
 
 FORMATS = """\
@@ -73,6 +74,17 @@ def read_questions(path: str | Path) -> list[Question]:
     if not questions:
         raise BadInput(f"{path}: no question in it; accepted are\n{FORMATS}")
     return questions
+
+
+def write_questions(path: Path, questions: Iterable[Question]) -> None:
+    """As JSON lines that `read_questions` reads; answers must be strings, not patterns."""
+    rows = []
+    for question in questions:
+        assert not question.is_regex
+        source = {} if question.source is None else {"source": question.source}
+        rows.append({"id": question.id, "question": question.text, "answer": list(question.answers), **source})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _read_text(path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from xml.parsers import expat
 
 from realmlm.corpus.markup import HIDDEN_LINKS, html_to_text, markdown_to_text, wiki_to_text
+from realmlm.corpus.office import LARGEST, Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.store import Article
 from realmlm.errors import BadInput
 
@@ -167,11 +168,37 @@ def _read_html(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 def _read_document(reading: _Reading, stream: BinaryIO, plain: Callable[[str], tuple[str, str]]) -> Iterator[Article]:
     marked = reading.decode(stream.read())
     if marked is not None:
-        title, text = plain(marked)
-        first, _, rest = text.partition("\n")
-        if rest.strip() and " ".join(first.split()) == title:  # the heading is the title: it need not be said twice
-            text = rest.strip("\n")
-        yield from reading.article(title or _stem(reading.file), text)
+        yield from _titled(reading, *plain(marked))
+
+
+def _read_pdf(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    yield from _read_office(reading, stream, pdf_to_text)
+
+
+def _read_word(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    yield from _read_office(reading, stream, word_to_text)
+
+
+def _read_office(reading: _Reading, stream: BinaryIO, plain: Callable[[bytes], tuple[str, str]]) -> Iterator[Article]:
+    data = stream.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        return reading.bad(f"is larger than {LARGEST >> 20} MiB; split it")
+    if not data:
+        return reading.bad("is empty")
+    try:
+        title, text = plain(data)
+    except Unreadable as error:
+        return reading.bad(str(error))
+    yield from _titled(reading, title, text)
+
+
+def _titled(reading: _Reading, title: str, text: str) -> Iterator[Article]:
+    """The article of a document: by its title, or else its file's name."""
+    title = " ".join(title.split())
+    first, _, rest = text.partition("\n")
+    if rest.strip() and " ".join(first.split()) == title:  # the heading is the title: it need not be said twice
+        text = rest.strip("\n")
+    yield from reading.article(title or _stem(reading.file), text)
 
 
 def _stem(file: SourceFile) -> str:
@@ -339,4 +366,6 @@ _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".xml": _read_dump,
+    ".pdf": _read_pdf,
+    ".docx": _read_word,
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
@@ -73,10 +74,32 @@ class Spans:
         rows = (array[kept_N] for array in (self._passages_N, self._bounds_N2, self._firsts_N, self._pasts_N))
         return Spans(*rows, spans_M2=self._spans_M2)
 
+    def recurring(self, corpus: Corpus) -> "Spans":
+        """Only the spans whose words are marked in another passage too: what else is hidden, no other passage can tell."""
+        counts_N = self._pasts_N - self._firsts_N
+        owners_M = np.repeat(np.arange(len(self)), counts_N)
+        passages_M = self._passages_N[owners_M]
+        spans_M2 = np.concatenate([self._spans_M2[:0], *map(self._marked, range(len(self)))])
+        words = (
+            crc32(corpus.tokens(passage)[start:end].tobytes())
+            for passage, (start, end) in zip(passages_M.tolist(), spans_M2.tolist(), strict=True)
+        )
+        words_M = np.fromiter(words, dtype=np.int64, count=len(spans_M2))
+        once_per_passage = np.unique(np.stack([words_M, passages_M], axis=1), axis=0)[:, 0]
+        known, passages = np.unique(once_per_passage, return_counts=True)
+        kept_M = np.isin(words_M, known[passages > 1])
+        pasts_N = np.cumsum(np.bincount(owners_M[kept_M], minlength=len(self)))
+        firsts_N = np.concatenate([np.zeros(1, dtype=np.int64), pasts_N[:-1]])
+        some_N = pasts_N > firsts_N
+        rows = (array[some_N] for array in (self._passages_N, self._bounds_N2, firsts_N, pasts_N))
+        return Spans(*rows, spans_M2=spans_M2[kept_M])
+
+    def _marked(self, number: int) -> np.ndarray:
+        return self._spans_M2[self._firsts_N[number] : self._pasts_N[number]]
+
     def __getitem__(self, number: int) -> MarkedSentence:
         start, end = self._bounds_N2[number].tolist()
-        spans_n2 = self._spans_M2[self._firsts_N[number] : self._pasts_N[number]].astype(np.int64)
-        return MarkedSentence(int(self._passages_N[number]), start, end, spans_n2 - start)
+        return MarkedSentence(int(self._passages_N[number]), start, end, self._marked(number).astype(np.int64) - start)
 
 
 def _changed(corpus: Corpus, marked_edits: int) -> list[int]:

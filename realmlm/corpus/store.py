@@ -7,7 +7,7 @@ in `edits/`, each of the same form plus the ids it adds, replaces or removes; op
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from realmlm.errors import ArtefactDamaged, BadInput
 
 # P passages, A articles, T wordpieces
 
+CONTENT_MARK = " #"  # in a source between the file's name and the checksum of what it contained
 MAX_TITLE = 32  # wordpieces of a title that are kept
 MAX_CHARACTERS = 2**16 - 1  # of a passage: character offsets of wordpieces are stored in 16 bits
 
@@ -39,6 +40,11 @@ class Passage:
     title: str
     text: str
     source: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file it comes from, without the checksum that a source may carry."""
+        return self.source.rpartition(CONTENT_MARK)[0] or self.source
 
 
 @dataclass(frozen=True)
@@ -222,6 +228,14 @@ class Corpus:
     def __getitem__(self, number: int) -> Passage:
         segment, row = self._place(number)
         return Passage(id=int(number), title=segment.title(row), text=segment.text(row), source=segment.source(row))
+
+    def find(self, text: str, *, limit: int) -> list[Passage]:
+        """The first `limit` passages with this in title, text or source, upper and lower case alike, in the order of their ids."""
+        if limit < 1:
+            raise BadInput(f"{limit} passages cannot be shown; choose a limit of 1 or more")
+        wanted = text.casefold()
+        passages = (self[number] for number in self.ids.tolist())
+        return list(islice((p for p in passages if any(wanted in part.casefold() for part in (p.title, p.text, p.source))), limit))
 
     def source(self, number: int) -> str:
         """Where the passage comes from."""

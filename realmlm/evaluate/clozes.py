@@ -28,9 +28,13 @@ class ClozeResult:
     gold_first: bool
 
 
-def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int) -> list[Question]:
-    """Masked sentences to hold out: at most one of a passage, one of its marked spans hidden, the passage itself named as their source."""
+def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurring: bool = False) -> list[Question]:
+    """Masked sentences to hold out: at most one of a passage, one of its marked spans hidden, the passage itself named as their source.
+
+    With `recurring` only spans are hidden whose words are marked in another passage too.
+    """
     spans, rng = Spans.open(corpus), np.random.default_rng(seed)
+    spans = spans.recurring(corpus) if recurring else spans
     clozes: list[Question] = []
     seen: set[int] = set()
     for number in rng.permutation(len(spans)).tolist():

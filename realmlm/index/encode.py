@@ -1,5 +1,7 @@
 """From passages to an index: embed with an `encode` callable, shard by shard, so that a build that was cut off goes on."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +15,7 @@ from realmlm.index.store import ShardedBuild
 from realmlm.log import progress
 
 SHARD = 65_536  # passages; at 128 × 2 bytes a shard is 16 MiB
-_AT_ONCE = 32_768  # wordpieces of one call of encode; a GPU is given more
+_AT_ONCE = 4_096  # wordpieces of one call of encode: of more, a CPU's cache holds too little; a GPU is given more
 _AT_ONCE_GPU = 262_144
 
 
@@ -27,10 +29,16 @@ class Encode(Protocol):
     def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor: ...
 
 
-def embed_passages(corpus: Corpus, ids: np.ndarray, encode: Encode, *, dtype: torch.dtype) -> Tensor:
+def _nothing(_: int) -> None: ...
+
+
+def embed_passages(
+    corpus: Corpus, ids: np.ndarray, encode: Encode, *, dtype: torch.dtype, on_done: Callable[[int], None] = _nothing
+) -> Tensor:
     """Vectors of the given passages, in their order, on the CPU. Passages of like length are encoded together: little is spent on padding.
 
-    On a GPU nothing waits for a vector before the last: the next batch is put together while it works.
+    `on_done` hears how many more were encoded. On a GPU nothing waits for a vector before the last: the next batch is put together while
+    it works.
     """
     lengths = np.array([len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids], dtype=np.int64)
     order, parts, first = np.argsort(-lengths, kind="stable"), [torch.empty(0, encode.dim, dtype=dtype, device=encode.device)], 0
@@ -39,6 +47,7 @@ def embed_passages(corpus: Corpus, ids: np.ndarray, encode: Encode, *, dtype: to
         chosen = ids[order[first : first + max(1, at_once // int(lengths[order[first]]))]].tolist()
         parts.append(encode([corpus.title_tokens(number) for number in chosen], [corpus.tokens(number) for number in chosen]).to(dtype))
         first += len(chosen)
+        on_done(len(chosen))
     vectors = torch.empty(len(ids), encode.dim, dtype=dtype)
     vectors[torch.from_numpy(order)] = torch.cat(parts).cpu()
     return vectors
@@ -74,21 +83,16 @@ def build_index(
         "step": step,
     }
     build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
-    if quiet:
-        for number in build.missing():
-            _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype, known)
-    else:
-        with progress("embedding", len(ids), unit="passages") as bar:
-            missing = build.missing()
-            bar.advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
-            for number in missing:
-                _put(build, number, corpus, ids[borders[number] : borders[number + 1]], encode, dtype, known)
-                bar.advance(borders[number + 1] - borders[number])
+    missing = build.missing()
+    with nullcontext() if quiet else progress("embedding", len(ids), unit="passages") as bar:
+        advance = bar.advance if bar else _nothing
+        advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
+        for number in missing:
+            part = ids[borders[number] : borders[number + 1]]
+            taken = torch.from_numpy(part)
+            if known is None:
+                build.put(number, taken, embed_passages(corpus, part, encode, dtype=dtype, on_done=advance))
+            else:
+                build.put(number, taken, known.vectors(taken).to(dtype))
+                advance(len(part))
     build.publish(path, queries_QD=queries_QD)
-
-
-def _put(
-    build: ShardedBuild, number: int, corpus: Corpus, ids: np.ndarray, encode: Encode, dtype: torch.dtype, known: Index | None
-) -> None:
-    taken = torch.from_numpy(ids)
-    build.put(number, taken, embed_passages(corpus, ids, encode, dtype=dtype) if known is None else known.vectors(taken).to(dtype))

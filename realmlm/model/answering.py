@@ -7,15 +7,17 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.model.inputs import NULL, Inputs, reader_inputs
+from realmlm.model.inputs import Inputs, joint_inputs
 from realmlm.model.marginal import span_log_probabilities, weighed_together
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import Query, Retrieved, Retriever
@@ -24,6 +26,7 @@ SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 OTHERS = 5  # answers named beside the best
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 BATCH = 16
+AT_ONCE = 1024  # wordpieces a CPU reads at once: of more, what the span head holds leaves its cache (benchmarks/serve_load.py)
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,23 @@ class Evidence:
     end: int | None
     retrieval_probability: float
     reading_probability: float
+    file: str = ""
+
+    def where(self) -> str:
+        """Title, id and file of the passage."""
+        return f"{self.title or 'passage'} ({self.passage_id})" + f", {self.file}" * bool(self.file)
+
+    def quote(self, *, most: int = 240) -> tuple[str, str, str]:
+        """The sentence that the answer stands in, as what comes before it, the answer, what comes after; else the passage's beginning."""
+        text = self.passage.replace("\n", " ")
+        if self.start is None or self.end is None:
+            return text[:most] + "…" * (len(text) > most), "", ""
+        first, last = next(((a, b) for a, b in split_sentences(self.passage) if a <= self.start < b), (self.start, self.end))
+        first, last = max(first, self.start - most), min(max(last, self.end), self.end + most)
+        return text[first : self.start], text[self.start : self.end], text[self.end : last]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """An answer, p(y|x), and the passages it was read from, best retrieved first."""
 
@@ -48,6 +65,33 @@ class Answer:
     evidence: tuple[Evidence, ...]
     others: tuple[tuple[str, float], ...] = ()
     """The next likeliest answers with p(y|x); none for masked sentences."""
+
+    def __str__(self) -> str:
+        """For a terminal: the words, how sure, and where they stand."""
+        lines = [f"{self.answer or '(no answer)'}   p = {self.probability:.3f}", ""]
+        for evidence in self.evidence:
+            numbers = f"p(z|x) {evidence.retrieval_probability:.3f}   p(y|z,x) {evidence.reading_probability:.3f}"
+            if evidence.passage_id is None:
+                lines.append(f"  {numbers}   without reading anything")
+                continue
+            before, span, after = evidence.quote()
+            lines.append(f"  {numbers}   {evidence.where()}")
+            lines.append(f"      {before}{f'»{span}«' if span else ''}{after}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the same, the answer marked where it stands and the probabilities as bars."""
+        rows = [f"<b>{escape(self.answer or '(no answer)')}</b> &nbsp; p = {self.probability:.3f}"]
+        for evidence in self.evidence:
+            before, span, after = map(escape, evidence.quote())
+            bars = _bar("p(z|x)", evidence.retrieval_probability) + _bar("p(y|z,x)", evidence.reading_probability)
+            known = evidence.passage_id is not None
+            title = escape(evidence.where()) if known else "without reading anything"
+            mark = f'<mark style="background:#ffe59a;color:#1d2329">{span}</mark>' if span else ""
+            rows.append(f'{bars}<b>{title}</b><div style="margin-left:1em">{before}{mark}{after}</div>')
+        return "".join(f'<div style="margin:.4em 0;text-align:left">{row}</div>' for row in rows)
 
 
 @dataclass(frozen=True)
@@ -105,60 +149,75 @@ class Answerer:
         if retrieved.ids_BK.shape[1] == 0:
             return [self._closed_book(query) for query in queries]
         k = retrieved.ids_BK.shape[1]
-        bodies = [self.corpus.tokens(number) for row in retrieved.ids_BK.tolist() for number in row]
-        inputs = self._joint([query.tokens for query in queries for _ in range(k)], bodies)
-        scores_NLW, allowed_NLW = (tensor.cpu() for tensor in self.model.reader.spans(inputs))
-        log_NLW = span_log_probabilities(scores_NLW, allowed_NLW)
-        together = self.model.config.reading == "released"
-        scores_BK = weighed_together(retrieved.scores_BK, scores_NLW, allowed_NLW) if together else retrieved.scores_BK
-        p_BK = scores_BK.softmax(-1)
-        second_N = inputs.second_N.tolist()
-        answers = []
-        for row in range(len(queries)):
-            pairs = range(row * k, row * k + k)
-            spans = [self._best_spans(log_NLW[pair], int(retrieved.ids_BK[row, pair - row * k]), second_N[pair]) for pair in pairs]
-            answers.append(self._combine(retrieved.ids_BK[row].tolist(), p_BK[row].tolist(), spans))
-        return answers
+        tokens, passages = [query.tokens for query in queries for _ in range(k)], retrieved.ids_BK.flatten().tolist()
+        scores_N = retrieved.scores_BK.flatten().clone()
+        spans: dict[int, list[tuple[int, int, float]]] = {}
+        for pairs in self._alike(tokens, passages):
+            inputs = self._joint([tokens[pair] for pair in pairs], [passages[pair] for pair in pairs])
+            scores_NLW, allowed_NLW = (tensor.cpu() for tensor in self.model.reader.spans(inputs))
+            if self.model.config.weighs_together:
+                scores_N[pairs] = weighed_together(scores_N[pairs], scores_NLW, allowed_NLW)
+            log_NLW = span_log_probabilities(scores_NLW, allowed_NLW)
+            best = self._best_spans(log_NLW, [passages[pair] for pair in pairs], inputs.second_N.cpu())
+            spans.update(zip(pairs, best, strict=True))
+        rows = zip(retrieved.ids_BK.tolist(), scores_N.unflatten(0, (-1, k)).softmax(-1).tolist(), strict=True)
+        return [self._combine(ids, p_K, [spans[row * k + column] for column in range(k)]) for row, (ids, p_K) in enumerate(rows)]
 
-    def _joint(self, queries: list[np.ndarray], bodies: list[np.ndarray]) -> Inputs:
-        limits = {"max_query": self.model.config.max_query, "max_length": self.model.config.max_joint}
-        return reader_inputs(queries, bodies, self.wordpieces, **limits).to(self.model.device)
+    def _joint(self, queries: list[np.ndarray], passages: list[int | None]) -> Inputs:
+        return joint_inputs(queries, passages, self.corpus, self.wordpieces, self.model.config).to(self.model.device)
 
-    def _best_spans(self, log_LW: Tensor, passage: int, second: int) -> list[tuple[int, int, float]]:
-        """Character spans of a passage with their probability p(s|z,x), best first."""
-        chars = self.corpus.token_chars(passage)
-        widths = log_LW.shape[1]
-        values, places = log_LW.flatten().topk(min(SPANS_KEPT, log_LW.numel()))
-        spans = []
-        for value, place in zip(values.exp().tolist(), places.tolist(), strict=True):
-            start = place // widths - second
-            if value > 0:
-                spans.append((int(chars[start, 0]), int(chars[start + place % widths, 1]), value))
-        return spans
+    def _alike(self, queries: list[np.ndarray], passages: list[int]) -> list[list[int]]:
+        """Pairs of query and passage in groups to read at once: pairs of like length, which need little padding; on a GPU all of them."""
+        if self.model.device.type != "cpu":
+            return [list(range(len(queries)))]
+        lengths = [len(query) + len(self.corpus.tokens(number)) for query, number in zip(queries, passages, strict=True)]
+        groups: list[list[int]] = []
+        for pair in sorted(range(len(queries)), key=lambda pair: -lengths[pair]):
+            if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > AT_ONCE:
+                groups.append([])
+            groups[-1].append(pair)
+        return groups
+
+    def _best_spans(self, log_NLW: Tensor, passages: list[int], second_N: Tensor) -> list[list[tuple[int, int, float]]]:
+        """Of each passage the character spans with their probability p(s|z,x), best first."""
+        widths = log_NLW.shape[2]
+        top = log_NLW.flatten(1).topk(min(SPANS_KEPT, log_NLW[0].numel()))
+        first_NS = top.indices // widths - second_N[:, None]
+        last_NS = first_NS + top.indices % widths
+        found = []
+        for number, first_S, last_S, p_S in zip(passages, first_NS.numpy(), last_NS.numpy(), top.values.exp().numpy(), strict=True):
+            chars, likely = self.corpus.token_chars(number), p_S > 0
+            starts, ends = chars[first_S[likely], 0].tolist(), chars[last_S[likely], 1].tolist()
+            found.append(list(zip(starts, ends, p_S[likely].tolist(), strict=True)))
+        return found
 
     def _combine(self, ids: list[int], p_K: list[float], spans: list[list[tuple[int, int, float]]]) -> Answer:
         """p(y|x), summed over passages and over the places where the same words stand; the released form takes the best single place."""
         passages = [self.corpus[number] for number in ids]
-        reading: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(ids))
+        total: defaultdict[str, float] = defaultdict(float)
+        likeliest: defaultdict[str, float] = defaultdict(float)
+        reading: defaultdict[tuple[str, int], float] = defaultdict(float)
         place: dict[tuple[str, int], tuple[int, int]] = {}
         surface: dict[str, str] = {}
-        likeliest: dict[str, float] = {}
         for number, (passage, found) in enumerate(zip(passages, spans, strict=True)):
             for start, end, probability in found:
-                words = _same_words(passage.text[start:end])
-                reading[words][number] += probability
+                span = passage.text[start:end]
+                words = _same_words(span)
+                weighed = p_K[number] * probability
+                total[words] += weighed
+                likeliest[words] = max(likeliest[words], weighed)
+                reading[words, number] += probability
                 place.setdefault((words, number), (start, end))
-                surface.setdefault(words, passage.text[start:end])
-                likeliest[words] = max(likeliest.get(words, 0.0), p_K[number] * probability)
-        if not reading:
+                surface.setdefault(words, span)
+        if not total:
             return Answer("", 0.0, ())
-        total = {words: float(np.dot(p_K, values)) for words, values in reading.items()}
         chosen_by = likeliest if self.model.config.reading == "released" else total
         best = max(chosen_by, key=lambda words: chosen_by[words])
-        evidence = []
+        evidence, nowhere = [], (None, None)
         for number, passage in enumerate(passages):
-            where = place.get((best, number), (None, None))
-            evidence.append(Evidence(passage.id, passage.title, passage.text, where[0], where[1], p_K[number], reading[best][number]))
+            first, past = place.get((best, number), nowhere)
+            p, reads = p_K[number], reading[best, number]
+            evidence.append(Evidence(passage.id, passage.title, passage.text, first, past, p, reads, passage.file))
         rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
         return Answer(surface[best], total[best], tuple(evidence), tuple((surface[words], total[words]) for words in rest))
 
@@ -209,8 +268,8 @@ class Answerer:
         null = retrieved.null_B is not None
         scores_BK = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1) if null else retrieved.scores_BK  # type: ignore[index]
         k = scores_BK.shape[1]
-        bodies = [body for row in retrieved.ids_BK.tolist() for body in ([NULL] * null + [self.corpus.tokens(number) for number in row])]
-        inputs = self._joint([query.tokens for query in queries for _ in range(k)], bodies)
+        passages = [number for row in retrieved.ids_BK.tolist() for number in ([None] * null + row)]
+        inputs = self._joint([query.tokens for query in queries for _ in range(k)], passages)
         width = max(len(masks) for masks in places)
         positions_BM = torch.tensor([[*masks, *[0] * (width - len(masks))] for masks in places], device=self.model.device)
         log_BKMV = self.model.reader.masks(inputs, positions_BM.repeat_interleave(k, 0)).unflatten(0, (len(queries), k))
@@ -240,8 +299,15 @@ class Answerer:
             passage = self.corpus[number]
             match = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", passage.text, flags=re.IGNORECASE)
             start, end = match.span() if match else (None, None)
-            evidence.append(Evidence(passage.id, passage.title, passage.text, start, end, p, reading))
+            evidence.append(Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file))
         return Answer(words, float(np.dot(p_K, reading_K)), tuple(evidence))
+
+
+def _bar(name: str, probability: float) -> str:
+    """A probability as a small bar; its colours are legible on light and dark ground."""
+    track = "display:inline-block;vertical-align:middle;width:5em;height:.6em;border-radius:.3em;background:#8884"
+    filled = f"display:block;width:{100 * probability:.0f}%;height:100%;border-radius:.3em;background:#4a90c4"
+    return f'{name} <span style="{track}"><span style="{filled}"></span></span> {probability:.3f} &nbsp; '
 
 
 def _same_words(text: str) -> str:

@@ -67,7 +67,17 @@ def graft(*, towers: Path, reader: Path, out: Path) -> str:
     """The towers of one model and the reader of another; gives a line that says what was made."""
     (first, wordpieces), (second, others) = Realm.from_pretrained(towers), Realm.from_pretrained(reader)
     check_same_tokenizer(wordpieces, others, first_name=str(towers), second_name=str(reader))
-    read = ("reader", "max_query", "max_passage", "max_together", "max_answer", "reading", "span_hidden", "trained_on_questions")
+    read = (
+        "reader",
+        "max_query",
+        "max_passage",
+        "max_together",
+        "max_answer",
+        "reading",
+        "read_titles",
+        "span_hidden",
+        "trained_on_questions",
+    )
     for name in ("max_query", "max_passage"):
         if getattr(first.config, name) != getattr(second.config, name):
             raise Mismatch(f"{towers} and {reader} read inputs of different length ({name}); they do not belong together")
@@ -94,13 +104,14 @@ def create_model(
     max_query: int,
     max_answer: int,
     reading: str = "paper",
+    read_titles: bool = False,
     freeze_embeddings: bool = False,
     seed: int,
 ) -> str:
     """Write a model artefact; gives a line that says what was made."""
     known = Corpus.open(corpus)
     wordpieces = known.wordpieces
-    positions = known.max_wordpieces + max(max_query, MAX_TITLE) + 8
+    positions = known.max_wordpieces + max(max_query + MAX_TITLE * read_titles, MAX_TITLE) + 8
     encoder: dict[str, Any] = {}
     if checkpoint is None:
         size = {"layers": layers, "hidden": hidden, "heads": heads, "dropout": dropout, "positions": positions}
@@ -116,6 +127,7 @@ def create_model(
         max_passage=known.max_wordpieces,
         max_answer=max_answer,
         reading=reading,  # type: ignore[arg-type]
+        read_titles=read_titles,
         freeze_embeddings=freeze_embeddings,
         span_hidden=256 if checkpoint else min(256, hidden),
     )

@@ -4,7 +4,9 @@ N sequences, L wordpieces, H hidden size, D vector size, M masks, V vocabulary, 
 """
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +15,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.errors import BadInput
+from realmlm.model.bert import Bert, BertSettings
 from realmlm.model.inputs import Inputs
 
+_undrawn = ContextVar("undrawn", default=False)
 _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
 
 
 def build_encoder(config: dict[str, Any], *, pooler: bool = False) -> Any:
-    """An encoder with fresh weights from a transformers config (`model_type` and its fields)."""
+    """An encoder with fresh weights from a transformers config (`model_type` and its fields); within `undrawn` without any."""
+    settings = dict(config)
+    name = settings.pop("model_type")
+    if _undrawn.get() and name == "bert" and not pooler and (own := BertSettings.of(settings)):
+        return Bert(own)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    settings = dict(config)
-    name = settings.pop("model_type")
     try:
         family = AutoConfig.for_model(name, **settings)
-        return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
+        with _no_initial_weights() if _undrawn.get() else nullcontext():
+            return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError, StrictDataclassError) as error:
         why = str(error).split(". ")[0]  # what follows names some hundred families
         raise BadInput(f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or roberta") from error
@@ -50,8 +57,18 @@ def load_encoder(source: str | Path) -> Any:
         ) from error
 
 
-def undrawn() -> AbstractContextManager[None]:
-    """Models built within have no initial weights: to draw them only to overwrite them takes longer than to read a checkpoint."""
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Encoders built within have no initial weights: to draw them only to overwrite them takes longer than to read a checkpoint."""
+    token = _undrawn.set(True)
+    try:
+        with torch.random.fork_rng(devices=[]):  # heads do draw theirs
+            yield
+    finally:
+        _undrawn.reset(token)
+
+
+def _no_initial_weights() -> Any:
     try:
         from transformers.initialization import no_init_weights
     except ImportError:  # its place in the first releases of version 5
@@ -189,10 +206,13 @@ class MaskHead(nn.Module):
 
 def _activation(config: Any) -> nn.Module:
     """The family's own activation: BERT's is gelu, the published REALM's its tanh approximation."""
+    names = ("hidden_act", "hidden_activation", "activation", "ff_activation", "dense_act_fn")
+    name = next((getattr(config, name) for name in names if hasattr(config, name)), "gelu")
+    if name == "gelu":
+        return nn.GELU()
     from transformers.activations import ACT2FN
 
-    names = ("hidden_act", "hidden_activation", "activation", "ff_activation", "dense_act_fn")
-    return ACT2FN[next((getattr(config, name) for name in names if hasattr(config, name)), "gelu")]
+    return ACT2FN[name]
 
 
 class SpanHead(nn.Module):
@@ -206,11 +226,13 @@ class SpanHead(nn.Module):
         self.max_width = max_width
 
     def forward(self, hidden_NLH: Tensor) -> Tensor:
-        """Scores [N, L, W]: entry (l, w) is the span from l to l + w, both included; spans past the end repeat the last wordpiece."""
+        """Scores [N, L, W]: entry (l, w) is the span from l to l + w, both included; those of spans past the end mean nothing."""
         length = hidden_NLH.shape[1]
         start_NLS, end_NLS = self.start_end(hidden_NLH).chunk(2, dim=-1)
-        ends_LW = torch.arange(length, device=hidden_NLH.device)[:, None] + torch.arange(self.max_width, device=hidden_NLH.device)
-        span_NLWS = start_NLS[:, :, None] + end_NLS[:, ends_LW.clamp(max=length - 1)]
+        padded_NLS = F.pad(end_NLS, (0, 0, 0, self.max_width - 1))
+        # slices, not an index: the gradient of an index sorts it first
+        ends_NLWS = torch.stack([padded_NLS[:, width : width + length] for width in range(self.max_width)], dim=2)
+        span_NLWS = start_NLS[:, :, None] + ends_NLWS
         return self.output(self.norm(F.relu(span_NLWS)))[..., 0].float()
 
     def allowed(self, inputs: Inputs) -> Tensor:

@@ -4,14 +4,18 @@ N sequences, L wordpieces in the longest, M masks in the query with most of them
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.corpus.store import MAX_TITLE
+from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.wordpieces import Layout, Wordpieces
+
+if TYPE_CHECKING:
+    from realmlm.model.realm import ModelConfig
 
 NULL = np.zeros(0, dtype=np.int64)  # the null document: no title, no body
 
@@ -24,7 +28,7 @@ class Inputs:
     tokens_NL: Tensor
     attention_NL: Tensor  # 1 for wordpieces, 0 for padding
     segments_NL: Tensor  # as the tokenizer's family numbers them
-    second_N: Tensor  # where the second text begins
+    second_N: Tensor  # where the second text begins, its title not counted
 
     def to(self, device: torch.device) -> "Inputs":
         tensors = (self.tokens_NL, self.attention_NL, self.segments_NL, self.second_N)
@@ -90,10 +94,31 @@ def document_inputs(titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray], 
 
 
 def reader_inputs(
-    queries: Sequence[np.ndarray], bodies: Sequence[np.ndarray], wordpieces: Wordpieces, *, max_query: int, max_length: int
+    queries: Sequence[np.ndarray],
+    bodies: Sequence[np.ndarray],
+    wordpieces: Wordpieces,
+    *,
+    titles: Sequence[np.ndarray] | None = None,
+    max_query: int,
+    max_length: int,
 ) -> Inputs:
-    """`[CLS] x [SEP] body [SEP]`: x and z read together."""
-    return pair_inputs(queries, bodies, wordpieces, max_first=max_query, max_length=max_length)
+    """`[CLS] x [SEP] body [SEP]`: x and z read together; with titles `[CLS] x [SEP] title [SEP] body [SEP]`."""
+    if titles is None:
+        return pair_inputs(queries, bodies, wordpieces, max_first=max_query, max_length=max_length)
+    between = np.array([token for token, _ in wordpieces.pair.between], dtype=np.int64)
+    heads = [np.concatenate([title, between]) if len(title) else NULL for title in titles]
+    whole = [np.concatenate([head, body]) for head, body in zip(heads, bodies, strict=True)]
+    inputs = pair_inputs(queries, whole, wordpieces, max_first=max_query, max_length=max_length)
+    return replace(inputs, second_N=inputs.second_N + torch.tensor([len(head) for head in heads]))
+
+
+def joint_inputs(
+    queries: Sequence[np.ndarray], passages: Sequence[int | None], corpus: Corpus, wordpieces: Wordpieces, config: "ModelConfig"
+) -> Inputs:
+    """Every query with its passage (None: the null document) as a model's reader reads them."""
+    bodies = [NULL if number is None else corpus.tokens(number) for number in passages]
+    titles = [NULL if number is None else corpus.title_tokens(number) for number in passages] if config.read_titles else None
+    return reader_inputs(queries, bodies, wordpieces, titles=titles, max_query=config.max_query, max_length=config.max_joint)
 
 
 @dataclass(frozen=True)

@@ -52,13 +52,21 @@ class ModelConfig:
     """Longest answer span in wordpieces."""
     freeze_embeddings: bool = False
     """Word embeddings never learn: a checkpoint's stay the same in towers and reader."""
-    reading: Literal["paper", "released"] = "paper"
-    """paper: spans are weighed within their passage, an answer is as likely as all places where it stands; released, as the authors'
-    code does it: spans of all passages are weighed together, the answer is the best single one (docs/decisions/001)."""
+    reading: Literal["paper", "together", "released"] = "paper"
+    """paper: spans are weighed within their passage, an answer is as likely as all places where it stands; together: the same with spans
+    of all passages weighed together; released, as the authors' code does it: the answer is the best single one of these
+    (docs/decisions/001)."""
+    read_titles: bool = False
+    """The reader reads a passage's title before its body, as the document tower does; the paper's reads the body alone."""
     trained_on_questions: bool = False
     """Fine-tuning has taught the span head; before that its answers to questions mean nothing."""
     span_hidden: int = 256
     """Hidden size of the MLP that scores spans."""
+
+    @property
+    def weighs_together(self) -> bool:
+        """Spans of all passages share one softmax."""
+        return self.reading != "paper"
 
     @property
     def max_document(self) -> int:
@@ -66,7 +74,7 @@ class ModelConfig:
 
     @property
     def max_joint(self) -> int:
-        return self.max_together or self.max_passage + self.max_query + MOST_SPECIAL
+        return self.max_together or self.max_passage + self.max_query + MOST_SPECIAL + (MAX_TITLE + 2 if self.read_titles else 0)
 
 
 class Realm(nn.Module):
@@ -111,6 +119,15 @@ class Realm(nn.Module):
         """Give the query tower a projection of its own; the encoder stays shared if it was."""
         self.query.projection, self.query.norm = copy.deepcopy(self.query.projection), copy.deepcopy(self.query.norm)
         self.config = replace(self.config, share_projection=False)
+
+    def free_query(self, part: str) -> list[nn.Parameter]:
+        """Make the query side learn alone while passages and index stay: its whole tower, or its projection; gives what learns."""
+        if part == "tower":
+            self.untie()
+            return list(self.query.parameters())
+        self.untie_projection()
+        self.query.encoder.requires_grad_(False)
+        return [*self.query.projection.parameters(), *self.query.norm.parameters()]
 
     def own_state(self) -> dict[str, Tensor]:
         """Every weight once: what the towers share is named by the document tower."""
@@ -191,7 +208,8 @@ def new_model(config: ModelConfig, wordpieces: Wordpieces, *, checkpoint: str | 
                 f"make the corpus with --tokenizer {checkpoint}"
             )
         _check_tokenizer(checkpoint, wordpieces)
-        longest = config.max_passage + max(config.max_query, MAX_TITLE) + wordpieces.pair.special
+        title = MAX_TITLE + len(wordpieces.pair.between) if config.read_titles else 0
+        longest = config.max_passage + max(config.max_query + title, MAX_TITLE) + wordpieces.pair.special
         positions = longest_input(tower) or longest
         if positions < longest:
             raise BadInput(
@@ -222,5 +240,5 @@ def tower_fingerprint(tower: Tower) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tower.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

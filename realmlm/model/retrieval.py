@@ -67,7 +67,7 @@ class LearnedRetriever:
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
         inputs = query_inputs([query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query)
         query_BD = self.model.query(inputs.to(self.model.device))
-        null_D = embed_documents(self.model, self.wordpieces, [NULL], [NULL])[0]
+        null_D = null_vector(self.model, self.wordpieces)
         own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
         hits = self.index.search(query_BD, k, exclude_Q=own_B if bool((own_B >= 0).any()) else None)
         return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), inner_products(query_BD, null_D[None])[:, 0].cpu())
@@ -77,6 +77,12 @@ def embed_documents(model: Realm, wordpieces: Wordpieces, titles: list[np.ndarra
     """Embed_doc with gradient."""
     inputs = document_inputs(titles, bodies, wordpieces, max_length=model.config.max_document)
     return model.document(inputs.to(model.device))
+
+
+@torch.no_grad()
+def null_vector(model: Realm, wordpieces: Wordpieces) -> Tensor:
+    """Embed_doc of the null document."""
+    return embed_documents(model, wordpieces, [NULL], [NULL])[0]
 
 
 def fresh_scores(

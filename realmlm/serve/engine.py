@@ -1,59 +1,90 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from realmlm.corpus.sentences import split_sentences
+from realmlm.bundled import MINI, model_place, text_place
+from realmlm.corpus.documents import open_documents
 from realmlm.corpus.store import Article, Corpus, Passage
 from realmlm.device import pick_device
-from realmlm.errors import BadInput, NotEnough
+from realmlm.errors import BadInput
+from realmlm.index.exact import Index
 from realmlm.model.answering import Answer, Answerer, MaskWords
+from realmlm.model.packing import kept_packed
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, check_readable, index_for
-from realmlm.serve.documents import open_documents
 
 DOCUMENT_WORDPIECES = 128  # of a passage that is cut from a folder's documents
 
 
 class Engine:
-    """A model over a corpus, loaded and ready.
+    """A model over a corpus or over documents, loaded and ready.
 
-    >>> realm = realmlm.load("model", "corpus")
+    >>> realm = realmlm.load().read("notes/")
     >>> answer = realm.ask("Which animal is the symbol of Taremo?")
     >>> answer.answer, answer.probability, answer.evidence[0].title
     """
 
+    index: Index
+
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path = MINI,
         corpus: str | Path | None = None,
         *,
         docs: str | Path | None = None,
         index: str | Path | None = None,
         device: str = "auto",
     ) -> None:
-        """`docs` is a folder of documents instead of a corpus; what is made of it is kept in a cache."""
-        self.model, self.wordpieces = Realm.from_pretrained(model, device=pick_device(device))
+        """`docs` is a folder or file of documents instead of a corpus; with neither, `read` comes first."""
+        place, where = model_place(model), pick_device(device)
+        with kept_packed() if where.type == "cpu" else nullcontext():
+            self.model, self.wordpieces = Realm.from_pretrained(place, device=where)
         self._index_path = Path(index) if index else None
-        known = Corpus.open(corpus) if corpus is not None else self._documents(docs)
-        check_readable(str(model), self.model, self.wordpieces, known)
-        self._take_up(known)
+        self._reader: Answerer | None = None
+        self._documents: list[Path] = []
+        if corpus is not None:
+            known = Corpus.open(corpus)
+            check_readable(str(place), self.model, self.wordpieces, known)
+            self._take_up(known)
+        elif docs is not None:
+            self.read(docs)
 
-    def _documents(self, folder: str | Path | None) -> Corpus:
-        if folder is None:
-            raise BadInput("name what is to be searched: a corpus, or a folder with documents")
-        return open_documents(Path(folder), self.wordpieces, max_wordpieces=min(DOCUMENT_WORDPIECES, self.model.config.max_passage))
+    def read(self, docs: str | Path) -> "Engine":
+        """Answer from this folder or file from now on, beside what was read before; read again, it is taken as it is then.
+
+        What is made of it is kept in a cache: only what changed is embedded again. "pocket" is the encyclopedia that comes with realmlm.
+        """
+        if self._reader is not None and not self._documents:
+            raise BadInput(f"{self.corpus.folder} is being searched; add documents to it with `realmlm edit`, or load the model without it")
+        documents = list(dict.fromkeys([*self._documents, text_place(docs)]))
+        longest = min(DOCUMENT_WORDPIECES, self.model.config.max_passage)
+        self._take_up(open_documents(documents, self.wordpieces, max_wordpieces=longest))
+        self._documents = documents
+        return self
 
     def _take_up(self, corpus: Corpus) -> None:
         """Answer from this state of the corpus from now on."""
-        self.corpus = corpus
         self.index = index_for(self.model, self.wordpieces, corpus, path=self._index_path)
-        self._answerer = Answerer(self.model, self.wordpieces, corpus, LearnedRetriever(self.model, self.wordpieces, self.index))
+        self._reader = Answerer(self.model, self.wordpieces, corpus, LearnedRetriever(self.model, self.wordpieces, self.index))
+
+    @property
+    def _answerer(self) -> Answerer:
+        if self._reader is None:
+            raise BadInput(
+                'nothing has been read yet; .read("notes/") a folder or file of yours, or .read(realmlm.pocket), an encyclopedia'
+            )
+        return self._reader
+
+    @property
+    def corpus(self) -> Corpus:
+        """What is searched."""
+        return self._answerer.corpus
 
     def ask(self, question: str, *, read: int = 5) -> Answer:
         """The answer to a question, from the `read` best passages."""
@@ -61,8 +92,7 @@ class Engine:
 
     def ask_all(self, questions: list[str], *, read: int = 5) -> list[Answer]:
         """Answers to several questions, worked out together."""
-        self._check(read)
-        return self._answerer.ask(questions, read=read)
+        return self._answerer.ask(questions, read=self._at_most(read))
 
     def ask_without_reading(self, questions: list[str]) -> list[Answer]:
         """What the reader says by itself, no passage read."""
@@ -76,27 +106,27 @@ class Engine:
 
     def fill_all(self, sentences: list[str], *, read: int = 5) -> list[tuple[Answer, list[MaskWords]]]:
         """The same for several sentences, with the likeliest words of each mask."""
-        self._check(read)
         queries = [self._answerer.query(sentence) for sentence in sentences]
-        retrieved = self._answerer.retriever(queries, read)
+        retrieved = self._answerer.retriever(queries, self._at_most(read))
         reading = self._answerer.read_masks(queries, retrieved)
         return list(zip(self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True))
 
     def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
+        if self._documents:
+            raise BadInput("passages of documents follow their files; change the files and read them again")
         corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
         self._take_up(corpus)
         return added
 
     def find(self, text: str, *, limit: int = 20) -> list[Passage]:
-        """Passages with this in title or text, upper and lower case alike, in the order of their ids."""
-        wanted = text.casefold()
-        passages = (self.corpus[number] for number in self.corpus.ids.tolist())
-        return list(islice((p for p in passages if wanted in p.title.casefold() or wanted in p.text.casefold()), limit))
+        """The first passages with this in title, text or source, upper and lower case alike."""
+        return self.corpus.find(text, limit=limit)
 
-    def _check(self, read: int) -> None:
-        if not 1 <= read <= len(self.corpus):
-            raise NotEnough(f"{read} passages cannot be read, the corpus has {len(self.corpus)}; choose --read between 1 and that")
+    def _at_most(self, read: int) -> int:
+        if read < 1:
+            raise BadInput(f"{read} passages cannot be read; choose --read 1 or more")
+        return min(read, len(self.corpus))
 
 
 def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype: str, device: str) -> str:
@@ -111,29 +141,3 @@ def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype:
 
 def as_json(answer: Answer) -> dict[str, Any]:
     return asdict(answer)
-
-
-def as_text(answer: Answer) -> str:
-    """An answer for the terminal: the words, how sure, and where they stand."""
-    lines = [f"{answer.answer or '(no answer)'}   p = {answer.probability:.3f}", ""]
-    for evidence in answer.evidence:
-        numbers = f"p(z|x) {evidence.retrieval_probability:.3f}   p(y|z,x) {evidence.reading_probability:.3f}"
-        if evidence.passage_id is None:
-            lines.append(f"  {numbers}   without reading anything")
-            continue
-        lines.append(f"  {numbers}   {evidence.title or 'passage'} ({evidence.passage_id})")
-        lines.append(f"      {_quote(evidence.passage, evidence.start, evidence.end)}")
-    return "\n".join(lines)
-
-
-def _quote(text: str, start: int | None, end: int | None, *, most: int = 240) -> str:
-    """The sentence the span stands in, the span marked; or the passage's beginning."""
-    if start is None or end is None:
-        return _line(text[:most]) + ("…" if len(text) > most else "")
-    first, last = next(((a, b) for a, b in split_sentences(text) if a <= start < b), (start, end))
-    first, last = max(first, start - most), min(max(last, end), end + most)
-    return f"{_line(text[first:start])}»{_line(text[start:end])}«{_line(text[end:last])}"
-
-
-def _line(text: str) -> str:
-    return text.replace("\n", " ")

@@ -15,7 +15,7 @@ class Busy(NotEnough):
     """Too many are waiting already."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     work: Callable[[list[Any]], list[Any]]
     together: Any  # jobs with an equal key may be worked off in one call; None: alone
@@ -25,13 +25,14 @@ class _Job:
 
 
 class Worker:
-    """Takes jobs from a bounded queue. Those that go together are given to one call of their work, a few milliseconds being waited for."""
+    """Takes jobs from a bounded queue. Those that go together are given to one call of their work.
 
-    def __init__(
-        self, *, most_waiting: int, most_together: int, wait_s: float = 0.004, on_batch: Callable[[int, float], None] | None = None
-    ) -> None:
+    Nothing waits for company: what comes while a batch is worked off makes up the next one.
+    """
+
+    def __init__(self, *, most_waiting: int, most_together: int, on_batch: Callable[[int, float], None] | None = None) -> None:
         """`on_batch` is told the size of each batch and the seconds that its first job waited."""
-        self._most_waiting, self._most_together, self._wait, self._on_batch = most_waiting, most_together, wait_s, on_batch
+        self._most_waiting, self._most_together, self._on_batch = most_waiting, most_together, on_batch
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._open = True
@@ -43,7 +44,7 @@ class Worker:
         return len(self._jobs)
 
     def together(self, work: Callable[[list[Any]], list[Any]], item: Any, *, key: Any) -> "Future[Any]":
-        """Work on the item, possibly together with others of an equal key: `work` gets a list of items and gives as many results."""
+        """Work on the item, possibly together with others of an equal key: `work` gets different items and gives as many results."""
         return self._put(_Job(work, key, item))
 
     def alone(self, work: Callable[[], Any]) -> "Future[Any]":
@@ -68,34 +69,35 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        while batch := self._next():
-            if self._on_batch is not None:
-                self._on_batch(len(batch), time.monotonic() - batch[0].since)
-            _work_off(batch)
+        while taken := self._next():
+            batch = [job for job in taken if job.future.set_running_or_notify_cancel()]  # some may have been given up
+            if batch:
+                if self._on_batch is not None:
+                    self._on_batch(len(batch), time.monotonic() - batch[0].since)
+                _work_off(batch)
 
     def _next(self) -> list[_Job]:
-        """The next jobs that go together; nothing when all is done and closed."""
+        """The first job and those that go with it, none from behind a job that runs alone; nothing when all is done and closed."""
         with self._changed:
             while not self._jobs:
                 if not self._open:
                     return []
                 self._changed.wait()
-            until = time.monotonic() + self._wait
-            while self._open and self._jobs[0].together is not None and len(self._jobs) < self._most_together:
-                if (left := until - time.monotonic()) <= 0:
-                    break
-                self._changed.wait(left)
             batch = [self._jobs.popleft()]
-            while self._jobs and batch[0].together is not None and len(batch) < self._most_together:
-                if self._jobs[0].together != batch[0].together:
-                    break
-                batch.append(self._jobs.popleft())
+            if batch[0].together is None:
+                return batch
+            others: deque[_Job] = deque()
+            while self._jobs and self._jobs[0].together is not None and len(batch) < self._most_together:
+                job = self._jobs.popleft()
+                (batch if job.together == batch[0].together else others).append(job)
+            self._jobs.extendleft(reversed(others))
             return batch
 
 
 def _work_off(batch: list[_Job]) -> None:
+    different = list(dict.fromkeys(job.item for job in batch))  # what several ask is answered once
     try:
-        results = batch[0].work([job.item for job in batch])
+        results = dict(zip(different, batch[0].work(different), strict=True))
     except BadInput as error:
         if len(batch) == 1:
             batch[0].future.set_exception(error)
@@ -106,5 +108,5 @@ def _work_off(batch: list[_Job]) -> None:
         for job in batch:
             job.future.set_exception(error)
     else:
-        for job, result in zip(batch, results, strict=True):
-            job.future.set_result(result)
+        for job in batch:
+            job.future.set_result(results[job.item])

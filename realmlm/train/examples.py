@@ -56,13 +56,21 @@ class SentenceSource:
     """Masked sentences of a corpus, drawn by step."""
 
     def __init__(
-        self, corpus: Corpus, *, scheme: str, wordpieces: Wordpieces, max_query: int, seed: int, held_out: Iterable[int] = ()
+        self,
+        corpus: Corpus,
+        *,
+        scheme: str,
+        wordpieces: Wordpieces,
+        max_query: int,
+        seed: int,
+        held_out: Iterable[int] = (),
+        recurring: bool = False,
     ) -> None:
-        """Sentences of the passages `held_out` are never drawn."""
+        """Sentences of the passages `held_out` are never drawn; with `recurring` only words that another passage has too are hidden."""
         self.corpus, self._wordpieces, self._max_query, self._seed = corpus, wordpieces, max_query, seed
         self._masking: Masking = masking(scheme, wordpieces)
         sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
-        self.sentences = sentences.without(held_out)
+        self.sentences = (sentences.recurring(corpus) if recurring else sentences).without(held_out)
         if len(self.sentences) == 0:
             raise NotEnough(f"{corpus.folder} has no sentence to mask; another --masking or a larger corpus is needed")
 
@@ -113,26 +121,25 @@ class ReadingPairs:
         self._source, self._pairing, self._seed = source, pairing, seed
         self._recurrences = Recurrences(source.corpus, source.sentences) if pairing == "recurring" else None
 
-    def draw(self, first: int, count: int) -> tuple[Masked, list[np.ndarray]]:
-        """The pairs from position `first` on."""
-        examples, bodies = [], []
+    def draw(self, first: int, count: int) -> tuple[Masked, list[int | None]]:
+        """Masked sentences from position `first` on, and the passage that lies beside each (None: no passage)."""
+        examples, passages = [], list[int | None]()
         for place, example in enumerate(self._source.examples(first, count)):
             rng = generator(self._seed + 1, first + place)
             chance = rng.random()
             if self._recurrences is not None and chance >= 1 - RECURRING_SHARE:
                 example, passage = self._recurrences.pair(self._source, rng)
-                bodies.append(self._source.corpus.tokens(passage))
+                passages.append(passage)
             else:
-                bodies.append(self._beside(example.passage, chance < NULL_SHARE, rng))
+                passages.append(self._beside(example.passage, chance < NULL_SHARE, rng))
             examples.append(example)
-        return self._source.masked(examples), bodies
+        return self._source.masked(examples), passages
 
-    def _beside(self, passage: int, alone: bool, rng: np.random.Generator) -> np.ndarray:
+    def _beside(self, passage: int, alone: bool, rng: np.random.Generator) -> int | None:
         if alone or self._pairing == "null":
-            return np.zeros(0, dtype=np.int64)
-        corpus = self._source.corpus
-        others = np.zeros(0, dtype=np.int64) if self._pairing == "own" else corpus.siblings(passage)
-        return corpus.tokens(int(rng.choice(others)) if len(others) else passage)
+            return None
+        others = () if self._pairing == "own" else self._source.corpus.siblings(passage)
+        return int(rng.choice(others)) if len(others) else passage
 
 
 class Recurrences:

@@ -19,7 +19,7 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.bm25 import BM25Index
 from realmlm.log import progress, say
-from realmlm.model.inputs import NULL, Inputs, mask_queries, query_inputs, reader_inputs
+from realmlm.model.inputs import Inputs, joint_inputs, mask_queries, query_inputs
 from realmlm.model.marginal import (
     answer_log_likelihood,
     best_span_log_likelihood,
@@ -66,37 +66,28 @@ class QuestionAnswering:
         objective: str,
         closed_book: float,
         frozen_index: bool,
-        projection_only: bool = False,
+        learning: list[nn.Parameter],
         seed: int,
-        batch: int,
         given: "Given | None" = None,
     ) -> None:
-        """`given` are the candidates of another retriever: then only the reader learns."""
+        """`learning` are the retriever's weights that learn; with `given`, the candidates of another retriever, only the reader learns."""
         self._model, self._wordpieces, self._corpus, self._live, self._gold = model, wordpieces, corpus, live, gold
         self._read, self._read_gold, self._candidates, self._memory = read, read_gold, candidates, closed_book
-        self._hard, self._projection_only, self._frozen, self._seed, self._batch, self._given = (
-            objective == "hard-em",
-            projection_only,
-            frozen_index,
-            seed,
-            batch,
-            given,
-        )
+        self._hard, self._frozen, self._seed = objective == "hard-em", frozen_index, seed
+        self._learning, self._given = learning, given
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         reader = {"reader": list(self._model.reader.parameters())}
         if self._given is not None:
             return reader
-        if not self._frozen:
-            return reader | {"retriever": self._model.retriever_parameters()}
-        query = self._model.query
-        learning = [*query.projection.parameters(), *query.norm.parameters()] if self._projection_only else list(query.parameters())
-        return reader | {"retriever": learning}
+        return reader | {"retriever": self._learning}
 
-    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        with clock("data"):
-            numbers = epoch_positions(len(self._gold), seed=self._seed, first=step * self._batch + part * examples, count=examples)
-            questions = [self._gold.questions[number] for number in numbers]
+    def draw(self, first: int, count: int) -> np.ndarray:
+        """The numbers of the questions."""
+        return epoch_positions(len(self._gold), seed=self._seed, first=first, count=count)
+
+    def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        questions = [self._gold.questions[number] for number in numbers]
         ids_BC, holds_BC, scores_BC = self._retrieve(numbers, questions, clock)
         with clock("read"):
             retriever_B = evidence_log_likelihood(scores_BC, holds_BC)
@@ -156,16 +147,14 @@ class QuestionAnswering:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What weighs the passages, log p(y|z,x) (−inf where a passage does not hold the answer), and which hold it; all [B, K]."""
         k, config = ids_BK.shape[1], self._model.config
-        bodies = [self._corpus.tokens(number) for number in ids_BK.flatten().tolist()]
-        limits = {"max_query": config.max_query, "max_length": config.max_joint}
-        inputs = reader_inputs([question for question in questions for _ in range(k)], bodies, self._wordpieces, **limits)
+        repeated = [question for question in questions for _ in range(k)]
+        inputs = joint_inputs(repeated, ids_BK.flatten().tolist(), self._corpus, self._wordpieces, config)
         gold_N3 = self._gold_spans(numbers, ids_BK, inputs)
         scores_NLW, allowed_NLW = self._model.reader.spans(inputs.to(self._model.device))
         gold_NLW = marked(gold_N3, allowed_NLW)
         likelihood = best_span_log_likelihood if self._hard else answer_log_likelihood
         reader_N = likelihood(span_log_probabilities(scores_NLW, allowed_NLW), gold_NLW)
-        together = config.reading == "released"
-        weight_BK = weighed_together(scores_BK, scores_NLW, allowed_NLW) if together else scores_BK
+        weight_BK = weighed_together(scores_BK, scores_NLW, allowed_NLW) if config.weighs_together else scores_BK
         return weight_BK, reader_N.view(-1, k), gold_NLW.flatten(1).any(-1).view(-1, k)
 
     def _gold_spans(self, numbers: np.ndarray, ids_BK: Tensor, inputs: Inputs) -> np.ndarray:
@@ -185,8 +174,7 @@ class QuestionAnswering:
         texts = [np.concatenate([question[: config.max_query - len(a)], a]) for question, a in zip(questions, answers, strict=True)]
         places = [np.arange(len(text) - len(answer), len(text)) for text, answer in zip(texts, answers, strict=True)]
         masked = mask_queries(texts, places, self._wordpieces).to(device)
-        limits = {"max_query": config.max_query, "max_length": config.max_joint}
-        inputs = reader_inputs(masked.queries, [NULL] * len(texts), self._wordpieces, **limits).to(device)
+        inputs = joint_inputs(masked.queries, [None] * len(texts), self._corpus, self._wordpieces, config).to(device)
         token_BM = self._model.reader.masks(inputs, masked.positions_BM).gather(2, masked.targets_BM[:, :, None])[:, :, 0]
         return (token_BM * masked.valid_BM).sum(-1)
 
@@ -236,11 +224,7 @@ def finetune(
         if read > len(known):
             raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
         frozen = refresh.every_steps == 0
-        if frozen and query == "tower":
-            realm.untie()
-        elif frozen:
-            realm.untie_projection()
-            realm.query.encoder.requires_grad_(False)
+        learning = realm.free_query(query) if frozen else realm.retriever_parameters()
         realm.config = replace(realm.config, trained_on_questions=True)
         asked = [question for file in questions for question in read_questions(file)]
         gold = locate_answers(known, asked, candidates=candidates)
@@ -259,9 +243,8 @@ def finetune(
                 objective=objective,
                 closed_book=closed_book,
                 frozen_index=frozen,
-                projection_only=query == "projection",
+                learning=learning,
                 seed=loop.seed,
-                batch=optim.batch,
                 given=given,
             )
             how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from realmlm.config import JointOptim, Loop, Optim
 from realmlm.corpus.store import Corpus
@@ -20,7 +21,11 @@ from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
 from realmlm.log import Metrics, Progress, say, show_row
 from realmlm.model.realm import Realm
+from realmlm.parallel import cores
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
+
+_MOST_WORKERS = 6  # processes that put batches together
+_AHEAD = 4  # batches that each of them may be ahead
 
 
 class Clock:
@@ -59,13 +64,16 @@ class Clock:
 
 
 class Objective(Protocol):
-    """What is learned: a loss over the examples that belong to a step, and what it needs between steps."""
+    """What is learned: a loss over the examples of a step, and what it needs between steps."""
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by name of their learning rate: `reader`, `retriever`."""
 
-    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss of one part of a step's batch, and numbers for the row."""
+    def draw(self, first: int, count: int) -> Any:
+        """The examples from position `first` on. It depends on nothing that is learned: it may happen ahead, in another process."""
+
+    def loss(self, drawn: Any, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss of drawn examples, a step's batch or a part of it, and numbers for the row."""
 
     def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
         """Housekeeping before step number `step` (swap the index, measure a probe); numbers for the row."""
@@ -74,6 +82,19 @@ class Objective(Protocol):
         """What must be saved beside weights and optimizer, as JSON."""
 
     def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Stateless:
+    """An objective with nothing to do between steps and nothing to remember."""
+
+    def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        return None
 
 
 def prepare(loop: Loop) -> torch.device:
@@ -115,6 +136,40 @@ def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str,
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class _Parts(Dataset[Any]):
+    """The parts of all steps' batches by number."""
+
+    def __init__(self, objective: Objective, examples: int) -> None:
+        self._objective, self._examples = objective, examples
+
+    def __getitem__(self, number: int) -> Any:
+        return self._objective.draw(number * self._examples, self._examples)
+
+
+def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> Iterator[Any]:
+    """What each part of each step from `start` on learns from, drawn when it is needed, or ahead by `workers` processes."""
+    parts = _Parts(objective, optim.batch // optim.accumulate)
+    numbers = range(start * optim.accumulate, optim.steps * optim.accumulate)
+    if not workers:
+        yield from map(parts.__getitem__, numbers)
+        return
+    ahead: dict[str, Any] = {"num_workers": workers, "prefetch_factor": _AHEAD, "multiprocessing_context": "fork", "collate_fn": _as_drawn}
+    yield from DataLoader(parts, batch_size=None, sampler=numbers, worker_init_fn=_wait_for_the_trainer, **ahead)
+
+
+def _as_drawn(drawn: Any) -> Any:
+    return drawn
+
+
+def _wait_for_the_trainer(_: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the trainer finishes its step first
+
+
+def _default_workers(device: torch.device) -> int:
+    """A GPU would wait for one process's batches. Where processes cannot be forked, there is only this one."""
+    return min(_MOST_WORKERS, cores() - 1) if device.type == "cuda" and hasattr(os, "fork") else 0
 
 
 class _Rows:
@@ -165,6 +220,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     start = _restore(model, objective, optimizer, run, steps=optim.steps)
     metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start)
     bar = Progress(title, optim.steps, unit="steps", start=start)
+    drawn = _drawn(objective, start, optim=optim, workers=_default_workers(device) if loop.workers is None else loop.workers)
     model.train()
     begun = time.monotonic()
     extra: dict[str, Any] = {}
@@ -174,7 +230,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
             for step in range(start, optim.steps):
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
                 extra |= objective.before_step(step, clock)
-                rows.add(_one_step(objective, optimizer, groups, step, optim=optim, loop=loop, device=device, clock=clock))
+                rows.add(_one_step(objective, optimizer, groups, step, drawn=drawn, optim=optim, loop=loop, device=device, clock=clock))
                 bar.advance()
                 done = step + 1
                 if done % loop.log_every == 0 or done == optim.steps:
@@ -259,6 +315,7 @@ def _one_step(
     groups: dict[str, list[nn.Parameter]],
     step: int,
     *,
+    drawn: Iterator[Any],
     optim: Optim,
     loop: Loop,
     device: torch.device,
@@ -269,9 +326,11 @@ def _one_step(
         group["lr"] = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=peaks[group["rate"]])
     optimizer.zero_grad(set_to_none=True)
     sums: dict[str, Tensor] = {}
-    for part in range(optim.accumulate):
+    for _ in range(optim.accumulate):
+        with clock("data"):
+            examples = next(drawn)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=loop.bf16 and device.type == "cuda"):
-            loss, numbers = objective.loss(step, part, examples=optim.batch // optim.accumulate, clock=clock)
+            loss, numbers = objective.loss(examples, step, clock)
         with clock("backward"):
             (loss / optim.accumulate).backward()
         for name, value in {"loss": loss, **numbers}.items():

@@ -19,11 +19,11 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.clozes import measure_clozes
 from realmlm.log import say
-from realmlm.model.inputs import NULL, Masked, query_inputs, reader_inputs
+from realmlm.model.inputs import Inputs, Masked, joint_inputs, query_inputs
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
-from realmlm.train.examples import SentenceSource, sources_of
+from realmlm.train.examples import MaskedSentences, SentenceSource, sources_of
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import Clock, prepare, train_model
 from realmlm.train.run import Run
@@ -47,33 +47,28 @@ class JointPretraining:
         own_passage: bool,
         marginal: str,
         freeze_retriever: int,
-        batch: int,
         probe: list[Question],
         probe_every: int,
     ) -> None:
         self._model, self._wordpieces, self._corpus, self._source, self._live = model, wordpieces, corpus, source, live
-        self._null, self._passages, self._marginal, self._freeze, self._batch = (
-            null_document,
-            k - null_document,
-            marginal,
-            freeze_retriever,
-            batch,
-        )
+        self._null, self._passages, self._marginal, self._freeze = null_document, k - null_document, marginal, freeze_retriever
         self._probe, self._probe_every = probe, probe_every
         self._leave_out_own = source.corpus.fingerprint == corpus.fingerprint and not own_passage
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters()), "retriever": self._model.retriever_parameters()}
 
-    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        with clock("data"):
-            drawn = self._source.draw(step * self._batch + part * examples, examples)
-            masked = drawn.masked.to(self._model.device)
-            inputs = query_inputs(masked.queries, self._wordpieces, max_query=self._model.config.max_query).to(self._model.device)
+    def draw(self, first: int, count: int) -> tuple[MaskedSentences, Inputs]:
+        """Masked sentences, and the same as inputs of the query tower."""
+        drawn = self._source.draw(first, count)
+        return drawn, query_inputs(drawn.masked.queries, self._wordpieces, max_query=self._model.config.max_query)
+
+    def loss(self, drawn: tuple[MaskedSentences, Inputs], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        masked, inputs = drawn[0].masked.to(self._model.device), drawn[1].to(self._model.device)
         with clock("embed"):
             query_BD = self._model.query(inputs)
         with clock("search"):
-            own_B = torch.from_numpy(drawn.passages) if self._leave_out_own else None
+            own_B = torch.from_numpy(drawn[0].passages) if self._leave_out_own else None
             ids_BK = self._live.index.search(query_BD.detach().float(), self._passages, exclude_Q=own_B).ids_QK
         with clock("embed"):
             retrieval_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, ids_BK, with_null=self._null)
@@ -129,9 +124,8 @@ def read_masks(model: Realm, wordpieces: Wordpieces, corpus: Corpus, masked: Mas
     """log p(y_j|z,x) of the hidden wordpieces [B, K, M], the null document in column 0, then the given passages."""
     count, k = ids_BK.shape[0], ids_BK.shape[1] + with_null
     queries = [query for query in masked.queries for _ in range(k)]
-    bodies = [body for row in ids_BK.tolist() for body in ([NULL] * with_null + [corpus.tokens(number) for number in row])]
-    limits = {"max_query": model.config.max_query, "max_length": model.config.max_joint}
-    inputs = reader_inputs(queries, bodies, wordpieces, **limits).to(model.device)
+    passages = [number for row in ids_BK.tolist() for number in ([None] * with_null + row)]
+    inputs = joint_inputs(queries, passages, corpus, wordpieces, model.config).to(model.device)
     vocabulary_NMV = model.reader.masks(inputs, masked.positions_BM.repeat_interleave(k, dim=0))
     targets_NM1 = masked.targets_BM.repeat_interleave(k, dim=0)[:, :, None]
     return vocabulary_NMV.gather(2, targets_NM1).view(count, k, -1)
@@ -186,7 +180,6 @@ def pretrain(
                 own_passage=own_passage,
                 marginal=marginal,
                 freeze_retriever=freeze_retriever,
-                batch=optim.batch,
                 probe=[questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else [],
                 probe_every=probe_every,
             )

@@ -15,45 +15,34 @@ from realmlm.config import Loop, Optim, Warmup, flat, record
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.log import say
-from realmlm.model.inputs import Inputs, Masked, document_inputs, query_inputs, reader_inputs
+from realmlm.model.inputs import NULL, Inputs, Masked, document_inputs, joint_inputs, query_inputs
 from realmlm.model.marginal import answer_log_likelihood, in_batch_contrast, inner_products, marked, span_log_probabilities
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable
 from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, sources_of
-from realmlm.train.loop import Clock, Objective, prepare, train_model
+from realmlm.train.loop import Clock, Objective, Stateless, prepare, train_model
 from realmlm.train.run import Run
 
 
-class _Stateless:
-    """An objective with nothing to do between steps and nothing to remember."""
-
-    def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        return None
-
-
-class MaskedReading(_Stateless):
+class MaskedReading(Stateless):
     """−log p(y|z,x) with a passage given, not retrieved; and where y stands in z, −log of the probability that the reader points at it."""
 
-    def __init__(self, model: Realm, wordpieces: Wordpieces, pairs: ReadingPairs, *, pointing: float, batch: int) -> None:
-        self._model, self._wordpieces, self._pairs, self._pointing, self._batch = model, wordpieces, pairs, pointing, batch
+    def __init__(self, model: Realm, wordpieces: Wordpieces, corpus: Corpus, pairs: ReadingPairs, *, pointing: float) -> None:
+        self._model, self._wordpieces, self._corpus, self._pairs, self._pointing = model, wordpieces, corpus, pairs, pointing
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters())}
 
-    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        with clock("data"):
-            masked, bodies = self._pairs.draw(step * self._batch + part * examples, examples)
-            config, device = self._model.config, self._model.device
-            limits = {"max_query": config.max_query, "max_length": config.max_joint}
-            inputs = reader_inputs(masked.queries, bodies, self._wordpieces, **limits)
-            gold_N3 = standing(masked, bodies, inputs, max_answer=config.max_answer) if self._pointing else None
-            masked, inputs = masked.to(device), inputs.to(device)
+    def draw(self, first: int, count: int) -> tuple[Masked, Inputs, np.ndarray | None]:
+        """Masked sentences, what is read beside them, and where the hidden words stand there."""
+        masked, passages = self._pairs.draw(first, count)
+        config = self._model.config
+        inputs = joint_inputs(masked.queries, passages, self._corpus, self._wordpieces, config)
+        bodies = [NULL if number is None else self._corpus.tokens(number) for number in passages]
+        return masked, inputs, standing(masked, bodies, inputs, max_answer=config.max_answer) if self._pointing else None
+
+    def loss(self, drawn: tuple[Masked, Inputs, np.ndarray | None], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        masked, inputs, gold_N3 = drawn[0].to(self._model.device), drawn[1].to(self._model.device), drawn[2]
         with clock("read"):
             hidden_BLH = self._model.reader.encoder(inputs)
             vocabulary_BMV = self._model.reader.masks_from(hidden_BLH, inputs, masked.positions_BM)
@@ -90,24 +79,28 @@ def standing(masked: Masked, bodies: list[np.ndarray], inputs: Inputs, *, max_an
     return np.concatenate(found)
 
 
-class InverseCloze(_Stateless):
+class InverseCloze(Stateless):
     """−log p(z|x) among the passages of the batch."""
 
-    def __init__(self, model: Realm, wordpieces: Wordpieces, pairs: ClozePairs, *, batch: int) -> None:
-        self._model, self._wordpieces, self._pairs, self._batch = model, wordpieces, pairs, batch
+    def __init__(self, model: Realm, wordpieces: Wordpieces, pairs: ClozePairs) -> None:
+        self._model, self._wordpieces, self._pairs = model, wordpieces, pairs
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"retriever": self._model.retriever_parameters()}
 
-    def loss(self, step: int, part: int, *, examples: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        config, device = self._model.config, self._model.device
-        with clock("data"):
-            pairs = self._pairs.draw(step * self._batch + part * examples, examples)
-            queries = query_inputs(pairs.sentences, self._wordpieces, max_query=config.max_query).to(device)
-            documents = document_inputs(pairs.titles, pairs.bodies, self._wordpieces, max_length=config.max_document).to(device)
+    def draw(self, first: int, count: int) -> tuple[Inputs, Inputs, np.ndarray]:
+        """Sentences, passages, and the passages' numbers."""
+        pairs, config = self._pairs.draw(first, count), self._model.config
+        queries = query_inputs(pairs.sentences, self._wordpieces, max_query=config.max_query)
+        documents = document_inputs(pairs.titles, pairs.bodies, self._wordpieces, max_length=config.max_document)
+        return queries, documents, pairs.passages
+
+    def loss(self, drawn: tuple[Inputs, Inputs, np.ndarray], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        queries, documents, passages = drawn
+        device = self._model.device
         with clock("embed"):
-            scores_BB = inner_products(self._model.query(queries), self._model.document(documents))
-            loss_B = in_batch_contrast(scores_BB, torch.from_numpy(pairs.passages).to(device))
+            scores_BB = inner_products(self._model.query(queries.to(device)), self._model.document(documents.to(device)))
+            loss_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
             found_B = scores_BB.argmax(-1) == torch.arange(len(scores_BB), device=device)
         return loss_B.mean(), {"found": found_B.float().mean()}
 
@@ -136,15 +129,11 @@ def warm_up(
             limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out}
             source = SentenceSource(known, wordpieces=wordpieces, seed=loop.seed, **limits)
             pairs = ReadingPairs(source, pairing=pairing, seed=loop.seed)
-            return MaskedReading(realm, wordpieces, pairs, pointing=pointing, batch=reader.batch)
+            return MaskedReading(realm, wordpieces, known, pairs, pointing=pointing)
 
         def finding(realm: Realm, wordpieces: Wordpieces) -> InverseCloze:
-            return InverseCloze(
-                realm,
-                wordpieces,
-                ClozePairs(known, remove=remove_sentence, seed=loop.seed, held_out=sources_of(hold_out)),
-                batch=retriever.batch,
-            )
+            pairs = ClozePairs(known, remove=remove_sentence, seed=loop.seed, held_out=sources_of(hold_out))
+            return InverseCloze(realm, wordpieces, pairs)
 
         place = _stage("reader", Path(model), whole, known, reading, optim=reader, loop=loop)
         place = _stage("retriever", place, whole, known, finding, optim=retriever, loop=loop)

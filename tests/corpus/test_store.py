@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realmlm.artefact import publish
+from realmlm.cli import main
 from realmlm.corpus.build import cut_articles
 from realmlm.corpus.store import Article, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
@@ -47,6 +48,33 @@ def test_passages_are_what_was_written(corpus):
         assert corpus.title_tokens(number).tolist() == WORDPIECES.encode(corpus[number].title).tolist()
         assert corpus.sentences(number).tolist() == [0, len(encoding)]
     assert corpus.lengths.tolist() == [len(corpus.tokens(number)) for number in corpus.ids]
+
+
+def test_passages_are_found_by_title_text_and_source(corpus):
+    def found(text: str, limit: int = 20) -> list[int]:
+        return [passage.id for passage in corpus.find(text, limit=limit)]
+
+    assert found("oNe") == [0, 1]  # a title
+    assert found("STU") == [2]  # a text
+    assert found("É") == [4]
+    assert found("a#2") == [2, 3]  # a source
+    assert found("") == [0, 1, 2, 3, 4]
+    assert found("", limit=2) == [0, 1]
+    assert found("Two Mno") == []  # no piece of two of them
+    corpus, (new,) = corpus.edit(add=[Article("Straße", "Abc.")], replace={1: Article("One", "Stu.")}, remove=[2])
+    assert found("stu") == [1]
+    assert found("STRASSE") == [new]
+    assert found("abc") == [0, new]
+    assert corpus.find("abc", limit=20)[1] == corpus[new]
+    with pytest.raises(BadInput, match="a limit of 1 or more"):
+        corpus.find("abc", limit=0)
+
+
+def test_the_command_shows_what_is_found(corpus, capsys):
+    main(["passages", str(corpus.folder), "--find", "two", "--limit", "1"])
+    assert capsys.readouterr().out.split() == ["2", "Two", "[a#2]", "Mno", "pqr", "stu", "vw."]
+    main(["passages", str(corpus.folder), "--find", "nowhere"])
+    assert "has 'nowhere' in it" in capsys.readouterr().err
 
 
 def test_what_is_not_there(corpus, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.model.inputs import mask_queries, pair_inputs
+from realmlm.model.inputs import mask_queries, pair_inputs, reader_inputs
 from realmlm.worlds import world_wordpieces
 
 WORDPIECES: Wordpieces = world_wordpieces()
@@ -92,3 +92,15 @@ def test_masking_hides_and_remembers() -> None:
     assert masked.targets_BM[masked.valid_BM].tolist() == [10, 12, 21]
     assert torch.equal(masked.valid_BM, torch.tensor([[True, True], [True, False]]))
     assert queries[0].tolist() == [10, 11, 12], "the corpus itself must stay as it is"
+
+
+@given(st.lists(st.tuples(pieces, pieces, pieces), min_size=1, max_size=5))
+def test_titles_stand_before_bodies_and_are_not_pointed_at(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+    queries, titles, bodies = (list(column) for column in zip(*rows, strict=True))
+    inputs = reader_inputs(queries, bodies, WORDPIECES, titles=titles, max_query=12, max_length=60)
+    for row, (query, title, body) in enumerate(rows):
+        head = [*title, WORDPIECES.sep] if len(title) else []
+        expected = [WORDPIECES.cls, *query, WORDPIECES.sep, *head, *body, WORDPIECES.sep]
+        assert inputs.tokens_NL[row, : len(expected)].tolist() == expected
+        assert inputs.second_N[row] == len(query) + 2 + len(head)  # spans begin in the body
+        assert inputs.segments_NL[row, : len(expected)].tolist() == [0] * (len(query) + 2) + [1] * (len(head) + len(body) + 1)

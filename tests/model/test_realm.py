@@ -1,6 +1,7 @@
 """Towers and reader: padding, sharing, span scores, saving."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_padding_changes_nothing(family: str, pooling: str) -> None:
     alone = model.query(query_inputs([short], WORDPIECES, max_query=16))
     beside = model.query(query_inputs([short, long], WORDPIECES, max_query=16))
     assert torch.allclose(alone[0], beside[0], atol=1e-5)
-    limits = {"max_query": 16, "max_length": 60}
+    limits: dict[str, Any] = {"max_query": 16, "max_length": 60}
     positions = torch.tensor([[1]])
     alone = model.reader.masks(reader_inputs([short], [short], WORDPIECES, **limits), positions)
     beside = model.reader.masks(reader_inputs([short, short], [short, long], WORDPIECES, **limits), positions.expand(2, 1))

@@ -1,6 +1,7 @@
 """The service: every route, every limit, one shape of error, edits that stay."""
 
 import json
+import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ from fastapi.testclient import TestClient
 
 from realmlm.corpus.store import Corpus
 from realmlm.serve.engine import Engine
-from realmlm.serve.http import MOST_BODY, MOST_CHARACTERS, create_app
+from realmlm.serve.http import MOST_BODY, create_app
+from realmlm.serve.shapes import MOST_CHARACTERS, MOST_TEXT
 
-TOKEN = "a long secret"
+TOKEN = "a long secret, ünsaid"
 
 
 @pytest.fixture
@@ -87,17 +89,36 @@ def test_passages_are_read_found_added_replaced_removed_and_it_stays(client: Tes
 def test_bad_requests_have_one_shape(client: TestClient) -> None:
     assert "question" in failed(client.post("/ask", json={}), 422)
     assert "read" in failed(client.post("/ask", json={"question": "Who?", "read": 0}), 422)
+    for given in ({"read": True}, {"read": "5"}, {"read": None}, {"without_reading": "yes"}, {"question": 7}):
+        assert next(iter(given)) in failed(client.post("/ask", json={"question": "Who?"} | given), 422)
     failed(client.post("/ask", json={"question": "w" * (MOST_CHARACTERS + 1)}), 422)
     failed(client.post("/ask", content=b"not json", headers={"content-type": "application/json"}), 422)
     failed(client.post("/ask", content=b"x" * (MOST_BODY + 1)), 413)
     failed(client.post("/ask", content=iter([b"{}"])), 413)  # chunked: no length said
+    for length in ("²", "-1", "", "9" * 5000):
+        failed(client.post("/ask", content=b"{}", headers={b"content-length": length.encode("latin-1")}), 413)
     failed(client.post("/ask", json={"question": "\u0000"}), 400)
     failed(client.get("/nowhere"), 404)
     failed(client.get("/passages/x"), 422)
     failed(client.get("/passages/99999999999999999999999"), 404)
-    failed(client.put("/ask", json={}), 405)
-    failed(client.post("/passages", json={"text": "\u200b\u0007"}), 400)
+    refused = client.put("/ask", json={})
+    assert (failed(refused, 405), refused.headers["allow"]) == ("Method Not Allowed", "POST")
+    refused = client.patch("/passages/0", json={})
+    assert (failed(refused, 405), set(refused.headers["allow"].split(", "))) == ("Method Not Allowed", {"GET", "PUT", "DELETE"})
+    refused = client.post("/")
+    assert (failed(refused, 405), refused.headers["allow"]) == ("Method Not Allowed", "GET")
+    assert client.post("/ask", content=b'{"question": "Who?", "read": 2.0}', headers={"content-type": "application/json"}).is_success
+    assert failed(client.post("/passages", json={"text": "\u200b\u0007"}), 400).startswith("the text has no words")
+    assert failed(client.put("/passages/0", json={"text": "\u200b\u0007"}), 400).startswith("the text has no words")
     failed(client.post("/passages", json={"text": ""}), 422)
+
+
+def test_the_longest_texts_are_taken(client: TestClient) -> None:
+    longest = json.dumps({"title": "\U0001f600" * 500, "text": "\U0001f600" * MOST_TEXT}, ensure_ascii=True)
+    added = client.post("/passages", content=longest, headers={"content-type": "application/json"})
+    assert added.status_code == 201
+    assert "".join(passage["text"] for passage in added.json()) == "\U0001f600" * MOST_TEXT
+    assert client.post("/ask", json={"question": "\U0001f600" * MOST_CHARACTERS}).status_code == 200
 
 
 def test_writing_needs_the_token_where_there_is_one(tiny_model_folder: Path, own_corpus: Path) -> None:
@@ -108,11 +129,22 @@ def test_writing_needs_the_token_where_there_is_one(tiny_model_folder: Path, own
             client.put("/passages/0", json=new),
             client.delete("/passages/0"),
             client.post("/passages", json=new, headers={"Authorization": "Bearer wrong"}),
+            client.post("/passages", json=new, headers={b"Authorization": b"Bearer \xff"}),
         ):
             assert "token" in failed(request, 401)
+            assert request.headers["www-authenticate"] == "Bearer"
         assert client.get("/passages/0").status_code == 200
         assert client.post("/ask", json={"question": "Who?"}).status_code == 200
-        assert client.post("/passages", json=new, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 201
+        assert client.post("/passages", json=new, headers={b"Authorization": f"Bearer {TOKEN}".encode()}).status_code == 201
+
+
+def test_the_last_passage_stays_however_many_remove_at_once(tiny_model_folder: Path, own_corpus: Path) -> None:
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+    engine.edit(remove=engine.corpus.ids[2:].tolist())
+    with TestClient(create_app(engine)) as client, ThreadPoolExecutor(2) as pool:
+        statuses = [response.status_code for response in pool.map(client.delete, ("/passages/0", "/passages/1"))]
+        assert sorted(statuses) == [204, 400]
+        assert len(client.post("/ask", json={"question": "Who?"}).json()["evidence"]) == 1
 
 
 def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +175,7 @@ def test_an_unexpected_failure_shows_no_traceback(client: TestClient, monkeypatc
     response = client.post("/ask", json={"question": "Who?"})
     assert failed(response, 500).startswith("something failed here (ZeroDivisionError)")
     assert "Traceback" not in response.text
+    assert 'realmlm_requests_total{route="/ask",status="500"} 1.0' in client.get("/metrics").text
 
 
 def test_numbers_and_description(client: TestClient) -> None:
@@ -156,12 +189,13 @@ def test_numbers_and_description(client: TestClient) -> None:
 
 
 def test_runs_are_shown_and_nothing_else(tiny_model_folder: Path, own_corpus: Path, tmp_path: Path) -> None:
-    for name, rows in (("first", [{"step": 1, "loss": 2.0}]), ("warm/reader", [{"step": 5, "loss": 1.0}])):
+    for name, rows in (("first", [{"step": 1, "loss": 2.0}]), ("warm/reader", [{"step": 5, "loss": 1.0}]), ("lost", [{"loss": math.nan}])):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     app = create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), runs=[tmp_path / "runs"])
     with TestClient(app) as client:
-        assert client.get("/runs").json() == ["first", "warm/reader"]
+        assert client.get("/runs").json() == ["first", "lost", "warm/reader"]
+        assert client.get("/runs/lost").json() == [{"loss": None}]  # JSON knows no NaN
         assert client.get("/runs/first").json() == [{"step": 1, "loss": 2.0}]
         assert client.get("/runs/warm%2Freader").json() == [{"step": 5, "loss": 1.0}]
         for name in ("%2e%2e%2fcorpus", "first%2f..%2f..%2fcorpus", "none"):

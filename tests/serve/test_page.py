@@ -168,7 +168,7 @@ def test_training_curves_and_the_keyboard(browser: Any) -> None:
     tab = one(browser, "#tab-ask")
     tab.send_keys(Keys.ARROW_LEFT)
     assert browser.switch_to.active_element.get_attribute("id") == "tab-training"
-    wait(lambda: one(browser, "[id='run-joint']")).click()
+    assert wait(lambda: one(browser, "[id='run-joint']")).is_selected()  # the only one
     titles = wait(lambda: [caption.text for caption in browser.find_elements(By.CSS_SELECTOR, "#curves figcaption")])
     assert titles == ["loss", "retrieval utility, nats", "age of the index, steps"]
 

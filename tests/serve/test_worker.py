@@ -31,7 +31,7 @@ def held(worker: Worker, gate: Gate) -> "Future[Any]":
 
 
 def test_jobs_of_one_key_are_worked_off_together_and_in_order() -> None:
-    gate, worker = Gate(), Worker(most_waiting=100, most_together=4, wait_s=0)
+    gate, worker = Gate(), Worker(most_waiting=100, most_together=4)
     first = held(worker, gate)
     futures = [worker.together(gate.work, item, key="a") for item in range(1, 7)]
     futures += [worker.together(gate.work, item, key="b") for item in (7, 8)]
@@ -41,8 +41,32 @@ def test_jobs_of_one_key_are_worked_off_together_and_in_order() -> None:
     assert gate.batches == [[0], [1, 2, 3, 4], [5, 6], [7, 8]]
 
 
+def test_what_goes_together_need_not_stand_together_and_what_is_equal_is_done_once() -> None:
+    gate, worker = Gate(), Worker(most_waiting=100, most_together=4)
+    held(worker, gate)
+    items = [(1, "a"), (2, "b"), (1, "a"), (3, "a"), (4, "b"), (5, "a"), (6, "a")]
+    futures = [worker.together(gate.work, item, key=key) for item, key in items]
+    gate.open.set()
+    assert [future.result(10) for future in futures] == [item * 10 for item, _ in items]
+    worker.close()
+    assert gate.batches == [[0], [1, 3, 5], [2, 4], [6]]  # the first of four jobs, two of which are equal
+
+
+def test_what_was_given_up_is_left_out() -> None:
+    gate, worker = Gate(), Worker(most_waiting=100, most_together=4)
+    first = held(worker, gate)
+    futures = [worker.together(gate.work, item, key="a") for item in (1, 2)] + [worker.alone(lambda: 3)]
+    assert futures[0].cancel()
+    assert futures[2].cancel()
+    assert not first.cancel()  # it is being worked on
+    gate.open.set()
+    assert futures[1].result(10) == 20
+    worker.close()
+    assert gate.batches == [[0], [2]]
+
+
 def test_what_is_alone_runs_alone() -> None:
-    gate, worker, seen = Gate(), Worker(most_waiting=100, most_together=8, wait_s=0), []
+    gate, worker, seen = Gate(), Worker(most_waiting=100, most_together=8), []
     held(worker, gate)
     before = worker.together(gate.work, 1, key="a")
     edit = worker.alone(lambda: seen.append(list(gate.batches)))
@@ -54,7 +78,7 @@ def test_what_is_alone_runs_alone() -> None:
 
 
 def test_a_full_queue_and_a_closed_one_refuse() -> None:
-    gate, worker = Gate(), Worker(most_waiting=2, most_together=2, wait_s=0)
+    gate, worker = Gate(), Worker(most_waiting=2, most_together=2)
     held(worker, gate)
     waiting = [worker.together(gate.work, item, key="a") for item in (1, 2)]
     with pytest.raises(Busy, match="2 requests are waiting"):
@@ -67,7 +91,7 @@ def test_a_full_queue_and_a_closed_one_refuse() -> None:
 
 
 def test_closing_finishes_what_waits() -> None:
-    gate, worker = Gate(), Worker(most_waiting=10, most_together=2, wait_s=0)
+    gate, worker = Gate(), Worker(most_waiting=10, most_together=2)
     held(worker, gate)
     futures = [worker.together(gate.work, item, key=item) for item in range(1, 5)]
     closing = threading.Thread(target=worker.close)
@@ -78,7 +102,7 @@ def test_closing_finishes_what_waits() -> None:
 
 
 def test_one_bad_item_does_not_spoil_the_others() -> None:
-    gate, worker = Gate(), Worker(most_waiting=10, most_together=8, wait_s=0)
+    gate, worker = Gate(), Worker(most_waiting=10, most_together=8)
     held(worker, gate)
 
     def picky(items: list[int]) -> list[int]:

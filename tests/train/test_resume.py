@@ -128,3 +128,9 @@ def test_accumulation_gives_the_same_gradient(tiny_model_folder: Path, knowledge
     for name, tensor in results[0].items():
         assert torch.allclose(tensor, results[1][name], atol=2e-5), name
     assert sum(distance > 1e-4 for distance in moved.values()) > len(moved) / 2, "the step must have moved most weights"
+
+
+def test_batches_put_together_ahead_are_the_same_batches(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    here = joint_run(tiny_model_folder, knowledge, tmp_path / "here")
+    ahead = joint_run(tiny_model_folder, knowledge, tmp_path / "ahead", loop=dataclasses.replace(LOOP, workers=2))
+    assert same(weights(here), weights(ahead))

@@ -1,17 +1,19 @@
 """What the comparisons of the study need: held-out sentences, recurring words, other objectives and other retrievers."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from realmlm.cli import main
-from realmlm.config import Finetune, JointOptim, Loop, Optim, Refresh, Warmup
+from realmlm.config import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, read_questions
-from realmlm.corpus.spans import mark_spans
+from realmlm.corpus.spans import MarkedSentence, Spans, mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import NotEnough
@@ -25,6 +27,7 @@ from realmlm.train.examples import ClozePairs, ReadingPairs, Recurrences, Senten
 from realmlm.train.finetune import Given, QuestionAnswering, run_finetune
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import Clock
+from realmlm.train.pretrain import run_pretrain
 from realmlm.train.warmup import run_warmup, standing
 from tests.train.test_resume import joint_run
 
@@ -131,11 +134,11 @@ def test_nothing_recurs_in_a_corpus_of_single_passages(knowledge: Corpus, tmp_pa
 def test_pairs_do_not_depend_on_the_parts_they_are_drawn_in(towns: Corpus) -> None:
     source = SentenceSource(towns, scheme="salient", wordpieces=towns.wordpieces, max_query=32, seed=0)
     pairs = ReadingPairs(source, pairing="recurring", seed=0)
-    masked, bodies = pairs.draw(0, 40)
+    masked, passages = pairs.draw(0, 40)
     parts = [pairs.draw(0, 15), pairs.draw(15, 25)]
     assert [query.tolist() for part, _ in parts for query in part.queries] == [query.tolist() for query in masked.queries]
-    assert [body.tolist() for _, part in parts for body in part] == [body.tolist() for body in bodies]
-    assert 0 < sum(len(body) == 0 for body in bodies) < 12
+    assert [passage for _, part in parts for passage in part] == passages
+    assert 0 < passages.count(None) < 12
 
 
 def test_where_the_hidden_words_stand(towns: Corpus) -> None:
@@ -167,6 +170,26 @@ def test_the_warm_up_teaches_to_point(towns: Corpus, tmp_path: Path) -> None:
     assert np.mean([row["pointed"] for row in rows[-5:]]) > 2 * rows[0]["pointed"]
 
 
+def test_a_reader_of_titles_trains_and_answers(towns: Corpus, tmp_path: Path) -> None:
+    from realmlm.model.create import create_model
+    from realmlm.serve.engine import Engine
+    from tests.conftest import TINY_MODEL
+
+    create_model(corpus=towns.folder, out=tmp_path / "model", read_titles=True, **TINY_MODEL)  # type: ignore[arg-type]
+    asked = tmp_path / "questions.jsonl"
+    asked.write_text(json.dumps({"question": "Which bird?", "answer": ["heron"]}), "utf-8")
+    common: dict[str, Any] = {"corpus": towns.folder, "loop": LOOP}
+    optim = JointOptim(steps=3, batch=8)
+    warm = Warmup(
+        model=tmp_path / "model", out=tmp_path / "warm", pairing="recurring", pointing=1.0, reader=optim, retriever=optim, **common
+    )
+    joint = Pretrain(model=run_warmup(warm), out=tmp_path / "joint", k=3, optim=optim, refresh=Refresh(every_steps=0), **common)
+    answering = Finetune(model=run_pretrain(joint), questions=(asked,), out=tmp_path / "asked", read=2, optim=optim, **common)
+    answer = Engine(run_finetune(answering), towns.folder).ask("Which bird?", read=2)
+    evidence = next(passage for passage in answer.evidence if passage.start is not None)
+    assert evidence.passage[evidence.start : evidence.end].lower() == answer.answer.lower()
+
+
 # --- pre-training otherwise -------------------------------------------------------------------------------------------------------------
 
 
@@ -190,11 +213,19 @@ def test_the_best_place_alone() -> None:
 
 def asking(model: Realm, knowledge: Corpus, questions: list[Question], **settings: object) -> QuestionAnswering:
     gold = locate_answers(knowledge, questions)
-    usual = {"read": 2, "read_gold": False, "candidates": 9, "objective": "marginal", "closed_book": 0.0, "frozen_index": True}
+    usual = {
+        "read": 2,
+        "read_gold": False,
+        "candidates": 9,
+        "objective": "marginal",
+        "closed_book": 0.0,
+        "frozen_index": True,
+        "learning": [],
+    }
     given = settings.pop("given", None)
     if callable(given):
         given = given(gold)
-    return QuestionAnswering(model, knowledge.wordpieces, knowledge, None, gold, seed=0, batch=6, given=given, **(usual | settings))  # type: ignore[arg-type]
+    return QuestionAnswering(model, knowledge.wordpieces, knowledge, None, gold, seed=0, given=given, **(usual | settings))  # type: ignore[arg-type]
 
 
 def test_a_passage_with_the_answer_takes_the_last_place_read(
@@ -211,7 +242,7 @@ def test_a_passage_with_the_answer_takes_the_last_place_read(
     for read_gold in (False, True):
         objective = asking(model, knowledge, questions, given=wrong_first, read_gold=read_gold)
         with torch.no_grad():
-            _, row = objective.loss(0, 0, examples=6, clock=Clock(torch.device("cpu")))
+            _, row = objective.loss(objective.draw(0, 6), 0, Clock(torch.device("cpu")))
         shares[read_gold] = float(row["gold_read"])
         assert set(objective.groups()) == {"reader"}
     assert shares[True] == 1.0
@@ -283,3 +314,25 @@ def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, 
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["closed_book"] == 0
     assert np.isfinite(row["loss"])
+
+
+def test_only_words_that_another_passage_has_are_hidden(towns: Corpus) -> None:
+    spans, recurring = Spans.open(towns), Spans.open(towns).recurring(towns)
+
+    def words(sentence: MarkedSentence) -> list[tuple[int, ...]]:
+        tokens = towns.tokens(sentence.passage)[sentence.start : sentence.end]
+        return [tuple(tokens[start:end].tolist()) for start, end in sentence.spans.tolist()]
+
+    places = defaultdict(set)
+    for number in range(len(spans)):
+        for hidden in words(spans[number]):
+            places[hidden].add(spans[number].passage)
+    kept = {(recurring[number].passage, hidden) for number in range(len(recurring)) for hidden in words(recurring[number])}
+    assert kept == {(passage, hidden) for hidden, passages in places.items() if len(passages) > 1 for passage in passages}
+    assert len(make_clozes(towns, count=3, max_query=32, seed=0, recurring=True)) == 3
+
+
+def test_nothing_is_left_where_nothing_recurs(knowledge: Corpus, tmp_path: Path, towns: Corpus) -> None:
+    (tmp_path / "one.jsonl").write_text(json.dumps({"title": "One", "text": "One bears a heron on its arms."}))
+    corpus = build_corpus([tmp_path / "one.jsonl"], tmp_path / "corpus", tokenizer=str(towns.folder), workers=1)
+    assert len(mark_spans(corpus, PhraseTagger(["heron"]), workers=1).recurring(corpus)) == 0

@@ -1,19 +1,7 @@
 "use strict";
-// One file, nothing loaded from elsewhere. Texts go in as text nodes only.
+// With charts.js, nothing loaded from elsewhere. Texts go in as text nodes only.
 
 const $ = (selector, within = document) => within.querySelector(selector);
-const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
-
-function element(name, options = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(options)) {
-    if (key === "class") made.className = value;
-    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else made.setAttribute(key, value);
-  }
-  made.append(...children);
-  return made;
-}
 
 // --- talking to the service -----------------------------------------------------------------------------------------------------------
 
@@ -77,7 +65,7 @@ for (const [place, tab] of tabs.entries()) {
 
 // --- answers ----------------------------------------------------------------------------------------------------------------------------
 
-const percent = (share) => (share >= 0.9995 ? "100%" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`);
+const percent = (share) => (share >= 0.9995 ? "100%" : `${(100 * share).toFixed(share < 0.1 || share >= 0.99 ? 1 : 0)}%`);
 
 function bars(list, rows) {
   for (const [name, value, colour, title] of rows) {
@@ -100,6 +88,7 @@ function evidenceCard(evidence, probability) {
   const alone = evidence.passage_id === null;
   card.classList.toggle("null", alone);
   $("h3", card).textContent = alone ? "Without reading anything" : evidence.title || `Passage ${evidence.passage_id}`;
+  $(".file", card).textContent = alone ? "" : evidence.file;
   if (!alone) marked($(".text", card), evidence.passage, evidence.start, evidence.end);
   const share = probability > 0 ? (evidence.retrieval_probability * evidence.reading_probability) / probability : 0;
   bars($(".bars", card), [
@@ -133,7 +122,7 @@ function showAnswer(place, result) {
   place.replaceChildren(...answerHead(result));
   if (result.others?.length) {
     const list = element("ul", { class: "others", "aria-label": "Other answers" });
-    for (const other of result.others) list.append(element("li", {}, `${other.words} ${percent(other.probability)}`));
+    for (const other of result.others.filter(({ probability }) => probability >= 0.0005)) list.append(element("li", {}, `${other.words} ${percent(other.probability)}`));
     place.append(list);
   }
   if (result.masks) place.append(...wordTable(result.masks));
@@ -244,10 +233,6 @@ $("#add").addEventListener("submit", async (event) => {
 
 // --- training ---------------------------------------------------------------------------------------------------------------------------
 
-const CURVES = {
-  loss: "loss", log_p: "log p(y|x)", utility: "retrieval utility, nats", null_share: "share of the null document", top_share: "share of the best passage",
-  "recall@1": "recall@1", right: "masked word right", index_age: "age of the index, steps", "queries/s": "examples a second",
-};
 let watching = false;
 const chosen = new Map(); // run -> rows
 
@@ -259,12 +244,16 @@ async function showRuns() {
     for (const run of runs) {
       if (document.getElementById(`run-${run}`)) continue;
       const check = element("input", { type: "checkbox", id: `run-${run}` });
+      if (runs.length === 1) { // nothing to choose
+        check.checked = true;
+        chosen.set(run, []);
+      }
       check.addEventListener("change", () => {
         if (check.checked) chosen.set(run, []);
         else chosen.delete(run);
         refreshRuns();
       });
-      box.append(element("label", { for: `run-${run}` }, check, element("span", { class: "swatch", style: `background:var(${colourOf(run, runs)})` }), run));
+      box.append(element("label", { for: `run-${run}` }, check, element("span", { class: "swatch", style: `background:var(--c${runs.indexOf(run) % COLOURS})` }), run));
     }
     refreshRuns.all = runs;
     refreshRuns();
@@ -273,44 +262,15 @@ async function showRuns() {
   }
 }
 
-const colourOf = (run, runs) => COLOURS[runs.indexOf(run) % COLOURS.length];
-
 async function refreshRuns() {
   for (const run of chosen.keys()) chosen.set(run, await call(`/runs/${encodeURIComponent(run)}`).catch(() => chosen.get(run)));
-  const shown = Object.entries(CURVES).filter(([key]) => [...chosen.values()].some((rows) => rows.some((row) => typeof row[key] === "number")));
-  $("#curves").replaceChildren(...shown.map(([key, title]) => curve(key, title)));
+  const runs = [...chosen].map(([run, rows]) => ({ name: run, place: refreshRuns.all.indexOf(run), curves: curvesOf(rows) }));
+  $("#curves").replaceChildren(...figures(runs));
 }
 
-function curve(key, title) {
-  const W = 300, H = 150, left = 38, bottom = 18, top = 8;
-  const lines = [...chosen].map(([run, rows]) => [run, rows.filter((row) => typeof row[key] === "number").map((row) => [row.step, row[key]])]);
-  const points = lines.flatMap(([, line]) => line);
-  const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
-  const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1), y0 = Math.min(...ys), y1 = Math.max(...ys) === y0 ? y0 + 1 : Math.max(...ys);
-  const at = ([x, y]) => `${(left + ((W - left - 6) * (x - x0)) / (x1 - x0)).toFixed(1)},${(top + (H - top - bottom) * (1 - (y - y0) / (y1 - y0))).toFixed(1)}`;
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const draw = (name, attributes, text = "") => {
-    const made = document.createElementNS(svg.namespaceURI, name);
-    for (const [k, v] of Object.entries(attributes)) made.setAttribute(k, v);
-    made.textContent = text;
-    svg.append(made);
-  };
-  svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${title}: ${lines.map(([run, line]) => `${run} ${line.length ? line.at(-1)[1] : "nothing yet"}`).join("; ")}`);
-  draw("path", { class: "axis", fill: "none", d: `M${left} ${top}V${H - bottom}H${W - 6}` });
-  const short = (n) => (Math.abs(n) >= 1000 ? n.toFixed(0) : n && Math.abs(n) < 0.01 ? n.toExponential(0) : Number(n.toPrecision(3)).toString());
-  draw("text", { x: left - 4, y: top + 8, "text-anchor": "end" }, short(y1));
-  draw("text", { x: left - 4, y: H - bottom, "text-anchor": "end" }, short(y0));
-  draw("text", { x: left, y: H - 4 }, short(x0));
-  draw("text", { x: W - 6, y: H - 4, "text-anchor": "end" }, `step ${short(x1)}`);
-  for (const [run, line] of lines) {
-    const d = line.map((point, n) => `${n ? "L" : "M"}${at(point)}`).join("");
-    draw("path", { d, fill: "none", stroke: `var(${colourOf(run, refreshRuns.all)})`, "stroke-width": 1.6 });
-  }
-  const figure = element("figure", {}, element("figcaption", {}, title));
-  figure.prepend(svg);
-  return figure;
+function curvesOf(rows) {
+  const points = (key) => rows.filter((row) => typeof row[key] === "number").map((row) => [row.step, row[key]]);
+  return Object.fromEntries(Object.keys(CURVES).map((key) => [key, points(key)]));
 }
 
 setInterval(() => watching && chosen.size && refreshRuns(), 3000);

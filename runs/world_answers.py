@@ -1,4 +1,4 @@
-"""The demo's last page: what was learned, in a table, and three answers with their evidence."""
+"""The last page of runs/world.sh: what was learned, in a table, and three answers with their evidence."""
 
 import json
 import sys
@@ -7,7 +7,6 @@ from typing import Any
 
 import realmlm
 from realmlm.evaluate.report import Report, evaluate
-from realmlm.serve.engine import as_text
 
 LIMIT = 400
 
@@ -48,7 +47,7 @@ def main(out: Path) -> None:
     for line in lines[5 :: len(lines) // 3]:
         question = json.loads(line)
         print(f"\n{question['question']}   (right: {question['answer'][0]})\n")
-        print(as_text(realm.ask(question["question"], read=3)))
+        print(realm.ask(question["question"], read=3))
     print(f'\nAsk it yourself: .venv/bin/realmlm ask "…" --model {out}/questions-pretrain/model --corpus {out}/knowledge')
 
 

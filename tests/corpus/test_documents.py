@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import pytest
 
 from realmlm.cli import main
+from realmlm.corpus import documents
+from realmlm.corpus.documents import open_documents
 from realmlm.corpus.readers import SourceFile
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput
-from realmlm.serve import documents
-from realmlm.serve.documents import file_of, open_documents
+from realmlm.errors import BadInput, MissingExtra
 from realmlm.serve.engine import Engine
 
 
@@ -34,7 +35,7 @@ def pieces(world: Path) -> Wordpieces:
 
 
 def opened(notes: Path, pieces: Wordpieces, tmp_path: Path) -> Corpus:
-    return open_documents(notes, pieces, max_wordpieces=64, cache=tmp_path / "cache")
+    return open_documents([notes], pieces, max_wordpieces=64, cache=tmp_path / "cache")
 
 
 def texts(corpus: Corpus) -> list[str]:
@@ -44,7 +45,7 @@ def texts(corpus: Corpus) -> list[str]:
 def test_it_is_made_once_and_follows_the_files(notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = opened(notes, pieces, tmp_path)
     assert len(corpus) == 4
-    assert {file_of(corpus.source(number)) for number in corpus.ids.tolist()} == {
+    assert {corpus[number].file for number in corpus.ids.tolist()} == {
         "notes/heron.txt",
         "notes/deep/badger.md",
         "notes/table.csv",
@@ -97,6 +98,76 @@ def test_what_cannot_be_read_is_said_and_left_out(
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="no file that can be read"):
         opened(tmp_path / "empty", pieces, tmp_path)
+
+
+def test_what_cannot_be_read_is_not_tried_again_until_it_changes(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")
+    (notes / "controls.txt").write_text("\x01\x02\x03")  # an article, but no wordpiece in it
+    opened(notes, pieces, tmp_path)
+    for _ in range(2):
+        capsys.readouterr()
+        assert opened(notes, pieces, tmp_path).edits == 0
+        assert capsys.readouterr().err == ""
+    (notes / "bad.txt").write_text("Mended.")
+    mended = texts(opened(notes, pieces, tmp_path))
+    assert "Mended." in mended
+    for file in (tmp_path / "cache" / "documents").glob("*.seen.json"):
+        file.write_text('{"digests": []')  # cut off: looked at again, nothing else
+    assert texts(opened(notes, pieces, tmp_path)) == mended
+
+
+def test_a_file_that_may_not_be_read_is_left_out(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checksum = documents.sha256_of
+
+    def refused(file: Path) -> str:
+        if file.name == "heron.txt":
+            raise PermissionError(13, "Permission denied", str(file))
+        return checksum(file)
+
+    monkeypatch.setattr(documents, "sha256_of", refused)
+    assert len(opened(notes, pieces, tmp_path)) == 3
+    assert "heron.txt: Permission denied" in capsys.readouterr().err
+
+
+def test_what_waits_for_a_library_is_read_once_it_is_there(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "markdown_it", None)
+        for _ in range(2):
+            assert len(opened(notes, pieces, tmp_path)) == 3
+            assert "badger.md: reading Markdown needs 'markdown_it': pip install 'realmlm[formats]'" in capsys.readouterr().err
+        with pytest.raises(MissingExtra, match=r"realmlm\[formats\]"):
+            opened(notes / "deep", pieces, tmp_path)
+    assert len(opened(notes, pieces, tmp_path)) == 4
+
+
+def test_several_places_are_one_corpus(notes: Path, pieces: Wordpieces, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("The stork brings letters.")
+
+    def both(*places: Path) -> Corpus:
+        return open_documents(places, pieces, max_wordpieces=64, cache=tmp_path / "cache")
+
+    corpus = both(notes, tmp_path / "letter.txt")
+    assert len(corpus) == 5
+    assert both(tmp_path / "letter.txt", notes, notes / "deep").folder == corpus.folder  # in any order; what lies within counts once
+    assert both(notes).folder != corpus.folder
+
+
+def test_sources_of_all_passages_are_those_of_each(notes: Path, pieces: Wordpieces, tmp_path: Path) -> None:
+    opened(notes, pieces, tmp_path)
+    (notes / "table.csv").write_text("title,text\nOtter,The otter swims.\nHare,The hare runs.\nHare,The hare jumps.\n")
+    (notes / "heron.txt").unlink()
+    corpus = opened(notes, pieces, tmp_path)
+    assert corpus.edits == 1
+    one_by_one: dict[str, list[int]] = {}
+    for number in corpus.ids.tolist():
+        one_by_one.setdefault(corpus.source(number), []).append(number)
+    assert documents._contained(corpus) == one_by_one
 
 
 def test_the_command_answers_from_a_folder_and_embeds_only_what_changed(

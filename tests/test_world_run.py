@@ -1,4 +1,4 @@
-"""The demo's promise, three seeds (minutes each): `make test-slow`."""
+"""The promise of runs/world.sh, three seeds (minutes each): `make test-slow`."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def test_retrieval_emerges_on_the_small_world_whatever_the_seed(tmp_path: Path) 
     for seed in SEEDS:
         out = tmp_path / str(seed)
         paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        subprocess.run(["bash", "runs/demo.sh", str(out)], cwd=ROOT, check=True, env={**os.environ, "SEED": str(seed), "PATH": paths})
+        subprocess.run(["bash", "runs/world.sh", str(out)], cwd=ROOT, check=True, env={**os.environ, "SEED": str(seed), "PATH": paths})
         table = {name: cloze for name, (cloze, _) in json.loads((out / "table.json").read_text()).items()}
         joint.append(table["REALM"]["gold_recall"]["1"]["value"])
         warm.append(table["warm-up only (ICT, ORQA)"]["gold_recall"]["1"]["value"])

@@ -1,0 +1,28 @@
+"""What comes with the package: a trained model, `mini`, and a small encyclopedia, `pocket`. Each name stands for a place."""
+
+from pathlib import Path
+
+from realmlm.errors import ArtefactMissing, BadInput
+
+MINI = Path("mini")
+"""The model that commands take where none is named."""
+MODEL = Path(__file__).parent / "mini"
+TEXT = Path(__file__).parent / "pocket" / "encyclopedia.jsonl"
+
+
+def model_place(model: str | Path = MINI) -> Path:
+    """The folder of a model: the one named, or the bundled one for `mini`."""
+    from realmlm.artefact import MANIFEST  # numpy comes in only here
+
+    if Path(model) != MINI:
+        return Path(model)
+    if (MINI / MANIFEST).is_file():
+        raise BadInput(f"'mini' is the model that comes with realmlm, and a model in this folder; for yours give --model {MINI.absolute()}")
+    if not (MODEL / MANIFEST).is_file():
+        raise ArtefactMissing(f"this installation of realmlm lacks the model that comes with it ({MODEL}); name yours: --model MODEL")
+    return MODEL
+
+
+def text_place(docs: str | Path) -> Path:
+    """The folder or file of documents: the one named, or the bundled encyclopedia for `pocket` where nothing here is called so."""
+    return TEXT if Path(docs) == Path("pocket") and not Path(docs).exists() else Path(docs)

@@ -1,0 +1,171 @@
+"""A folder of documents as a corpus that follows it: kept by content in a cache, so that only what changed is read and embedded again.
+
+Every passage says in its source which file it comes from and what that file contained (a part of its checksum). So the corpus itself tells
+what is in it: nothing else has to be remembered, and a kill at any moment leaves a state that the next opening understands.
+"""
+
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realmlm.artefact import discard, locked, map_array, publish, sha256_of, write_text
+from realmlm.corpus.build import write_articles
+from realmlm.corpus.readers import SourceFile, find_files, read_files
+from realmlm.corpus.store import CONTENT_MARK, Article, Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput, MissingExtra, RealmError
+from realmlm.log import progress, say
+from realmlm.parallel import default_workers
+
+_EDITS = 64  # after so many the corpus is made anew, without what was removed
+_SAID = 10  # files that cannot be read are named up to this many
+
+
+def cache_folder() -> Path:
+    """Where corpora of folders are kept: `$XDG_CACHE_HOME/realmlm`, else `~/.cache/realmlm`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "realmlm"
+
+
+def open_documents(documents: Sequence[Path], wordpieces: Wordpieces, *, max_wordpieces: int, cache: Path | None = None) -> Corpus:
+    """The corpus of folders and files as they are now; what the cache has of them is brought up to date, or it is made."""
+    for path in documents:
+        if not path.exists():
+            raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
+    whole = {path.resolve() for path in documents}
+    places = sorted(path for path in whole if whole.isdisjoint(path.parents))
+    identity = "\n".join([*map(str, places), wordpieces.fingerprint, str(max_wordpieces)])
+    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    folder = (cache or cache_folder()) / "documents"
+    with locked(folder / f".{name}.lock"):
+        seen = _Seen(folder / f"{name}.seen.json")
+        files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(places, seen)}
+        corpus = _follow(folder / name, files, seen, wordpieces, max_wordpieces=max_wordpieces)
+        seen.keep(files)
+    return corpus
+
+
+class _Seen:
+    """What need not be looked at again: checksums of files by size and time, and sources that could not be read."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            self._before: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            self.digests, self.unreadable = dict(self._before["digests"]), set(self._before["unreadable"])
+        except (OSError, ValueError, TypeError, KeyError):
+            self._before, self.digests, self.unreadable = {}, {}, set()
+
+    def digest(self, file: Path) -> str:
+        """A part of the file's checksum; it is not read for it while its size and time stay."""
+        status = file.stat()
+        stamp, entry = [status.st_size, status.st_mtime_ns], self.digests.get(str(file))
+        if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != stamp:
+            entry = self.digests[str(file)] = [*stamp, sha256_of(file)[:16]]
+        return str(entry[2])
+
+    def keep(self, files: Mapping[str, SourceFile]) -> None:
+        """Write it down for the files there are now."""
+        names = {str(file.path) for file in files.values()}
+        digests = {name: entry for name, entry in self.digests.items() if name in names}
+        now = {"digests": digests, "unreadable": sorted(self.unreadable & set(files))}
+        if now != self._before:
+            write_text(self._file, json.dumps(now))
+
+
+def _digests(places: Sequence[Path], seen: _Seen) -> Iterator[tuple[SourceFile, str]]:
+    def on_bad(error: BadInput) -> None:
+        raise error
+
+    for file in find_files(places, on_bad=on_bad)[0]:
+        try:
+            digest = seen.digest(file.path)
+        except OSError as error:  # it may not be read, or has just gone
+            say(f"left out: {file.path}: {error.strerror}")
+            continue
+        yield file, digest
+
+
+def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpieces: Wordpieces, *, max_wordpieces: int) -> Corpus:
+    """The corpus at a place, made to contain these files, by source."""
+    known: dict[str, list[int]] = {}
+    if place.exists():
+        corpus = Corpus.open(place)
+        known = _contained(corpus)
+    gone = [source for source in known if source not in files]
+    new = {source: file for source, file in files.items() if source not in known and source not in seen.unreadable}
+    if known and not gone and not new:
+        return corpus
+    left_out = _LeftOut()
+    if known and corpus.edits < _EDITS and len(gone) < len(known):
+        say(f"{len(new)} files are new or changed, {len(gone)} are gone or were changed")
+        removed = [number for source in gone for number in known[source]]
+        added = list(_articles(new, left_out))
+        corpus = corpus.edit(add=added, remove=removed)[0] if added or removed else corpus
+    else:
+        if place.exists():
+            discard(place)
+        with publish(place, kind="corpus") as draft:
+            articles = _articles(files, left_out)
+            writer = write_articles(draft, articles, wordpieces, max_wordpieces=max_wordpieces, workers=default_workers())
+            if not writer.passages:
+                raise left_out.errors[0] if left_out.errors else BadInput("the documents have no text in them; name others")
+            draft.config |= {"sources": sorted({file.name.split("/")[0] for file in files.values()}), "tokenizer": "of the model"}
+            draft.counts["skipped"] = 0
+        corpus = Corpus.open(place)
+    seen.unreadable = set(files) - set(_contained(corpus)) - left_out.waiting
+    return corpus
+
+
+class _LeftOut:
+    """What could not be read; the first few are said."""
+
+    def __init__(self) -> None:
+        self.errors: list[RealmError] = []
+        self.waiting: set[str] = set()  # sources that can be read once a library is installed
+
+    def __call__(self, error: RealmError) -> None:
+        self.errors.append(error)
+        if len(self.errors) <= _SAID:
+            say(f"left out: {error}")
+
+    def conclude(self) -> None:
+        if len(self.errors) > _SAID:
+            say(f"left out: {len(self.errors) - _SAID} more")
+
+
+def _articles(files: Mapping[str, SourceFile], left_out: _LeftOut) -> Iterator[Article]:
+    """The articles of files, each with its file's name and content as source."""
+    with progress("reading", len(files), unit="files") as bar:
+        for source, file in files.items():
+            try:
+                for article in read_files([file], on_bad=left_out):
+                    yield replace(article, source=source)
+            except MissingExtra as error:
+                left_out.waiting.add(source)
+                left_out(MissingExtra(f"{file.path}: {error}"))
+            bar.advance()
+    left_out.conclude()
+
+
+def _contained(corpus: Corpus) -> dict[str, list[int]]:
+    """Source -> the passages of it. Those of the base are read from its arrays (docs/formats.md), for they may be many."""
+    names = ("articles", "sources", "source_offsets")
+    articles_P, sources, offsets = (map_array(corpus.folder / f"{name}.safetensors") for name in names)
+    data, known = sources.tobytes(), defaultdict[str, list[int]](list)
+    ids = corpus.ids
+    base = ids[ids < len(articles_P)]
+    borders = np.searchsorted(articles_P[base], np.arange(len(offsets))).tolist()
+    for (start, end), (first, past) in zip(pairwise(offsets.tolist()), pairwise(borders), strict=True):
+        if past > first:
+            known[data[start:end].decode()] += base[first:past].tolist()
+    for number in ids[len(base) :].tolist():
+        known[corpus.source(number)].append(number)
+    return dict(known)

@@ -1,0 +1,163 @@
+"""PDF and Word documents to plain text, each through a maintained library (extra `documents`).
+
+Both kinds come from anywhere: what is damaged, locked, scanned or swollen is refused with a reason, in bounded time and memory.
+"""
+
+import io
+import logging
+import re
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from realmlm.errors import require
+
+LARGEST = 2**28  # bytes of a document
+_LARGEST_XML = 2**26  # bytes of a Word document's text, unpacked: its tree takes ten times as much
+_LONGEST_S = 300.0  # seconds for the pages of a PDF
+_MOST_CHARACTERS = 50_000_000
+
+_MARGIN = 2  # lines at the top and the bottom of a page that may be its header and footer
+_REPEATED = 0.5  # share of the pages from which on they are
+_FULL_LINE = 0.75  # of the usual width: a shorter line ends its paragraph
+_LIGATURES = str.maketrans({"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None})
+
+
+class Unreadable(Exception):
+    """Why a document cannot be read."""
+
+
+def pdf_to_text(data: bytes) -> tuple[str, str]:
+    """Title (of the document's properties, else "") and text of a PDF, a line a paragraph; page headers and footers left out."""
+    pypdf = require("pypdf", extra="documents", why="reading PDF")
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every flaw it gets over
+    try:
+        pdf = pypdf.PdfReader(io.BytesIO(data))
+        if pdf.is_encrypted and not pdf.decrypt(""):
+            raise Unreadable("is locked with a password; save it without one")
+        pages = list(_pages(pdf))
+        stated = str((pdf.metadata or {}).get("/Title") or "")
+    except (Unreadable, MemoryError):
+        raise
+    except pypdf.errors.DependencyError as error:
+        raise Unreadable(f"is encrypted ({error}); install that library, or save it without encryption") from error
+    except Exception as error:  # its authors say that a broken file may raise anything
+        raise Unreadable(f"is no PDF that can be read ({type(error).__name__}: {error}); it may be damaged") from error
+    text = "\n".join(_paragraphs([line for page in _without_margins(pages) for line in page]))
+    if not text:
+        raise Unreadable("has no text, only pictures; let a text recognition (OCR) go over it first" if pages else "has no pages")
+    return _clean(stated.removeprefix("Microsoft Word - ")), text
+
+
+def _pages(pdf: Any) -> Iterator[list[str]]:
+    """The lines of each page."""
+    begun, characters = time.monotonic(), 0
+    for page in pdf.pages:
+        text = _clean(page.extract_text())
+        characters += len(text)
+        if characters > _MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
+            raise Unreadable(f"takes more than {_LONGEST_S:.0f} s to read, or has more than {_MOST_CHARACTERS:,} characters; split it")
+        yield [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def _clean(text: str) -> str:
+    return text.translate(_LIGATURES).encode("utf-8", "ignore").decode()
+
+
+def _without_margins(pages: list[list[str]]) -> list[list[str]]:
+    """Pages without the lines that stand at the top or bottom of most of them, page numbers aside."""
+    places = [*range(_MARGIN), *range(-_MARGIN, 0)]
+    seen = Counter((place, _numberless(page[place])) for page in pages for place in places if len(page) >= 2 * _MARGIN)
+    repeated = {key for key, count in seen.items() if count >= max(3, _REPEATED * len(pages))}
+
+    def kept(page: list[str]) -> list[str]:
+        top = next((place for place in range(_MARGIN) if (place, _numberless(page[place])) not in repeated), _MARGIN)
+        bottom = next((place for place in range(-1, -_MARGIN - 1, -1) if (place, _numberless(page[place])) not in repeated), -_MARGIN - 1)
+        return page[top : len(page) + bottom + 1]
+
+    return [kept(page) if len(page) >= 2 * _MARGIN else page for page in pages]
+
+
+def _numberless(line: str) -> str:
+    return re.sub(r"\d+|\b[ivxlc]+\b", "#", line)
+
+
+def _paragraphs(lines: list[str]) -> Iterator[str]:
+    """Lines joined to paragraphs; a word cut at a line's end is whole again."""
+    widths = sorted(map(len, lines))
+    full = _FULL_LINE * widths[len(widths) * 9 // 10] if widths else 0
+    compounds = {word.lower() for line in lines for word in re.findall(r"\w+-\w+", line)}
+    paragraph = ""
+    for line in lines:
+        cut = re.search(r"(\w+)[-\u00ad]$", paragraph)
+        goes_on = re.match(r"[^\W\d_]+", line)
+        if cut and goes_on and goes_on[0][0].islower():
+            compound = f"{cut[1]}-{goes_on[0]}".lower() in compounds
+            paragraph = f"{paragraph[:-1]}{'-' if compound else ''}{line}"
+        elif paragraph.endswith((".", "!", "?")) and len(line) < full and line[-1].isalnum():  # a heading after a full last line
+            yield paragraph
+            paragraph = line
+        else:
+            paragraph = f"{paragraph} {line}".strip()
+        if len(line) < full:
+            yield paragraph
+            paragraph = ""
+    if paragraph:
+        yield paragraph
+
+
+def word_to_text(data: bytes) -> tuple[str, str]:
+    """Title (of the document's properties, else its first heading, else "") and text of a Word document, a line a paragraph or row."""
+    docx = require("docx", extra="documents", why="reading Word documents")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            sizes = [(part.filename.endswith((".xml", ".rels")), part.file_size) for part in parts.infolist()]
+        if sum(size for _, size in sizes) > LARGEST or sum(size for is_xml, size in sizes if is_xml) > _LARGEST_XML:
+            raise Unreadable("unpacks to more than a document can be; split it")
+        document = docx.Document(io.BytesIO(data))
+        lines, heading = _word_lines(document)
+        stated = str(document.core_properties.title or "")
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:  # besides its own errors those of zip files and of XML
+        raise Unreadable(f"is no Word document (.docx) that can be read ({type(error).__name__}: {error})") from error
+    stated = "" if stated == "Word Document" else stated  # python-docx says so where there are no properties
+    return _clean(stated) or heading, "\n".join(lines)
+
+
+def _word_lines(document: Any) -> tuple[list[str], str]:
+    """The lines of a document, and its first heading."""
+    names = {style.style_id: str(style.name) for style in document.styles}
+    lines, heading = [], ""
+    for element in document.element.body.iter(_word("p"), _word("tr")):
+        within = {ancestor.tag for ancestor in element.iterancestors()}
+        if within & {_word("tr"), _FALLBACK}:  # a cell's paragraph is said with its row; a fallback repeats what stands beside it
+            continue
+        if element.tag == _word("tr"):
+            cells = (" ".join(filter(None, map(_words, cell.iter(_word("p"))))) for cell in element.iter(_word("tc")))
+            line = "\t".join(cells).strip()
+        else:
+            line = _words(element)
+            if not heading and re.match("Title|Heading", names.get(element.style or "", "")):
+                heading = line
+        lines += [line] if line else []
+    return lines, heading
+
+
+def _words(paragraph: Any) -> str:
+    """The text of a paragraph, that of text boxes anchored in it left out; what was deleted is no text."""
+    pieces = (
+        piece.text or "" if piece.tag == _word("t") else " "
+        for piece in paragraph.iter(_word("t"), _word("tab"), _word("br"), _word("cr"))
+        if next(piece.iterancestors(_word("p"))) is paragraph
+    )
+    return " ".join(_clean("".join(pieces)).split())
+
+
+_FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+
+
+def _word(name: str) -> str:
+    return f"{{http://schemas.openxmlformats.org/wordprocessingml/2006/main}}{name}"

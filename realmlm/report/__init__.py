@@ -1,0 +1,1 @@
+"""Reports for people: runs and evaluations as one HTML file."""

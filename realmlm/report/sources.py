@@ -1,0 +1,155 @@
+"""What a report is made from: files read suspiciously, each named where it is wrong."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
+
+MOST_POINTS = 300  # of a curve: as many as a chart has columns
+Points = list[tuple[float | None, ...]]  # (step, value), the value None where it is not finite; or (step, mean, lowest, highest)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """What to call files or folders: as many of the last parts of each path as tell them apart."""
+    places = [Path(os.path.abspath(path)) for path in paths]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise BadInput(f"{paths[number]} is named twice; leave one out, or name another")
+    count = 1
+    while len({place.parts[-count:] for place in places}) < len(places):
+        count += 1
+    return ["/".join(place.parts[-count:]).removesuffix(".jsonl").removesuffix(".json") for place in places]
+
+
+def read_text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read as UTF-8 text ({type(error).__name__}); check the path and the file") from error
+
+
+def json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    """Each line that is not empty with its number; None for what is not JSON."""
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON strings may hold U+2028 and its like
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError):
+                yield number, None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor infinite
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run, or a part of one, as its folder tells it."""
+
+    name: str
+    settings: dict[str, Any]
+    """The command and its settings, nested ones with their prefix."""
+    curves: dict[str, Points]
+
+
+def read_run(folder: Path, name: str) -> Iterator[Run]:
+    if not (folder / "run.json").is_file():
+        raise ArtefactMissing(f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain or finetune")
+    files = sorted(folder.glob("metrics.jsonl")) or sorted(folder.glob("*/metrics.jsonl"))  # a warm-up has parts
+    curves = {file: points for file in files if (points := _read_curves(file))}
+    if not curves:
+        raise ArtefactMissing(f"{folder} has no metrics yet; wait for its first row, or leave it out")
+    for file, points in curves.items():
+        try:
+            record = json.loads((file.parent / "run.json").read_text("utf-8"))
+            settings = {"command": str(record["stage"])} | dict(_flat(record["config"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ArtefactDamaged(f"{file.parent / 'run.json'} is damaged ({type(error).__name__}); leave the run out") from error
+        yield Run(name if file.parent == folder else f"{name}/{file.parent.name}", settings, points)
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}".replace("_", "-"), value
+
+
+def _read_curves(file: Path) -> dict[str, Points]:
+    """The curves of a metrics file. What follows its last whole line is still being written, or was cut off by a kill."""
+    curves: dict[str, Points] = {}
+    whole = read_text(file).rpartition("\n")[0]
+    for number, row in json_lines(whole):
+        step: Any = row.get("step") if isinstance(row, dict) else None
+        if not _is_number(step):
+            raise ArtefactDamaged(f"{file}:{number}: not a row of metrics; remove the line, or leave the run out")
+        for name, value in row.items():
+            if name != "step" and type(value) in (int, float):
+                curves.setdefault(name, []).append((step, value if _is_number(value) else None))
+    return {name: bundle(points) for name, points in curves.items()}
+
+
+def bundle(points: Points, *, most: int = MOST_POINTS) -> Points:
+    """At most so many points. Of more, each stretch becomes one: its last step, then mean, lowest and highest value."""
+    if len(points) <= most:
+        return points
+    width, bundled = math.ceil(len(points) / most), []
+    for first in range(0, len(points), width):
+        stretch = points[first : first + width]
+        values = [point[1] for point in stretch if point[1] is not None]
+        whole = len(values) == len(stretch)
+        bundled.append((stretch[-1][0], *((float(f"{fmean(values):.6g}"), min(values), max(values)) if whole else (None,))))
+    return bundled
+
+
+# --- evaluations ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, order=True)
+class Column:
+    """A measure in the table; columns of a group stand under one heading."""
+
+    place: int
+    group: str
+    number: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A report of `realmlm evaluate`: mean and 95% interval of each measure."""
+
+    name: str
+    about: tuple[str, str]
+    scores: dict[Column, tuple[float, float, float]]
+
+
+def read_evaluation(file: Path, name: str) -> Evaluation:
+    text = read_text(file)
+    try:
+        record = json.loads(text)
+        found: dict[Column, dict[str, float]] = {}
+        for number, (key, title) in enumerate({"exact_match": "exact match", "f1": "F1"}.items()):
+            if record[key] is not None:
+                found[Column(0, "answers, %", number, title)] = record[key]
+        for number, (title, score) in enumerate(record["nats"].items()):
+            found[Column(1, "nats", number, title)] = score
+        strings = f"recall of the answer string ({record['recall_definition']}), %"
+        for place, (key, group) in enumerate({"recall": strings, "gold_recall": "recall of the gold passage, %"}.items(), 2):
+            for k, score in record[key].items():
+                found[Column(place, group, int(k), f"@{k}")] = score
+        scores = {column: (float(score["value"]), float(score["low"]), float(score["high"])) for column, score in found.items()}
+        about = (f"{int(record['questions']):,} questions", f"{record['retriever']}, {int(record['read'])} read")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadInput(f"{file} is not a report; make one: realmlm evaluate … --report {file}") from error
+    return Evaluation(name, about, scores)

@@ -1,0 +1,188 @@
+"""The routes of the service in four groups: questions, passages, training runs, and the numbers for those who run it."""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.exceptions import HTTPException
+
+from realmlm import __version__
+from realmlm.corpus.store import Article
+from realmlm.errors import BadInput
+from realmlm.log import read_metrics
+from realmlm.model.answering import Answer
+from realmlm.serve.engine import Engine
+from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence, Words
+from realmlm.serve.worker import Worker
+
+# --- questions --------------------------------------------------------------------------------------------------------------------------
+
+
+def question_routes(engine: Engine, worker: Worker) -> APIRouter:
+    routes = APIRouter()
+
+    async def together(work: Callable[[list[str]], list[Any]], text: str, *, key: Any) -> Any:
+        return await asyncio.wrap_future(worker.together(work, text, key=key))
+
+    @routes.post("/ask", summary="Answer a question")
+    async def ask(asked: Question) -> Answered:
+        answer = await together(lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read))
+        shown = Answered(**_answer(answer), others=_words(answer.others))
+        if asked.without_reading:
+            known = await together(engine.ask_without_reading, asked.question, key="ask without reading")
+            shown.without_reading = Words(words=known.answer, probability=known.probability)
+        return shown
+
+    @routes.post("/fill", summary="Fill in a masked sentence")
+    async def fill(asked: Sentence) -> Filled:
+        key = ("fill", asked.read)
+        answer, masks = await together(lambda texts: engine.fill_all(texts, read=asked.read), asked.sentence, key=key)
+        return Filled(**_answer(answer), masks=[Mask(read=_words(mask.read), unread=_words(mask.unread)) for mask in masks])
+
+    return routes
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {"answer": answer.answer, "probability": answer.probability, "evidence": [Read(**vars(one)) for one in answer.evidence]}
+
+
+def _words(pairs: tuple[tuple[str, float], ...]) -> list[Words]:
+    return [Words(words=words, probability=p) for words, p in pairs]
+
+
+# --- passages ---------------------------------------------------------------------------------------------------------------------------
+
+
+def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIRouter:
+    """Finding and reading is free; with a token, changing needs it."""
+    routes = APIRouter()
+
+    def allowed(authorization: Annotated[str | None, Header()] = None) -> None:
+        if token is not None and not hmac.compare_digest((authorization or "").encode("latin-1"), f"Bearer {token}".encode()):
+            why = "changing passages needs the service's token: send it as 'Authorization: Bearer TOKEN'"
+            raise HTTPException(401, why, headers={"WWW-Authenticate": "Bearer"})
+
+    def known(number: int) -> KnownPassage:
+        if number not in engine.corpus:
+            raise HTTPException(404, f"there is no passage {number}; GET /passages finds those there are")
+        return KnownPassage(**vars(engine.corpus[number]))
+
+    def article(new: NewPassage) -> Article:
+        if not len(engine.wordpieces.encode(new.text)):
+            raise BadInput("the text has no words in it; write some")
+        return Article(new.title, new.text, "service")
+
+    async def alone(work: Callable[[], Any]) -> Any:
+        """Checks belong into the work: before it others may change what was checked."""
+        return await asyncio.wrap_future(worker.alone(work))
+
+    @routes.get("/passages", summary="Find passages")
+    async def find(
+        text: Annotated[str, Query(max_length=200, description="What title, text or source must contain; empty: the first ones.")] = "",
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    ) -> Passages:
+        found = await asyncio.to_thread(engine.find, text, limit=limit)
+        return Passages(total=len(engine.corpus), passages=[KnownPassage(**vars(passage)) for passage in found])
+
+    @routes.get("/passages/{number}", summary="Read a passage")
+    async def read_passage(number: int) -> KnownPassage:
+        return known(number)
+
+    @routes.post("/passages", summary="Add a passage", status_code=201, dependencies=[Depends(allowed)])
+    async def add(new: NewPassage) -> list[KnownPassage]:
+        """A text that is too long becomes several passages."""
+
+        def work() -> list[KnownPassage]:
+            return [known(number) for number in engine.edit(add=[article(new)])]
+
+        return await alone(work)
+
+    @routes.put("/passages/{number}", summary="Replace a passage", dependencies=[Depends(allowed)])
+    async def replace(number: int, new: NewPassage) -> KnownPassage:
+        def work() -> KnownPassage:
+            known(number)
+            engine.edit(replace={number: article(new)})
+            return known(number)
+
+        return await alone(work)
+
+    @routes.delete("/passages/{number}", summary="Remove a passage", status_code=204, dependencies=[Depends(allowed)])
+    async def remove(number: int) -> None:
+        def work() -> None:
+            known(number)
+            if len(engine.corpus) == 1:
+                raise BadInput("the last passage cannot be removed; replace it")
+            engine.edit(remove=[number])
+
+        await alone(work)
+
+    return routes
+
+
+# --- training runs ----------------------------------------------------------------------------------------------------------------------
+
+
+def run_routes(folders: Sequence[Path]) -> APIRouter:
+    """The metrics of the runs in these folders."""
+    routes = APIRouter()
+
+    def watched() -> dict[str, Path]:
+        """Name of each run -> its metrics; a folder may hold several runs."""
+        files = [file for folder in folders for file in sorted(folder.glob("**/metrics.jsonl")) if file.is_file()]
+        return {
+            ("/".join(file.parent.parts[-2:]) if file.parent.name in ("reader", "retriever") else file.parent.name): file for file in files
+        }
+
+    @routes.get("/runs", summary="Training runs that are shown")
+    async def list_runs() -> list[str]:
+        return sorted(watched())
+
+    @routes.get("/runs/{name:path}", summary="The metrics of a run, row by row")
+    async def read_run(name: str) -> list[dict[str, Any]]:
+        file = watched().get(name)
+        if file is None:
+            raise HTTPException(404, f"there is no run '{name}'; GET /runs names those there are")
+        return await asyncio.to_thread(read_metrics, file)
+
+    return routes
+
+
+# --- operations -------------------------------------------------------------------------------------------------------------------------
+
+
+class Meters:
+    """What `GET /metrics` shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("realmlm_requests", "Requests by route and status.", ["route", "status"], registry=self.registry)
+        self.seconds = Histogram("realmlm_request_seconds", "Seconds from request to answer.", ["route"], registry=self.registry)
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self.batch = Histogram("realmlm_batch_size", "Requests that were answered together.", buckets=sizes, registry=self.registry)
+        self.waited = Histogram("realmlm_queue_seconds", "Seconds that a batch waited.", registry=self.registry)
+        self.waiting = Gauge("realmlm_waiting", "Requests that wait.", registry=self.registry)
+        self.passages = Gauge("realmlm_passages", "Passages that are searched.", registry=self.registry)
+
+    def on_batch(self, size: int, waited: float) -> None:
+        self.batch.observe(size)
+        self.waited.observe(waited)
+
+
+def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health", summary="Is it there?")
+    async def health() -> Health:
+        return Health(status="ok", version=__version__, passages=len(engine.corpus), waiting=worker.waiting)
+
+    @routes.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
+    async def metrics() -> Response:
+        meters.waiting.set(worker.waiting)
+        meters.passages.set(len(engine.corpus))
+        return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return routes

@@ -1,0 +1,114 @@
+"""What goes over the wire: the requests the service takes and the answers it gives, as OpenAPI describes them."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MOST_CHARACTERS = 2_000  # of a question or masked sentence
+MOST_TEXT = 20_000  # of a passage
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    code: str = Field(examples=["bad_input"])
+    message: str = Field(examples=["no passage 17; see GET /passages"])
+
+
+class Failure(BaseModel):
+    """Every error has this shape."""
+
+    error: Problem
+
+
+class Request(BaseModel):
+    """What is sent must be as described: no `true` for 1, no "5" for 5."""
+
+    model_config = ConfigDict(strict=True)
+
+
+def _whole(value: Any) -> Any:
+    """JSON makes no difference between 5 and 5.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class Question(Request):
+    question: str = Field(min_length=1, max_length=MOST_CHARACTERS, examples=["Who painted the ceiling of the Sistine Chapel?"])
+    read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
+    without_reading: bool = Field(False, description="Say also what the model answers without any passage.")
+
+
+class Sentence(Request):
+    sentence: str = Field(
+        min_length=1,
+        max_length=MOST_CHARACTERS,
+        examples=["The capital of France is [MASK]."],
+        description="Each [MASK] is one wordpiece.",
+        json_schema_extra={"pattern": r"\[MASK\]"},  # what lacks one is refused with an explanation
+    )
+    read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
+
+
+class Words(BaseModel):
+    words: str
+    probability: float
+
+
+class Read(BaseModel):
+    """A passage that was read; the null document has no id."""
+
+    passage_id: int | None
+    title: str
+    passage: str
+    start: int | None = Field(description="Where the answer stands in the passage, in characters; null: it does not.")
+    end: int | None
+    retrieval_probability: float = Field(description="p(z|x): how likely the passage was chosen.")
+    reading_probability: float = Field(description="p(y|z,x): how likely it gives this answer.")
+    file: str = Field(description="The file the passage comes from.")
+
+
+class Answered(BaseModel):
+    answer: str
+    probability: float = Field(description="p(y|x)")
+    evidence: list[Read]
+    others: list[Words] = Field(description="The next likeliest answers.")
+    without_reading: Words | None = Field(None, description="The answer without any passage, where it was asked for.")
+
+
+class Mask(BaseModel):
+    read: list[Words] = Field(description="The likeliest wordpieces with retrieval.")
+    unread: list[Words] = Field(description="The likeliest wordpieces without.")
+
+
+class Filled(BaseModel):
+    answer: str
+    probability: float
+    evidence: list[Read]
+    masks: list[Mask]
+
+
+class NewPassage(Request):
+    title: str = Field("", max_length=500, examples=["Orvane"])
+    text: str = Field(min_length=1, max_length=MOST_TEXT, examples=["The lighthouse of Orvane was lit in 1731."])
+
+
+class KnownPassage(BaseModel):
+    id: int
+    title: str
+    text: str
+    source: str
+
+
+class Passages(BaseModel):
+    total: int = Field(description="Passages there are.")
+    passages: list[KnownPassage]
+
+
+class Health(BaseModel):
+    status: str = Field(examples=["ok"])
+    version: str
+    passages: int
+    waiting: int

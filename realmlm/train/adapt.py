@@ -1,0 +1,240 @@
+"""Adapting a model to someone's own documents, measured before and after on what was held out, and kept only if it got better.
+
+Without labels the query projection learns to find where else in the documents the hidden words of a sentence stand; with questions of
+their own it learns these, and so does the reader. Passages and index stay as they are: minutes on a CPU are enough.
+
+B sentences, C candidates each, D vector size.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from realmlm.artefact import discard, refuse_existing
+from realmlm.bundled import model_place, text_place
+from realmlm.config import Adapt, JointOptim, Loop, Refresh, flat, record
+from realmlm.corpus.build import build_corpus
+from realmlm.corpus.questions import Question, read_questions, write_questions
+from realmlm.corpus.spans import mark_spans, rule_tagger
+from realmlm.corpus.store import Corpus
+from realmlm.device import pick_device
+from realmlm.errors import BadInput, NotEnough
+from realmlm.evaluate.clozes import make_clozes
+from realmlm.evaluate.intervals import paired_interval
+from realmlm.evaluate.report import Outcome, Report, measure, summarise
+from realmlm.index.exact import Index
+from realmlm.log import say
+from realmlm.model.answering import Answerer
+from realmlm.model.inputs import Inputs, query_inputs
+from realmlm.model.marginal import evidence_log_likelihood, inner_products
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import LearnedRetriever, index_for
+from realmlm.train.examples import MaskedSentences, SentenceSource, sources_of
+from realmlm.train.finetune import finetune
+from realmlm.train.loop import Clock, Stateless, prepare, train_model
+from realmlm.train.run import Run
+
+PASSAGE = 64  # wordpieces: small, so that what a sentence says is said elsewhere too
+READ = 5  # passages
+CANDIDATES = 100
+BATCH = 32
+MOST_HELD_OUT = 150  # masked sentences
+SHARE_HELD_OUT = 5  # one of so many passages, or questions
+FEWEST = 20  # held out, and steps
+EPOCHS = 6  # times that every example is seen, at most
+
+
+class FoundElsewhere(Stateless):
+    """−log p(passages that have the hidden words | x) among the best candidates, a sentence's own passage left out."""
+
+    def __init__(self, model: Realm, corpus: Corpus, source: SentenceSource, index: Index, learning: list[nn.Parameter]) -> None:
+        self._model, self._corpus, self._source, self._index, self._learning = model, corpus, source, index, learning
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"retriever": self._learning}
+
+    def draw(self, first: int, count: int) -> tuple[MaskedSentences, Inputs]:
+        drawn = self._source.draw(first, count)
+        return drawn, query_inputs(drawn.masked.queries, self._corpus.wordpieces, max_query=self._model.config.max_query)
+
+    def loss(self, drawn: tuple[MaskedSentences, Inputs], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        sentences, inputs = drawn
+        self._model.query.encoder.eval()  # only the projection learns: what it learns from should not waver
+        with clock("embed"):
+            query_BD = self._model.query(inputs.to(self._model.device))
+        with clock("search"):
+            own_B = torch.from_numpy(sentences.passages)
+            ids_BC = self._index.search(query_BD.detach().float(), min(CANDIDATES, len(self._corpus) - 1), exclude_Q=own_B).ids_QK.cpu()
+            holds_BC = self._holds(sentences, ids_BC).to(self._model.device)
+        candidate_BCD = self._index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
+        found_B = evidence_log_likelihood(inner_products(query_BD, candidate_BCD), holds_BC)
+        return -found_B.mean(), {"recall@1": holds_BC[:, 0].float().mean(), "recall@5": holds_BC[:, :5].any(-1).float().mean()}
+
+    def _holds(self, sentences: MaskedSentences, ids_BC: Tensor) -> Tensor:
+        """Which of the candidates have the hidden words, [B, C]."""
+        masked = sentences.masked
+        hidden = [targets[valid].numpy() for targets, valid in zip(masked.targets_BM, masked.valid_BM, strict=True)]
+        rows = zip(hidden, ids_BC.tolist(), strict=True)
+        return torch.tensor([[_contains(self._corpus.tokens(number), words) for number in ids] for words, ids in rows])
+
+
+def _contains(tokens: np.ndarray, words: np.ndarray) -> bool:
+    places = np.flatnonzero(tokens[: len(tokens) - len(words) + 1] == words[0])
+    return any(np.array_equal(tokens[place : place + len(words)], words) for place in places.tolist())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The same examples before and after, the mean gain on them with its 95% interval, and what was decided."""
+
+    before: Report
+    after: Report
+    gained: str
+    gain: float
+    low: float
+    high: float
+
+    @property
+    def kept(self) -> bool:
+        return self.low > 0
+
+    def table(self) -> str:
+        """For a terminal."""
+        rows = [(f"recall@{k}", score, self.after.recall[k]) for k, score in self.before.recall.items() if k <= READ]
+        rows += [(f"{name}, nats", score, self.after.nats[name]) for name, score in self.before.nats.items()]
+        if self.before.exact_match and self.after.exact_match:
+            rows.append(("exact match", self.before.exact_match, self.after.exact_match))
+        lines = [f"{f'{self.before.questions} held out':28s} {'before':>20s} {'after':>22s}"]
+        lines += [f"{name:28s} {before!s:>20s} {after!s:>22s}" for name, before, after in rows]
+        return "\n".join([*lines, "", f"{self.gained}: {self.gain:+.3f}  [{self.low:+.3f}, {self.high:+.3f}]"])
+
+
+def adapt(
+    *, docs: Path, out: Path, model: Path, questions: tuple[Path, ...] = (), minutes: float, seed: int, device: str = "auto"
+) -> Verdict:
+    """Train on the documents for at most about so many minutes; the model stands in `out/model` if it got better, else nowhere."""
+    place = model_place(model)
+    asked = _own_questions(questions) if questions else []
+    refuse_existing(out)
+    corpus = build_corpus([text_place(docs)], out / "corpus", tokenizer=str(place), max_wordpieces=PASSAGE, skip_bad=True)
+    if asked:
+        order = np.random.default_rng(seed).permutation(len(asked)).tolist()
+        held_out = [asked[number] for number in order[: len(asked) // SHARE_HELD_OUT]]
+        write_questions(out / "questions.jsonl", [asked[number] for number in order[len(held_out) :]])
+    else:
+        held_out = _masked_facts(corpus, seed)
+    write_questions(out / "held-out.jsonl", held_out)
+    begun = time.monotonic()
+    before = _measured(place, corpus, held_out, device)
+    pair_seconds = (time.monotonic() - begun) / (len(held_out) * (READ + 1))
+    learn = _learn_questions if asked else _learn_to_find
+    made = learn(place, corpus, out, minutes=minutes, pair_seconds=pair_seconds, loop=Loop(seed=seed, device=device))
+    verdict = _compare(before, _measured(made, corpus, held_out, device), labelled=bool(asked))
+    if verdict.kept:
+        made.rename(out / "model")
+    else:
+        discard(made)
+    return verdict
+
+
+def _own_questions(files: tuple[Path, ...]) -> list[Question]:
+    asked = [question for file in files for question in read_questions(file)]
+    if any(question.is_regex for question in asked):
+        raise BadInput("answers that are patterns cannot be learned from here; use `realmlm finetune`")
+    if len(asked) < FEWEST * SHARE_HELD_OUT:
+        raise NotEnough(
+            f"{len(asked)} questions are too few to learn from some and measure on others; {FEWEST * SHARE_HELD_OUT} are needed"
+        )
+    return asked
+
+
+def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
+    """Sentences to hold out, with words hidden that another passage has too."""
+    recurring = mark_spans(corpus, rule_tagger(corpus)).recurring(corpus)
+    passages = len({recurring[number].passage for number in range(len(recurring))})
+    count = min(MOST_HELD_OUT, passages // SHARE_HELD_OUT)
+    if count < FEWEST:
+        raise NotEnough(
+            f"only {passages} passages name something that another passage names too, too little to learn from ({FEWEST * SHARE_HELD_OUT} "
+            "would do). The model serves as it is; with more documents, or with questions of your own (--questions), it can adapt"
+        )
+    return make_clozes(corpus, count=count, max_query=PASSAGE, seed=seed, recurring=True)
+
+
+def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:
+    settings = dict(locals())
+    with Run.begin(out / "run", stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
+        device = prepare(loop)
+        realm, wordpieces = Realm.from_pretrained(model, device=device)
+        limits: dict[str, Any] = {"max_query": realm.config.max_query, "held_out": sources_of(out / "held-out.jsonl"), "recurring": True}
+        source = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, seed=loop.seed, **limits)
+        learning = realm.free_query("projection")
+        objective = FoundElsewhere(realm, corpus, source, index_for(realm, wordpieces, corpus), learning)
+        steps = _steps(minutes, seconds=BATCH * pair_seconds, examples=len(source.sentences))
+        optim = JointOptim(steps=steps, batch=BATCH, retriever_lr=2e-4)
+        how: dict[str, Any] = {"corpus": corpus, "optim": optim, "loop": _rows(loop, steps), "device": device}
+        return train_model(realm, wordpieces, objective, run, **how, title="adapting")
+
+
+def _learn_questions(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:
+    examples = len(read_questions(out / "questions.jsonl"))
+    steps = _steps(minutes, seconds=3 * BATCH * READ * pair_seconds, examples=examples)  # going backwards takes twice as long as forwards
+    optim = JointOptim(steps=steps, batch=BATCH, lr=3e-5, retriever_lr=1e-4)
+    return finetune(
+        model=model,
+        corpus=corpus.folder,
+        questions=(out / "questions.jsonl",),
+        out=out / "run",
+        read=min(READ, len(corpus)),
+        read_gold=True,
+        candidates=min(CANDIDATES, len(corpus)),
+        query="projection",
+        closed_book=0.02,
+        optim=optim,
+        refresh=Refresh(every_steps=0),
+        loop=_rows(loop, steps),
+    )
+
+
+def _steps(minutes: float, *, seconds: float, examples: int) -> int:
+    """As many as the minutes allow, but no more than a few rounds over the examples."""
+    steps = int(np.clip(minutes * 60 / seconds, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
+    say(f"{steps} steps of {BATCH} examples, of {examples:,}")
+    return steps
+
+
+def _rows(loop: Loop, steps: int) -> Loop:
+    """Twenty rows of metrics in all, and no checkpoint before the end."""
+    return Loop(seed=loop.seed, device=loop.device, log_every=max(1, steps // 20), checkpoint_every=steps)
+
+
+@torch.inference_mode()
+def _measured(model: Path, corpus: Corpus, questions: list[Question], device: str) -> list[Outcome]:
+    realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
+    retriever = LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, corpus))
+    return list(measure(Answerer(realm, wordpieces, corpus, retriever), questions, read=min(READ, len(corpus)), recall="dpr"))
+
+
+def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> Verdict:
+    """By the questions answered, or by the rank of the first passage that has the hidden words."""
+
+    def values(outcomes: list[Outcome]) -> list[float]:
+        return [float(outcome.correct) if labelled else _reciprocal_rank(outcome.found) for outcome in outcomes]
+
+    low, high = paired_interval(values(after), values(before))
+    first, second = (summarise(outcomes, retriever="learned", read=READ, recall="dpr", seconds=0.0) for outcomes in (before, after))
+    gained = "answered exactly, share gained" if labelled else "mean reciprocal rank of the first passage with the hidden words, gained"
+    return Verdict(first, second, gained, float(np.mean(values(after)) - np.mean(values(before))), low, high)
+
+
+def _reciprocal_rank(found: list[bool]) -> float:
+    return 1 / (found.index(True) + 1) if True in found else 0.0
+
+
+def run_adapt(config: Adapt) -> Verdict:
+    return adapt(**flat(config))

@@ -1,0 +1,256 @@
+"""PDF and Word documents: the text as one would read it aloud, and a reason for every file that has none."""
+
+import io
+import sys
+import zipfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realmlm.corpus import office
+from realmlm.corpus.build import build_corpus
+from realmlm.corpus.office import Unreadable, pdf_to_text, word_to_text
+from realmlm.corpus.readers import read_articles
+from realmlm.corpus.store import Article
+from realmlm.errors import BadInput, MissingExtra
+
+docx = pytest.importorskip("docx")
+pypdf = pytest.importorskip("pypdf")
+
+
+def pdf(*pages: list[str], title: str | None = None) -> bytes:
+    """A PDF with these lines on its pages, written out by hand."""
+    first = 4  # after the catalogue, the tree of pages and the font
+    numbers = range(first, first + 2 * len(pages), 2)
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        f"<</Type/Pages/Count {len(pages)}/Kids[{' '.join(f'{number} 0 R' for number in numbers)}]>>".encode(),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
+    ]
+    for number, lines in zip(numbers, pages, strict=True):
+        shown = b"".join(b"(" + line.encode("cp1252") + b") Tj T*\n" for line in lines)
+        stream = zlib.compress(b"BT /F 10 Tf 14 TL 50 780 Td\n" + shown + b"ET")
+        page = f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 595 842]/Resources<</Font<</F 3 0 R>>>>/Contents {number + 1} 0 R>>"
+        objects += [page.encode(), f"<</Filter/FlateDecode/Length {len(stream)}>>stream\n".encode() + stream + b"\nendstream"]
+    objects += [b"<<" + (f"/Title({title})" if title else "").encode() + b">>"]
+    data, places = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(data))
+        data += f"{number} 0 obj\n".encode() + body + b"\nendobj\n"
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    end = f"trailer<</Size {len(objects) + 1}/Root 1 0 R/Info {len(objects)} 0 R>>\nstartxref\n{len(data)}\n%%EOF"
+    return data + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+def saved(document: object) -> bytes:
+    stream = io.BytesIO()
+    document.save(stream)  # type: ignore[attr-defined]
+    return stream.getvalue()
+
+
+def read(file: Path) -> list[Article]:
+    def on_bad(error: BadInput) -> None:
+        raise error
+
+    return list(read_articles([file], on_bad=on_bad))
+
+
+# --- PDF ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_become_paragraphs_and_cut_words_are_whole_again() -> None:
+    lines = [
+        "Wading birds",
+        "The heron stands in shallow water for a long time and waits for a fish to come by. It is a well-",
+        "known bird of slow rivers, and people say that its patience can be seen from the oppo-",
+        "site bank.",
+        "A second paragraph begins here and speaks of storks, which are well-known as well and nest on roofs.",
+        "Storks",
+        "They come back in spring.",
+    ]
+    title, text = pdf_to_text(pdf(lines, title="Birds"))
+    assert title == "Birds"
+    assert text.split("\n") == [
+        "Wading birds",
+        "The heron stands in shallow water for a long time and waits for a fish to come by. It is a well-known bird of slow rivers, "
+        "and people say that its patience can be seen from the opposite bank.",
+        "A second paragraph begins here and speaks of storks, which are well-known as well and nest on roofs.",
+        "Storks",
+        "They come back in spring.",
+    ]
+
+
+def test_what_stands_on_every_page_is_no_text() -> None:
+    pages = [
+        [
+            "A Book of Birds",
+            f"Chapter {number}",
+            f"What page {number} says.",
+            f"More of it, {'x' * number}.",
+            f"Even more {number}.",
+            f"Page {number} of 5",
+        ]
+        for number in range(1, 6)
+    ]
+    _, text = pdf_to_text(pdf(*pages))
+    assert "Book" not in text
+    assert "of 5" not in text
+    assert "What page 3 says." in text
+    _, short = pdf_to_text(pdf(*pages[:2]))
+    assert "Book" in short  # twice proves nothing
+
+
+def test_a_pdf_is_named_by_its_title_or_its_file(tmp_path: Path) -> None:
+    (tmp_path / "letter.pdf").write_bytes(pdf(["Dear friend"]))
+    (tmp_path / "named.pdf").write_bytes(pdf(["Dear friend"], title="Microsoft Word - To a friend"))
+    (article,), (named,) = read(tmp_path / "letter.pdf"), read(tmp_path / "named.pdf")
+    assert (article.title, article.text, article.source) == ("letter", "Dear friend", "letter.pdf")
+    assert named.title == "To a friend"
+
+
+def locked(data: bytes, password: str) -> bytes:
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(data))
+    writer.encrypt(password, owner_password="owner", algorithm="AES-256")
+    stream = io.BytesIO()
+    writer.write(stream)
+    return stream.getvalue()
+
+
+def test_a_locked_pdf_is_refused_and_one_that_anyone_may_open_is_read() -> None:
+    with pytest.raises(Unreadable, match="password"):
+        pdf_to_text(locked(pdf(["A secret"]), "heron"))
+    assert pdf_to_text(locked(pdf(["No secret"]), "")) == ("", "No secret")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "is empty"),
+        (b"no pdf at all", "is no PDF that can be read"),
+        (pdf(["Some text"])[:300], "is no PDF that can be read"),
+        (pdf([]), "only pictures"),
+        (pdf(), "has no pages"),
+    ],
+)
+def test_a_pdf_without_text_says_why(data: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(data)
+    with pytest.raises(BadInput, match=reason):
+        read(tmp_path / "a.pdf")
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_damaged_pdf_raises_nothing_else(draw: st.DataObject) -> None:
+    data = bytearray(pdf(["The heron stands in the water.", "It waits."], ["A second page."], title="Birds"))
+    for _ in range(draw.draw(st.integers(1, 10))):
+        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    with suppress(Unreadable):
+        pdf_to_text(bytes(data[: draw.draw(st.integers(0, len(data)))]))
+
+
+def test_a_pdf_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = pdf(["x" * 10_000] * 9_000)
+    assert len(bomb) < 2**20
+    with pytest.raises(Unreadable, match="LimitReached"):
+        pdf_to_text(bomb)
+    monkeypatch.setattr(office, "_MOST_CHARACTERS", 1000)
+    with pytest.raises(Unreadable, match="more than 1,000 characters"):
+        pdf_to_text(pdf(["x" * 90] * 20))
+
+
+# --- Word ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_word_document_is_read_in_its_order(tmp_path: Path) -> None:
+    document = docx.Document()
+    document.add_heading("Wading birds", 1)
+    document.add_paragraph("The heron\tstands.")
+    table = document.add_table(2, 2)
+    for place, text in (((0, 0), "bird"), ((0, 1), "height"), ((1, 0), "heron"), ((1, 1), "90 cm")):
+        table.cell(*place).text = text
+    document.add_paragraph("")
+    document.add_paragraph("It waits.")
+    (tmp_path / "birds.docx").write_bytes(saved(document))
+    (article,) = read(tmp_path / "birds.docx")
+    assert article.title == "Wading birds"
+    assert article.text == "The heron stands.\nbird\theight\nheron\t90 cm\nIt waits."
+    document.core_properties.title = "On herons"
+    assert word_to_text(saved(document))[0] == "On herons"
+    plain = docx.Document()
+    plain.add_paragraph("No heading.")
+    (tmp_path / "plain.docx").write_bytes(saved(plain))
+    assert read(tmp_path / "plain.docx")[0].title == "plain"
+
+
+def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None:
+    document = docx.Document()
+    table = document.add_table(1, 3)
+    table.cell(0, 0).merge(table.cell(0, 1)).text = "both"
+    table.cell(0, 2).text = "third"
+    word = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    changed = docx.oxml.parse_xml(
+        f'<w:p xmlns:w="{word}"><w:ins><w:r><w:t>added </w:t></w:r></w:ins><w:del><w:r><w:delText>deleted</w:delText></w:r></w:del>'
+        "<w:r><w:t>kept</w:t></w:r></w:p>"
+    )
+    control = docx.oxml.parse_xml(
+        f'<w:sdt xmlns:w="{word}"><w:sdtContent><w:p><w:r><w:t>within a control</w:t></w:r></w:p></w:sdtContent></w:sdt>'
+    )
+    document.element.body.insert(0, changed)
+    document.element.body.insert(1, control)
+    assert word_to_text(saved(document))[1] == "added kept\nwithin a control\nboth\tthird"
+
+
+def test_what_is_no_word_document_says_so(tmp_path: Path) -> None:
+    whole = saved(docx.Document())
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as parts:
+        parts.writestr("a.txt", "no document")
+    for number, data in enumerate((b"no zip file", whole[: len(whole) // 2], other.getvalue())):
+        (tmp_path / f"{number}.docx").write_bytes(data)
+        with pytest.raises(BadInput, match=r"is no Word document \(\.docx\) that can be read"):
+            read(tmp_path / f"{number}.docx")
+    (tmp_path / "blank.docx").write_bytes(whole)
+    with pytest.raises(BadInput, match="has no text"):
+        read(tmp_path / "blank.docx")
+
+
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as parts, parts.open("word/document.xml", "w", force_zip64=True) as part:
+        for _ in range(80):
+            part.write(bytes(2**20))
+    assert len(stream.getvalue()) < 2**20
+    monkeypatch.setattr(docx, "Document", lambda *_: pytest.fail("it was opened"))
+    with pytest.raises(Unreadable, match="unpacks to more"):
+        word_to_text(stream.getvalue())
+
+
+# --- both ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_they_are_packed_and_built_like_any_other(tmp_path: Path, world: Path) -> None:
+    document = docx.Document()
+    document.add_paragraph("The badger lives in the forest.")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.pdf").write_bytes(pdf(["The heron is a bird."]))
+    (tmp_path / "notes" / "b.docx").write_bytes(saved(document))
+    corpus = build_corpus([tmp_path / "notes"], tmp_path / "corpus", tokenizer=str(world / "tokenizer.json"), workers=1)
+    assert [corpus[number].source for number in corpus.ids.tolist()] == ["notes/a.pdf", "notes/b.docx"]
+
+
+def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdf(["The heron is a bird."]))
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'realmlm\[documents\]'"):
+        read(tmp_path / "a.pdf")
+
+
+def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realmlm.corpus.readers.LARGEST", 100)
+    (tmp_path / "a.pdf").write_bytes(pdf(["The heron is a bird."]))
+    with pytest.raises(BadInput, match="is larger than"):
+        read(tmp_path / "a.pdf")

@@ -1,0 +1,179 @@
+"""What comes with the package: names that stand for places, commands and calls that need nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+import realmlm
+from realmlm import bundled
+from realmlm.bundled import model_place, text_place
+from realmlm.cli import main
+from realmlm.corpus.store import Article, Corpus
+from realmlm.errors import ArtefactMissing, BadInput
+from realmlm.model.answering import Answer, Evidence
+from realmlm.serve.engine import Engine
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in, with a cache beside it."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def mini(tiny_model_folder: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny model in the place of the bundled one."""
+    monkeypatch.setattr(bundled, "MODEL", tiny_model_folder)
+    return tiny_model_folder
+
+
+@pytest.fixture
+def notes(elsewhere: Path) -> Path:
+    (elsewhere / "notes").mkdir()
+    (elsewhere / "notes" / "heron.txt").write_text("The heron is the bird of the town.")
+    (elsewhere / "letter.txt").write_text("The badger lives in the forest.")
+    return elsewhere / "notes"
+
+
+# --- names --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_names_stand_for_places(mini: Path, elsewhere: Path) -> None:
+    assert model_place() == model_place("mini") == model_place(Path("mini")) == mini
+    assert model_place("other/mini") == Path("other/mini")
+    assert text_place("pocket") == realmlm.pocket
+    assert realmlm.pocket.is_file()
+    (elsewhere / "pocket").mkdir()
+    assert text_place("pocket") == Path("pocket")
+
+
+def test_a_model_of_that_name_here_is_not_passed_over(mini: Path, elsewhere: Path) -> None:
+    (elsewhere / "mini").mkdir()
+    assert model_place() == mini
+    (elsewhere / "mini" / "manifest.json").write_text("{}")
+    with pytest.raises(BadInput, match=f"for yours give --model {elsewhere / 'mini'}"):
+        model_place()
+    assert model_place(elsewhere / "mini") == elsewhere / "mini"
+
+
+def test_an_installation_without_the_model_says_so(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bundled, "MODEL", elsewhere / "nowhere")
+    with pytest.raises(ArtefactMissing, match="lacks the model that comes with it"):
+        realmlm.load()
+    with pytest.raises(SystemExit):
+        main(["ask", "Which bird?", "--docs", "pocket"])
+    assert "name yours: --model MODEL" in capsys.readouterr().err
+
+
+# --- commands -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_ask_needs_a_folder_and_nothing_else(mini: Path, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["ask", "Which bird?", "--docs", "notes"])
+    first = capsys.readouterr()
+    assert "embedding 1 passages" in first.err
+    main(["ask", "Which bird?", "--docs", "notes/", "--model", "mini"])
+    second = capsys.readouterr()
+    assert second.out == first.out
+    assert "embedding" not in second.err
+    main(["ask", "Which metal is liquid?", "--docs", "pocket", "--read", "2"])
+    assert "embedding" in capsys.readouterr().err
+
+
+def test_other_commands_take_the_bundled_model_too(mini: Path, notes: Path, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["corpus", "notes", "letter.txt", "--out", "corpus", "--tokenizer", "mini", "--max-wordpieces", "64", "--workers", "1"])
+    main(["index", "--corpus", "corpus"])
+    assert "2 passages" in capsys.readouterr().err
+    (notes.parent / "questions.jsonl").write_text('{"question": "Which bird?", "answer": ["heron"]}\n')
+    main(["evaluate", "--corpus", "corpus", "--questions", "questions.jsonl", "--read", "1"])
+    main(["compress", "mini", "--out", "small"])
+    arguments = ["--corpus", "corpus", "--questions", "questions.jsonl", "--out", "run", "--read", "1", "--candidates", "2"]
+    main(["finetune", *arguments, "--optim.steps", "1", "--optim.batch", "1", "--loop.device", "cpu"])
+    assert str(mini) in (notes.parent / "run" / "run.json").read_text("utf-8")
+
+
+# --- Python -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_load_read_ask(mini: Path, notes: Path) -> None:
+    realm = realmlm.load(device="cpu")
+    for early in (lambda: realm.ask("Which bird?"), lambda: realm.fill("a [MASK]"), lambda: realm.corpus, lambda: realm.find("heron")):
+        with pytest.raises(BadInput, match=r"\.read\(realmlm\.pocket\)"):
+            early()
+    assert realm.read("notes") is realm
+    assert [evidence.passage for evidence in realm.ask("Which bird?").evidence] == ["The heron is the bird of the town."]
+    assert realmlm.load(docs=notes, device="cpu").ask("Which bird?") == realm.ask("Which bird?")
+
+
+def test_what_is_read_adds_up_and_follows_the_files(mini: Path, notes: Path) -> None:
+    realm = realmlm.load(device="cpu").read("notes").read("letter.txt")
+    assert len(realm.corpus) == 2
+    (notes / "heron.txt").write_text("The stork is the bird of the town.")
+    realm.read(notes)
+    assert sorted(realm.corpus[number].text.split()[1] for number in realm.corpus.ids.tolist()) == ["badger", "stork"]
+    realm.read(notes / "heron.txt").read(notes.parent)  # within what is read, and around it
+    assert len(realm.corpus) == 2
+    with pytest.raises(BadInput, match="does not exist"):
+        realm.read("nowhere")
+    assert len(realm.corpus) == 2
+    with pytest.raises(BadInput, match="change the files"):
+        realm.edit(add=[Article("", "New.")])
+
+
+def test_a_corpus_is_not_mixed_with_documents(mini: Path, notes: Path, knowledge: Corpus) -> None:
+    realm = realmlm.load("mini", knowledge.folder, device="cpu")
+    with pytest.raises(BadInput, match="realmlm edit"):
+        realm.read("notes")
+    assert isinstance(realm, Engine)
+
+
+def test_more_passages_than_there_are_cannot_be_read(mini: Path, notes: Path) -> None:
+    realm = realmlm.load(device="cpu").read("notes")
+    assert len(realm.ask("Which bird?", read=7).evidence) == 1
+    with pytest.raises(BadInput, match="1 or more"):
+        realm.ask("Which bird?", read=0)
+
+
+# --- an answer for people -----------------------------------------------------------------------------------------------------------------
+
+PASSAGE = "Zabriso lies on a hill.\nIt was founded in 1727 & <rebuilt> later."
+
+
+def answer() -> Answer:
+    start = PASSAGE.index("1727")
+    read = Evidence(7, "Zabriso <town>", PASSAGE, start, start + 4, 0.75, 0.5)
+    unread = Evidence(8, "", "x" * 300, None, None, 0.2, 0.0)
+    return Answer("1727", 0.4, (read, unread, Evidence(None, "", "", None, None, 0.05, 0.1)))
+
+
+def test_it_prints_the_words_how_sure_and_where_they_stand() -> None:
+    assert str(answer()).split("\n") == [
+        "1727   p = 0.400",
+        "",
+        "  p(z|x) 0.750   p(y|z,x) 0.500   Zabriso <town> (7)",
+        "      It was founded in »1727« & <rebuilt> later.",
+        "  p(z|x) 0.200   p(y|z,x) 0.000   passage (8)",
+        f"      {'x' * 240}…",
+        "  p(z|x) 0.050   p(y|z,x) 0.100   without reading anything",
+    ]
+    assert repr(answer()) == str(answer())
+    assert str(Answer("", 0.0, ())).startswith("(no answer)")
+
+
+def test_a_notebook_shows_the_same_and_nothing_is_taken_for_markup() -> None:
+    html = answer()._repr_html_()
+    assert "<rebuilt>" not in html
+    assert "&amp; &lt;rebuilt&gt; later" in html
+    assert ">1727</mark>" in html
+    assert "Zabriso &lt;town&gt; (7)" in html
+    assert "width:75%" in html
+    assert "without reading anything" in html
+    selectolax = pytest.importorskip("selectolax.lexbor")
+    tree = selectolax.LexborHTMLParser(html)
+    assert [mark.text() for mark in tree.css("mark")] == ["1727"]

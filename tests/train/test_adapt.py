@@ -1,0 +1,114 @@
+"""Adapting to a folder of documents: measured on what was held out, kept only if better."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realmlm.cli import main
+from realmlm.config import Adapt
+from realmlm.corpus.questions import read_questions
+from realmlm.corpus.store import Corpus
+from realmlm.errors import ArtefactExists, BadInput, NotEnough
+from realmlm.evaluate.report import Outcome
+from realmlm.model.realm import Realm
+from realmlm.train import adapt as adapting
+from realmlm.train.adapt import Verdict, run_adapt
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps and a handful of held-out sentences."""
+    monkeypatch.setattr(adapting, "FEWEST", 3)
+    monkeypatch.setattr(adapting, "MOST_HELD_OUT", 12)
+
+
+@pytest.fixture
+def settings(tiny_model_folder: Path, world: Path, tmp_path: Path) -> Adapt:
+    return Adapt(docs=world / "knowledge.jsonl", out=tmp_path / "adapted", model=tiny_model_folder, minutes=1e-6, device="cpu")
+
+
+def test_what_was_held_out_is_measured_before_and_after(settings: Adapt) -> None:
+    verdict = run_adapt(settings)
+    held_out = read_questions(settings.out / "held-out.jsonl")
+    assert verdict.before.questions == verdict.after.questions == len(held_out) == 12
+    assert verdict.low <= verdict.gain <= verdict.high
+    assert verdict.kept == (settings.out / "model" / "manifest.json").exists()
+    corpus = Corpus.open(settings.out / "corpus")
+    for cloze in held_out:  # the hidden words stand in another passage
+        assert any(cloze.answers[0] in corpus[number].text for number in corpus.ids.tolist() if number != cloze.source)
+    assert "mean reciprocal rank" in verdict.table()
+    assert "retrieval utility, nats" in verdict.table()
+    assert "recall@5" in verdict.table()
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_it_is_kept_only_if_better(
+    settings: Adapt, better: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare = adapting._compare
+
+    def decided(before: list[Outcome], after: list[Outcome], **how: bool) -> Verdict:
+        return compare(before, [replace(outcome, found=[True] * 50) if better else outcome for outcome in before], **how)
+
+    monkeypatch.setattr(adapting, "_compare", decided)
+    main(["adapt", "--docs", str(settings.docs), "--out", str(settings.out), "--model", str(settings.model), "--minutes", "1e-6"])
+    said = capsys.readouterr().err
+    assert (settings.out / "model").exists() == better
+    assert not (settings.out / "run" / "model").exists()
+    assert ("better, and kept" in said) == better
+    assert ("nothing was kept" in said) != better
+    if better:
+        main(["ask", "Which animal?", "--docs", str(settings.docs), "--model", str(settings.out / "model")])
+
+
+def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path) -> None:
+    verdict = run_adapt(replace(settings, questions=(world / "questions-train.jsonl",)))
+    asked, learned, held_out = (
+        {question.text for question in read_questions(file)}
+        for file in (world / "questions-train.jsonl", settings.out / "questions.jsonl", settings.out / "held-out.jsonl")
+    )
+    assert learned | held_out == asked
+    assert verdict.before.questions * 5 <= len(read_questions(world / "questions-train.jsonl"))
+    assert "answered exactly" in verdict.table()
+
+
+def test_too_little_text_is_said_to_be_too_little(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapting, "FEWEST", 20)
+    (tmp_path / "note.txt").write_text("A heron stands by the river.")
+    with pytest.raises(NotEnough, match="--questions"):
+        run_adapt(replace(settings, docs=tmp_path / "note.txt"))
+    (tmp_path / "few.jsonl").write_text(json.dumps({"question": "Which bird?", "answer": ["heron"]}))
+    with pytest.raises(NotEnough, match="too few"):
+        run_adapt(replace(settings, out=tmp_path / "other", questions=(tmp_path / "few.jsonl",)))
+
+
+def test_what_is_there_is_not_overwritten_and_patterns_are_refused(settings: Adapt, tmp_path: Path) -> None:
+    (tmp_path / "trec.tsv").write_text("1\tx\tWhich bird?\theron|stork\n" * 30)
+    with pytest.raises(BadInput, match="patterns"):
+        run_adapt(replace(settings, questions=(tmp_path / "trec.tsv",)))
+    settings.out.mkdir(exist_ok=True)
+    with pytest.raises(ArtefactExists):
+        run_adapt(settings)
+
+
+def test_only_the_query_projection_moves(settings: Adapt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Verdict, "kept", True)
+    run_adapt(settings)
+    (before, _), (after, _) = Realm.from_pretrained(settings.model), Realm.from_pretrained(settings.out / "model")
+    state = before.state_dict()
+    moved = {name for name, weight in after.state_dict().items() if not torch.equal(weight, state[name])}
+    assert moved
+    assert all(name.startswith(("query.projection.", "query.norm.")) for name in moved)
+
+
+def test_words_are_found_as_a_whole() -> None:
+    tokens = np.array([5, 6, 7, 5, 8])
+    assert adapting._contains(tokens, np.array([5, 8]))
+    assert adapting._contains(tokens, np.array([7]))
+    assert not adapting._contains(tokens, np.array([6, 5]))
+    assert not adapting._contains(tokens, np.array([8, 5]))
+    assert not adapting._contains(tokens[:1], np.array([5, 6]))
