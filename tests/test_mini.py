@@ -1,61 +1,122 @@
-"""The study's recipe at a hundredth of its size, from raw text to answers."""
+"""The model that comes with realmlm: it answers, it is small, and it can be trained on."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from transformers import BertConfig, BertModel
+from safetensors import safe_open
 
-from realmlm.corpus.wordpieces import Wordpieces
+import realmlm
+from realmlm.bundled import MODEL
+from realmlm.cli import main
+from realmlm.corpus.questions import read_questions
+from realmlm.serve.engine import Engine
 
-RECIPE = Path(__file__).resolve().parents[1] / "runs" / "mini.sh"
+TITLES = (
+    "Socrates",
+    "Antonio Stradivari",
+    "Dodo",
+    "Don Quixote",
+    "Giraffe",
+    "Blue whale",
+    "Nintendo",
+    "Eiffel Tower",
+    "Australia",
+    "Penicillin",
+)
+SHORT = ["--optim.steps", "2", "--optim.batch", "2", "--loop.threads", "1", "--loop.device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def data(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Articles of several passages and questions in two sets, from the tiny world."""
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "articles").mkdir()
-    (folder / "questions").mkdir()
-    rows = [json.loads(line) for line in (world / "knowledge.jsonl").read_text("utf-8").splitlines()]
-    by_title: dict[str, list[str]] = {}
-    for row in rows:
-        by_title.setdefault(row["title"], []).append(row["text"])
-    articles = [{"title": title, "text": "\n".join(texts * 5)} for title, texts in by_title.items()]
-    (folder / "articles" / "all.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
-    for kind, part in (("train", "questions-train"), ("dev", "questions-held-out")):
-        lines = (world / f"{part}.jsonl").read_text("utf-8").splitlines()[:12]
-        rows = [{"question": row["question"], "answer": row["answer"]} for row in map(json.loads, lines)]
-        for number, name in enumerate(("nq", "webquestions")):
-            (folder / "questions" / f"{name}-{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[number::2]))
-    return folder
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten articles of the pocket encyclopedia, their spans marked."""
+    folder = tmp_path_factory.mktemp("mini")
+    articles = [line for line in realmlm.pocket.read_text("utf-8").splitlines() if json.loads(line)["title"] in TITLES]
+    (folder / "some.jsonl").write_text("\n".join(articles), "utf-8")
+    main(
+        [
+            "corpus",
+            str(folder / "some.jsonl"),
+            "--out",
+            str(folder / "corpus"),
+            "--tokenizer",
+            "mini",
+            "--max-wordpieces",
+            "64",
+            "--workers",
+            "1",
+        ]
+    )
+    main(["spans", str(folder / "corpus"), "--workers", "1"])
+    asked = [
+        line for line in (realmlm.pocket.parent / "questions.jsonl").read_text("utf-8").splitlines() if json.loads(line)["title"] in TITLES
+    ]
+    (folder / "questions.jsonl").write_text("\n".join(asked), "utf-8")
+    return folder / "corpus"
 
 
-def run_recipe(track: str, out: Path, data: Path, **environment: str) -> str:
-    binaries = Path(sys.executable).parent
-    settings = os.environ | {"SCALE": "0.01", "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CI": "1"} | environment
-    done = subprocess.run(["bash", str(RECIPE), track, str(out), str(data)], capture_output=True, text=True, env=settings, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stderr
+def test_it_is_small_and_in_eight_bits() -> None:
+    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 40 * 2**20
+    with safe_open(MODEL / "model.safetensors", "pt") as weights:
+        assert any(weights.get_slice(name).get_dtype() == "I8" for name in weights.keys())  # noqa: SIM118
 
 
-def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, tmp_path: Path) -> None:
-    pieces = Wordpieces.load(world / "tokenizer.json")
-    shape = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 256}
-    BertModel(BertConfig(vocab_size=len(pieces), **shape), add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
-    pieces.save(tmp_path / "encoder" / "tokenizer.json")
-    out = tmp_path / "out"
-    said = run_recipe("warm", out, data, ENCODER=str(tmp_path / "encoder"))
-    assert "done before" not in said
-    reports = {file.stem: json.loads(file.read_text("utf-8")) for file in (out / "reports").glob("*.json")}
-    assert len(reports) == 2 * (1 + 2 + 2)
-    assert reports["pretrain-zero-shot-nq"]["exact_match"] is None
-    assert reports["questions-pretrain-nq"]["exact_match"]["value"] >= 0
-    assert "−log p(y|x)" in reports["pretrain-held-out"]["nats"]
-    logged = [json.loads(line)["command"].split()[0] for line in (out / "seconds.jsonl").read_text().splitlines()]
-    assert logged.count("finetune") == 2
-    again = run_recipe("warm", out, data, ENCODER=str(tmp_path / "encoder"))
-    assert again.count("done before") >= len(reports)
+def test_it_answers_with_the_place_and_fills_in(corpus: Path) -> None:
+    realm = Engine("mini", corpus, device="cpu")
+    answer = realm.ask("Which poison was used to put Socrates to death?", read=3)
+    assert answer.answer == "hemlock"
+    best = max(answer.evidence, key=lambda evidence: evidence.retrieval_probability)
+    assert best.title == "Socrates"
+    assert best.passage[best.start : best.end] == "hemlock"
+    assert answer.probability > 0.9
+    assert realm.fill("The Eiffel Tower stands in [MASK].", read=3).answer == "paris"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
+def test_loading_is_quick_and_light() -> None:
+    """Measured in a process of its own; the promise is 3 s and 300 MiB, seconds are not asserted on a machine that others use too."""
+    code = "import realmlm; realmlm.load(); print(open('/proc/self/status').read())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    peak = next(line for line in done.stdout.splitlines() if line.startswith("VmHWM"))
+    assert int(peak.split()[1]) < 300 * 1024
+
+
+def test_training_goes_on_from_it(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = corpus.parent / "questions.jsonl"
+    main(
+        [
+            "pretrain",
+            "--from",
+            "mini",
+            "--corpus",
+            str(corpus),
+            "--out",
+            str(tmp_path / "joint"),
+            "--k",
+            "3",
+            "--refresh.no-process",
+            *SHORT,
+        ]
+    )
+    pretrained = ["--from", str(tmp_path / "joint" / "model"), "--corpus", str(corpus)]
+    main(["finetune", *pretrained, "--questions", str(asked), "--out", str(tmp_path / "qa"), "--read", "2", "--candidates", "4", *SHORT])
+    capsys.readouterr()
+    main(
+        [
+            "evaluate",
+            "--model",
+            str(tmp_path / "qa" / "model"),
+            "--corpus",
+            str(corpus),
+            "--questions",
+            str(asked),
+            "--device",
+            "cpu",
+            "--json",
+        ]
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["questions"] == len(read_questions(asked)) > 3
+    assert report["exact_match"]["value"] >= 50  # two steps spoil nothing

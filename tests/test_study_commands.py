@@ -1,6 +1,7 @@
 """Commands that the study is made of: batch, graft, compress, align."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,22 @@ def test_frozen_embeddings_are_held_once_and_saved_for_each(knowledge: Corpus, t
     assert set(model.own_state()) == set(first.own_state())
     again, _ = Realm.from_pretrained(tmp_path / "again")
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_reports_are_put_beside_what_was_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare = runpy.run_path(str(Path(__file__).parents[1] / "runs" / "compare.py"))["compare"]
+
+    def write(value: float) -> None:
+        report = {
+            "exact_match": {"value": value, "low": value - 9, "high": value + 9},
+            "recall": {"5": {"value": 95.0, "low": 92.0, "high": 98.0}},
+        }
+        (tmp_path / "questions.json").write_text(json.dumps(report))
+
+    write(60.0)
+    assert compare("demo", tmp_path)
+    write(20.0)
+    assert not compare("demo", tmp_path)
+    assert "other than expected" in capsys.readouterr().out
+    assert compare("mini_warm", tmp_path)
+    assert "not measured" in capsys.readouterr().out

@@ -1,0 +1,42 @@
+"""Reports of a recipe beside those of runs/expected.toml. `python runs/compare.py world_study FOLDER/seed-0`
+
+Exit status 1 if a measure lies farther from what was expected than both intervals together allow.
+"""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+EXPECTED = Path(__file__).parent / "expected.toml"
+
+
+def measured(report: dict[str, Any], measure: str) -> tuple[float, float]:
+    """Value and half the interval of `exact_match`, `recall_5`, `gold_recall_1` …"""
+    name, _, depth = measure.rpartition("_")
+    score = report[name][depth] if depth.isdigit() else report[measure]
+    return score["value"], (score["high"] - score["low"]) / 2
+
+
+def compare(recipe: str, folder: Path) -> bool:
+    """Print the table; whether everything that was measured agrees."""
+    print(f"{'':32s} {'measure':>15s} {'expected':>16s} {'here':>16s}")
+    agrees = True
+    for name, measures in tomllib.loads(EXPECTED.read_text("utf-8"))[recipe].items():
+        places = [folder / "reports" / f"{name}.json", folder / f"{name}.json"]
+        file = next((place for place in places if place.exists()), None)
+        for measure, (value, half) in measures.items():
+            expected = f"{value:.1f} ± {half:.1f}"
+            if file is None:
+                print(f"{name:32s} {measure:>15s} {expected:>16s} {'not measured':>16s}")
+                continue
+            here, width = measured(json.loads(file.read_text("utf-8")), measure)
+            far = abs(here - value) > half + width
+            agrees = agrees and not far
+            print(f"{name:32s} {measure:>15s} {expected:>16s} {here:9.1f} ± {width:.1f}{'   other than expected' if far else ''}")
+    return agrees
+
+
+if __name__ == "__main__":
+    sys.exit(0 if compare(sys.argv[1], Path(sys.argv[2])) else 1)

@@ -1,0 +1,61 @@
+"""The study's recipe at a hundredth of its size, from raw text to answers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, BertModel
+
+from realmlm.corpus.wordpieces import Wordpieces
+
+RECIPE = Path(__file__).resolve().parents[1] / "runs" / "mini.sh"
+
+
+@pytest.fixture(scope="module")
+def data(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Articles of several passages and questions in two sets, from the tiny world."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "articles").mkdir()
+    (folder / "questions").mkdir()
+    rows = [json.loads(line) for line in (world / "knowledge.jsonl").read_text("utf-8").splitlines()]
+    by_title: dict[str, list[str]] = {}
+    for row in rows:
+        by_title.setdefault(row["title"], []).append(row["text"])
+    articles = [{"title": title, "text": "\n".join(texts * 5)} for title, texts in by_title.items()]
+    (folder / "articles" / "all.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
+    for kind, part in (("train", "questions-train"), ("dev", "questions-held-out")):
+        lines = (world / f"{part}.jsonl").read_text("utf-8").splitlines()[:12]
+        rows = [{"question": row["question"], "answer": row["answer"]} for row in map(json.loads, lines)]
+        for number, name in enumerate(("nq", "webquestions")):
+            (folder / "questions" / f"{name}-{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[number::2]))
+    return folder
+
+
+def run_recipe(track: str, out: Path, data: Path, **environment: str) -> str:
+    binaries = Path(sys.executable).parent
+    settings = os.environ | {"SCALE": "0.01", "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CI": "1"} | environment
+    done = subprocess.run(["bash", str(RECIPE), track, str(out), str(data)], capture_output=True, text=True, env=settings, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
+def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, tmp_path: Path) -> None:
+    pieces = Wordpieces.load(world / "tokenizer.json")
+    shape = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 256}
+    BertModel(BertConfig(vocab_size=len(pieces), **shape), add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
+    pieces.save(tmp_path / "encoder" / "tokenizer.json")
+    out = tmp_path / "out"
+    said = run_recipe("warm", out, data, ENCODER=str(tmp_path / "encoder"))
+    assert "done before" not in said
+    reports = {file.stem: json.loads(file.read_text("utf-8")) for file in (out / "reports").glob("*.json")}
+    assert len(reports) == 2 * (1 + 2 + 2)
+    assert reports["pretrain-zero-shot-nq"]["exact_match"] is None
+    assert reports["questions-pretrain-nq"]["exact_match"]["value"] >= 0
+    assert "−log p(y|x)" in reports["pretrain-held-out"]["nats"]
+    logged = [json.loads(line)["command"].split()[0] for line in (out / "seconds.jsonl").read_text().splitlines()]
+    assert logged.count("finetune") == 2
+    again = run_recipe("warm", out, data, ENCODER=str(tmp_path / "encoder"))
+    assert again.count("done before") >= len(reports)
