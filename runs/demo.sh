@@ -20,11 +20,11 @@ step "3/4  the retriever adapts to these articles, without a label; watch recall
 realmlm adapt --docs pocket --out "$out/adapted"
 
 step "4/4  the curves and the numbers as one page: $out/report.html"
-realmlm report "$out/adapted/run" --evaluations "$out/questions.json" --out "$out/report.html"
+realmlm report "$out/adapted/adapting" --evaluations "$out/questions.json" --out "$out/report.html"
 
 if [ -n "${SERVE:-}" ]; then
   step "the page: ask, fill in, change what it knows, look at the training (Ctrl-C ends it)"
-  realmlm serve --corpus "$out/pocket" --runs "$out/adapted/run"
+  realmlm serve --corpus "$out/pocket" --runs "$out/adapted/adapting"
 else
   printf '\nmake demo SERVE=1 leaves a page running on which you can ask. Your own documents: realmlm ask "…" --docs FOLDER\n' >&2
 fi

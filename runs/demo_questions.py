@@ -7,7 +7,7 @@ import realmlm
 QUESTIONS = (
     "Which poison was used to put Socrates to death?",
     "Where in Italy did Stradivari build his violins?",
-    "Who first spotted Phobos and Deimos?",
+    "On which island did dodos live?",
     "What is Don Quixote's horse called?",
     "Which insect turned up inside a computer that Grace Hopper's group was running?",
 )

@@ -168,14 +168,15 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
 
 def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:
     settings = dict(locals())
-    with Run.begin(out / "run", stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
+    with Run.begin(out / "adapting", stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
         device = prepare(loop)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         limits: dict[str, Any] = {"max_query": realm.config.max_query, "held_out": sources_of(out / "held-out.jsonl"), "recurring": True}
         source = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, seed=loop.seed, **limits)
         learning = realm.free_query("projection")
         objective = FoundElsewhere(realm, corpus, source, index_for(realm, wordpieces, corpus), learning)
-        steps = _steps(minutes, seconds=BATCH * pair_seconds, examples=len(source.sentences))
+        seconds = BATCH * pair_seconds / 3  # a sentence is a third as long as sentence and passage together
+        steps = _steps(minutes, seconds=seconds, examples=len(source.sentences))
         optim = JointOptim(steps=steps, batch=BATCH, retriever_lr=2e-4)
         how: dict[str, Any] = {"corpus": corpus, "optim": optim, "loop": _rows(loop, steps), "device": device}
         return train_model(realm, wordpieces, objective, run, **how, title="adapting")
@@ -189,7 +190,7 @@ def _learn_questions(model: Path, corpus: Corpus, out: Path, *, minutes: float, 
         model=model,
         corpus=corpus.folder,
         questions=(out / "questions.jsonl",),
-        out=out / "run",
+        out=out / "adapting",
         read=min(READ, len(corpus)),
         read_gold=True,
         candidates=min(CANDIDATES, len(corpus)),

@@ -58,7 +58,7 @@ def test_it_is_kept_only_if_better(
     main(["adapt", "--docs", str(settings.docs), "--out", str(settings.out), "--model", str(settings.model), "--minutes", "1e-6"])
     said = capsys.readouterr().err
     assert (settings.out / "model").exists() == better
-    assert not (settings.out / "run" / "model").exists()
+    assert not (settings.out / "adapting" / "model").exists()
     assert ("better, and kept" in said) == better
     assert ("nothing was kept" in said) != better
     if better:
