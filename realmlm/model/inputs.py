@@ -17,6 +17,9 @@ from realmlm.corpus.wordpieces import Layout, Wordpieces
 if TYPE_CHECKING:
     from realmlm.model.realm import ModelConfig
 
+_GROUPED = 128  # sequences from which on a GPU has enough to do with a part of them
+_GROUPS = 4
+_PADDING = 0.15  # share of a batch below which it is left as it is
 NULL = np.zeros(0, dtype=np.int64)  # the null document: no title, no body
 
 
@@ -25,6 +28,7 @@ class Inputs:
     """Padded sequences for an encoder."""
 
     layout: Layout
+    lengths_N: np.ndarray  # wordpieces of each, known without asking a GPU
     tokens_NL: Tensor
     attention_NL: Tensor  # 1 for wordpieces, 0 for padding
     segments_NL: Tensor  # as the tokenizer's family numbers them
@@ -32,7 +36,20 @@ class Inputs:
 
     def to(self, device: torch.device) -> "Inputs":
         tensors = (self.tokens_NL, self.attention_NL, self.segments_NL, self.second_N)
-        return Inputs(self.layout, *(_send(tensor, device) for tensor in tensors))
+        return Inputs(self.layout, self.lengths_N, *(_send(tensor, device) for tensor in tensors))
+
+    def rows(self, chosen: np.ndarray) -> "Inputs":
+        """Some of them, without the padding that only the others need."""
+        places, width = _send(torch.from_numpy(chosen), self.tokens_NL.device), int(self.lengths_N[chosen].max())
+        tensors = (self.tokens_NL[:, :width], self.attention_NL[:, :width], self.segments_NL[:, :width], self.second_N)
+        return Inputs(self.layout, self.lengths_N[chosen], *(tensor[places] for tensor in tensors))
+
+    def alike(self) -> list[np.ndarray]:
+        """Rows in a few groups of like length, where one batch of them all would be padding for a good part."""
+        padding = 1 - self.lengths_N.sum() / max(1, self.tokens_NL.numel())
+        if len(self) < _GROUPED or padding < _PADDING:
+            return [np.arange(len(self))]
+        return np.array_split(np.argsort(-self.lengths_N, kind="stable"), _GROUPS)
 
     def __len__(self) -> int:
         return len(self.tokens_NL)
@@ -72,7 +89,7 @@ def pair_inputs(
             tokens[rows, starts + place] = token
             if segment != usual:
                 segments[rows, starts + place] = segment
-    return Inputs(layout, *(torch.from_numpy(array) for array in (tokens, attention.astype(np.int64), segments, heads)))
+    return Inputs(layout, lengths, *(torch.from_numpy(array) for array in (tokens, attention.astype(np.int64), segments, heads)))
 
 
 def _segments(attention: np.ndarray, second: np.ndarray, layout: Layout) -> np.ndarray:

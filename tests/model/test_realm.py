@@ -10,6 +10,7 @@ import torch
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.create import fresh_encoder
+from realmlm.model.encoders import Encoder
 from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_model, tower_fingerprint
 from realmlm.worlds import world_wordpieces
@@ -40,6 +41,28 @@ def test_padding_changes_nothing(family: str, pooling: str) -> None:
     alone = model.reader.masks(reader_inputs([short], [short], WORDPIECES, **limits), positions)
     beside = model.reader.masks(reader_inputs([short, short], [short, long], WORDPIECES, **limits), positions.expand(2, 1))
     assert torch.allclose(alone[0], beside[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_groups_of_like_length_change_nothing(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does with a large batch, here with a small one."""
+    model, rng = small("bert", pooling=pooling), np.random.default_rng(0)
+    queries = [rng.integers(5, 200, size=count) for count in rng.integers(1, 16, size=13)]
+    bodies = [rng.integers(5, 200, size=count) for count in rng.integers(0, 30, size=13)]
+    inputs = reader_inputs(queries, bodies, WORDPIECES, max_query=16, max_length=60)
+    monkeypatch.setattr("realmlm.model.inputs._GROUPED", 4)
+    groups = inputs.alike()
+    assert len(groups) == 4
+    assert sorted(np.concatenate(groups).tolist()) == list(range(13))
+    assert sum(len(rows) * inputs.rows(rows).tokens_NL.shape[1] for rows in groups) < inputs.tokens_NL.numel()
+    plain, pooled = model.reader.encoder(inputs), model.query(inputs)
+    monkeypatch.setattr(Encoder, "_is_grouped", lambda self, inputs: True)
+    hidden = inputs.attention_NL[:, :, None]
+    assert torch.allclose(model.reader.encoder(inputs) * hidden, plain * hidden, atol=1e-5)
+    assert torch.allclose(model.query(inputs), pooled, atol=1e-5)
+    gradient = torch.autograd.grad((model.reader.encoder(inputs) * hidden).square().sum(), model.reader.embedding.weight)[0]
+    expected = torch.autograd.grad((plain * hidden).square().sum(), model.reader.embedding.weight)[0]
+    assert torch.allclose(gradient, expected, atol=1e-3)
 
 
 def test_scores_are_inner_products_with_the_scale_in_the_query() -> None:
