@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from realmlm.bundled import MINI, TEXT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from realmlm.serve.engine import Engine
@@ -20,13 +21,13 @@ def load(
     model: "str | Path" = MINI,
     corpus: "str | Path | None" = None,
     *,
-    docs: "str | Path | None" = None,
+    docs: "str | Path | Sequence[str | Path]" = (),
     index: "str | Path | None" = None,
     device: str = "auto",
 ) -> "Engine":
     """A model, ready to read and to be asked: `realmlm.load().read("notes/").ask("…")`. Without a name it is the bundled one.
 
-    `corpus` is one that `realmlm corpus` made, `docs` a folder or file of documents, as in `.read(docs)`.
+    `corpus` is one that `realmlm corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`.
     """
     from realmlm.serve.engine import Engine  # torch comes in only here: the command line's help stays quick
 

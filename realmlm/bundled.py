@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from realmlm.errors import ArtefactMissing, BadInput
+from realmlm.errors import ArtefactMissing
 
 MINI = Path("mini")
 """The model that commands take where none is named."""
@@ -13,11 +13,12 @@ TEXT = Path(__file__).parent / "pocket" / "encyclopedia.jsonl"
 def model_place(model: str | Path = MINI) -> Path:
     """The folder of a model: the one named, or the bundled one for `mini`."""
     from realmlm.artefact import MANIFEST  # numpy comes in only here
+    from realmlm.log import say
 
     if Path(model) != MINI:
         return Path(model)
     if (MINI / MANIFEST).is_file():
-        raise BadInput(f"'mini' is the model that comes with realmlm, and a model in this folder; for yours give --model {MINI.absolute()}")
+        say(f"mini is the model that comes with realmlm; the one in this folder is another, named by its whole path: {MINI.absolute()}")
     if not (MODEL / MANIFEST).is_file():
         raise ArtefactMissing(f"this installation of realmlm lacks the model that comes with it ({MODEL}); name yours: --model MODEL")
     return MODEL

@@ -178,7 +178,9 @@ def _adapt(settings: config.Adapt) -> None:
     verdict = run_adapt(settings)
     print(verdict.table())
     if verdict.kept:
-        say(f'better, and kept: realmlm ask "…" --docs {settings.docs} --model {settings.out / "model"}')
+        say(
+            f'better, and kept: realmlm ask "…" --docs {shlex.quote(str(settings.docs))} --model {shlex.quote(str(settings.out / "model"))}'
+        )
     else:
         say(f"not surely better, so nothing was kept: {settings.model} serves these documents as it is")
 
@@ -230,7 +232,8 @@ def _batch(settings: config.Batch) -> None:
 def _ask(settings: config.Ask) -> None:
     from realmlm.serve.engine import Engine, as_json
 
-    engine = Engine(settings.model, settings.corpus, docs=settings.docs, index=settings.index, device=settings.device)
+    docs = [place for places in settings.docs for place in places]
+    engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
     if settings.fill is not None:
         answer = engine.fill(settings.fill, read=settings.read)
     else:
@@ -247,8 +250,9 @@ def _serve(settings: config.Serve) -> None:
     from realmlm.serve.engine import Engine
     from realmlm.serve.http import create_app
 
-    engine = Engine(settings.model, settings.corpus, index=settings.index, device=settings.device)
-    if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None:
+    docs = [place for places in settings.docs for place in places]
+    engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None and not docs:
         say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({len(engine.corpus):,} passages; Ctrl-C stops)")
     app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
@@ -346,7 +350,7 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"error: {error}; check that this place exists, that you may write to it and that the disk is not full")
         sys.exit(2)
     except KeyboardInterrupt:
-        say("stopped; a training run goes on with --resume RUN")
+        say("stopped; warmup, pretrain and finetune go on with --resume RUN")
         sys.exit(130)
 
 

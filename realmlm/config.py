@@ -2,11 +2,17 @@
 
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from realmlm.bundled import MINI
 from realmlm.config_model import Adapt, Compress, ExportHf, Finetune, Graft, ImportHf, Index, Model, Pretrain, Tagger, Warmup
 from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, arg, check, optional
+
+try:
+    from tyro.conf import UseAppendAction
+except ImportError:  # as in settings.py
+    Item = TypeVar("Item")
+    UseAppendAction = Annotated[Item, ()]  # type: ignore[misc]
 
 # Commands that make or train a model stand in config_model.py; here are those around it.
 __all__ = [
@@ -259,8 +265,8 @@ class Ask:
     """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus that is searched."""
-    docs: Annotated[Path | None, optional("PATH")] = None
-    """A folder or file of documents instead; what is made of it is kept in a cache, and only what changed is made again. pocket is the
+    docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], optional("PATH …")]] = ()
+    """Folders and files of documents instead; what is made of them is kept in a cache, and only what changed is made again. pocket is the
     small encyclopedia that comes with realmlm."""
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
@@ -274,11 +280,11 @@ class Ask:
     """Where the model runs."""
 
     def __post_init__(self) -> None:
-        check((self.corpus is None) != (self.docs is None), "say what is searched: either --docs FOLDER or --corpus CORPUS")
         check(
             (self.question is None) != (self.fill is None),
-            'ask one thing: realmlm ask "your question" … or --fill "a sentence with [MASK]"',
+            'ask one thing, before all else: realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"',
         )
+        check((self.corpus is None) == any(self.docs), "say what is searched: either --docs FOLDER or --corpus CORPUS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +293,10 @@ class Serve:
 
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
-    corpus: Path
+    corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus that is searched; changes made through the service are kept in it."""
+    docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], optional("PATH …")]] = ()
+    """Folders and files of documents instead, as they are at the start, as for `realmlm ask`; their passages cannot be changed."""
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
     host: str = "127.0.0.1"
@@ -307,6 +315,7 @@ class Serve:
     """Where the model runs."""
 
     def __post_init__(self) -> None:
+        check((self.corpus is None) == any(self.docs), "say what is searched: either --docs FOLDER or --corpus CORPUS")
         check(1 <= self.port <= 65535, f"port must lie between 1 and 65535, not {self.port}")
         check(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
         check(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")

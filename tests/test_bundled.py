@@ -1,6 +1,7 @@
 """What comes with the package: names that stand for places, commands and calls that need nothing else."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,13 +52,19 @@ def test_names_stand_for_places(mini: Path, elsewhere: Path) -> None:
     assert text_place("pocket") == Path("pocket")
 
 
-def test_a_model_of_that_name_here_is_not_passed_over(mini: Path, elsewhere: Path) -> None:
+def test_a_model_of_that_name_here_is_named_by_its_path(
+    mini: Path, notes: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (elsewhere / "mini").mkdir()
     assert model_place() == mini
+    assert capsys.readouterr().err == ""
     (elsewhere / "mini" / "manifest.json").write_text("{}")
-    with pytest.raises(BadInput, match=f"for yours give --model {elsewhere / 'mini'}"):
-        model_place()
+    assert model_place() == mini
+    assert f"named by its whole path: {elsewhere / 'mini'}\n" in capsys.readouterr().err
+    main(["ask", "Which bird?", "--docs", "notes"])
+    assert capsys.readouterr().err.count("whole path") == 1
     assert model_place(elsewhere / "mini") == elsewhere / "mini"
+    assert capsys.readouterr().err == ""
 
 
 def test_an_installation_without_the_model_says_so(
@@ -130,7 +137,40 @@ def test_a_corpus_is_not_mixed_with_documents(mini: Path, notes: Path, knowledge
     realm = realmlm.load("mini", knowledge.folder, device="cpu")
     with pytest.raises(BadInput, match="realmlm edit"):
         realm.read("notes")
+    with pytest.raises(BadInput, match="cannot be searched together"):
+        realmlm.load("mini", knowledge.folder, docs="notes", device="cpu")
     assert isinstance(realm, Engine)
+
+
+def test_several_places_are_read_at_once(mini: Path, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    realm = realmlm.load(docs=["notes", "letter.txt"], device="cpu")
+    assert len(realm.corpus) == 2
+    assert capsys.readouterr().err.count("no index of") == 1  # not one by one
+    with pytest.raises(BadInput, match="name a folder or file"):
+        realmlm.load(device="cpu").read()
+
+
+def test_documents_are_served_and_stay_as_they_are(
+    mini: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uvicorn = pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
+    testclient = pytest.importorskip("fastapi.testclient")
+    served: list[Any] = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
+    main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--device", "cpu"])
+    assert "can change the passages" not in capsys.readouterr().err
+    with testclient.TestClient(served[0], raise_server_exceptions=False) as client:
+        assert client.get("/health").json()["passages"] == 2
+        assert len(client.post("/ask", json={"question": "Which bird?", "read": 2}).json()["evidence"]) == 2
+        new = {"title": "", "text": "The stork brings letters."}
+        for refused in (client.post("/passages", json=new), client.put("/passages/0", json=new), client.delete("/passages/0")):
+            assert refused.status_code == 400
+            assert refused.json()["error"] == {"code": "bad_input", "message": refused.json()["error"]["message"]}
+            assert "change the files" in refused.json()["error"]["message"]
+    for wrong in ([], ["--docs", "notes", "--corpus", "corpus"]):
+        with pytest.raises(SystemExit):
+            main(["serve", *wrong])
+        assert "either --docs FOLDER or --corpus CORPUS" in capsys.readouterr().err
 
 
 def test_more_passages_than_there_are_cannot_be_read(mini: Path, notes: Path) -> None:

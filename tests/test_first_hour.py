@@ -101,9 +101,9 @@ WITHOUT_RUN = [
     ("index --model {desk}/model --corpus {desk}/corpus --out {out} --device cuda", r"torch finds no GPU here; use cpu, or install"),
     ("index --model {desk}/model --corpus {desk}/corpus --out {out} --device toaster", r"no device 'toaster'; use cpu, cuda or cuda:N"),
     ("index --model {desk}/model --corpus {desk}/corpus --out {out} --device mps", r"device 'mps' is not supported; use cpu, cuda"),
-    ("ask --model {desk}/model --corpus {desk}/bare", r'ask one thing: realmlm ask "your question"'),
-    ("ask Who? --fill [MASK] --model {desk}/model --corpus {desk}/bare", r'ask one thing: realmlm ask "your question"'),
-    ("ask '' --read 1 --model {desk}/model --corpus {desk}/bare", r"the question is empty; write it in quotes: realmlm ask"),
+    ("ask --model {desk}/model --corpus {desk}/bare", r'ask one thing, before all else: realmlm ask "your question"'),
+    ("ask Who? --fill [MASK] --model {desk}/model --corpus {desk}/bare", r'ask one thing, before all else: realmlm ask "your question"'),
+    ("ask '' --read 1 --model {desk}/model --corpus {desk}/bare", r"the question is empty; ask with words"),
     (
         "ask --fill 'No gap' --read 1 --model {desk}/model --corpus {desk}/bare",
         r'"No gap" has no \[MASK\] among its first 32 .*; write one',

@@ -9,6 +9,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers
 
+DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
 _EDITS = 64  # after so many the corpus is made anew, without what was removed
 _SAID = 10  # files that cannot be read are named up to this many
 
@@ -34,8 +36,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "realmlm"
 
 
-def open_documents(documents: Sequence[Path], wordpieces: Wordpieces, *, max_wordpieces: int, cache: Path | None = None) -> Corpus:
-    """The corpus of folders and files as they are now; what the cache has of them is brought up to date, or it is made."""
+def open_documents(
+    documents: Sequence[Path], wordpieces: Wordpieces, *, max_wordpieces: int, held: ExitStack, cache: Path | None = None
+) -> Corpus:
+    """The corpus of folders and files as they are now; what the cache has of them is brought up to date, or it is made.
+
+    Until `held` is closed others who want the same wait. Make its index before: later the corpus may be edited, or made anew in its place.
+    """
     for path in documents:
         if not path.exists():
             raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
@@ -44,12 +51,26 @@ def open_documents(documents: Sequence[Path], wordpieces: Wordpieces, *, max_wor
     identity = "\n".join([*map(str, places), wordpieces.fingerprint, str(max_wordpieces)])
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"
-    with locked(folder / f".{name}.lock"):
-        seen = _Seen(folder / f"{name}.seen.json")
-        files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(places, seen)}
-        corpus = _follow(folder / name, files, seen, wordpieces, max_wordpieces=max_wordpieces)
-        seen.keep(files)
+    held.enter_context(_kept_in(folder))
+    held.enter_context(locked(folder / f".{name}.lock"))
+    seen = _Seen(folder / f"{name}.seen.json")
+    files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(places, seen)}
+    corpus = _follow(folder / name, files, seen, wordpieces, max_wordpieces=max_wordpieces)
+    seen.keep(files)
     return corpus
+
+
+@contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """Say what to do where this folder of the cache, or one that it lies in, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        place = Path(str(error.filename or "")).absolute()
+        if error.filename is None or not (place.is_relative_to(folder.absolute()) or folder.absolute().is_relative_to(place)):
+            raise
+        why = f"what is made of documents cannot be kept in {folder} ({error.strerror}: {place})"
+        raise BadInput(f"{why}; set XDG_CACHE_HOME to a folder that you may write to") from error
 
 
 class _Seen:
@@ -81,10 +102,13 @@ class _Seen:
 
 
 def _digests(places: Sequence[Path], seen: _Seen) -> Iterator[tuple[SourceFile, str]]:
-    def on_bad(error: BadInput) -> None:
-        raise error
-
-    for file in find_files(places, on_bad=on_bad)[0]:
+    faults: list[BadInput] = []
+    files = find_files(places, on_bad=faults.append)[0]
+    if faults and not files:
+        raise faults[0]
+    for fault in faults[:_SAID]:
+        say(f"left out: {fault}")
+    for file in files:
         try:
             digest = seen.digest(file.path)
         except OSError as error:  # it may not be read, or has just gone

@@ -67,21 +67,40 @@ def _clean(text: str) -> str:
 
 
 def _without_margins(pages: list[list[str]]) -> list[list[str]]:
-    """Pages without the lines that stand at the top or bottom of most of them, page numbers aside."""
+    """Pages without the lines that stand at the top or bottom of most of them, and without page numbers."""
     places = [*range(_MARGIN), *range(-_MARGIN, 0)]
-    seen = Counter((place, _numberless(page[place])) for page in pages for place in places if len(page) >= 2 * _MARGIN)
-    repeated = {key for key, count in seen.items() if count >= max(3, _REPEATED * len(pages))}
+    marks = [{place: _mark(page[place], number) for place in places if len(page) >= 2 * _MARGIN} for number, page in enumerate(pages)]
 
-    def kept(page: list[str]) -> list[str]:
-        top = next((place for place in range(_MARGIN) if (place, _numberless(page[place])) not in repeated), _MARGIN)
-        bottom = next((place for place in range(-1, -_MARGIN - 1, -1) if (place, _numberless(page[place])) not in repeated), -_MARGIN - 1)
+    def margin(number: int, place: int) -> str | None:
+        mark = marks[number].get(place)
+        if isinstance(mark, int):  # a number that goes up with the pages near by; left and right pages may differ
+            near = marks[max(number - 2, 0) : number] + marks[number + 1 : number + 3]
+            return "#" if mark in (other.get(place) for other in near) else None
+        return mark
+
+    seen = Counter((place, margin(number, place)) for number in range(len(pages)) for place in places)
+    repeated = {key for key, count in seen.items() if key[1] and count >= max(3, _REPEATED * len(pages))}
+
+    def kept(number: int, page: list[str]) -> list[str]:
+        top = next((place for place in range(_MARGIN) if (place, margin(number, place)) not in repeated), _MARGIN)
+        bottom = next((place for place in range(-1, -_MARGIN - 1, -1) if (place, margin(number, place)) not in repeated), -_MARGIN - 1)
         return page[top : len(page) + bottom + 1]
 
-    return [kept(page) if len(page) >= 2 * _MARGIN else page for page in pages]
+    return [kept(number, page) for number, page in enumerate(pages)]
 
 
-def _numberless(line: str) -> str:
-    return re.sub(r"\d+|\b[ivxlc]+\b", "#", line)
+def _mark(line: str, page: int) -> str | int | None:
+    """What a header or footer has in common with those of other pages: its words, or how far its only number is ahead of the page's."""
+    number = re.fullmatch(r"\W*(?:(\d{1,9})|([ivxlc]+))[^\w/]*(?:/\W*\d+\W*)?", line)
+    if number:
+        return (int(number[1]) if number[1] else _roman(number[2])) - page
+    words = re.sub(r"\d+|\b[ivxlc]+\b", "#", line)
+    return words if re.search(r"[^\W\d_]", words) else None  # numbers alone are a row of a table
+
+
+def _roman(numeral: str) -> int:
+    values = [{"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}[letter] for letter in numeral]
+    return sum(-value if value < following else value for value, following in zip(values, [*values[1:], 0], strict=True))
 
 
 def _paragraphs(lines: list[str]) -> Iterator[str]:
@@ -132,12 +151,11 @@ def _word_lines(document: Any) -> tuple[list[str], str]:
     names = {style.style_id: str(style.name) for style in document.styles}
     lines, heading = [], ""
     for element in document.element.body.iter(_word("p"), _word("tr")):
-        within = {ancestor.tag for ancestor in element.iterancestors()}
-        if within & {_word("tr"), _FALLBACK}:  # a cell's paragraph is said with its row; a fallback repeats what stands beside it
+        if next(element.iterancestors(_word("tr")), None) is not None:  # what is in a cell is said with its row
             continue
         if element.tag == _word("tr"):
-            cells = (" ".join(filter(None, map(_words, cell.iter(_word("p"))))) for cell in element.iter(_word("tc")))
-            line = "\t".join(cells).strip()
+            cells = (cell for cell in element.iter(_word("tc")) if next(cell.iterancestors(_word("tr"))) is element)
+            line = "\t".join(" ".join(filter(None, map(_words, cell.iter(_word("p"))))) for cell in cells).strip()
         else:
             line = _words(element)
             if not heading and re.match("Title|Heading", names.get(element.style or "", "")):
@@ -147,17 +165,19 @@ def _word_lines(document: Any) -> tuple[list[str], str]:
 
 
 def _words(paragraph: Any) -> str:
-    """The text of a paragraph, that of text boxes anchored in it left out; what was deleted is no text."""
+    """The text of a paragraph, that of text boxes anchored in it left out; what was deleted or moved away is no text."""
     pieces = (
-        piece.text or "" if piece.tag == _word("t") else " "
-        for piece in paragraph.iter(_word("t"), _word("tab"), _word("br"), _word("cr"))
-        if next(piece.iterancestors(_word("p"))) is paragraph
+        _SIGNS.get(piece.tag, piece.text or "")
+        for piece in paragraph.iter(_word("t"), *_SIGNS)
+        if next(piece.iterancestors(_word("p"))) is paragraph and next(piece.iterancestors(*_UNSAID), None) is None
     )
     return " ".join(_clean("".join(pieces)).split())
 
 
-_FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
-
-
 def _word(name: str) -> str:
     return f"{{http://schemas.openxmlformats.org/wordprocessingml/2006/main}}{name}"
+
+
+_SIGNS = {_word("tab"): " ", _word("br"): " ", _word("cr"): " ", _word("noBreakHyphen"): "-"}
+_FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"  # repeats what stands beside it
+_UNSAID = (_word("del"), _word("moveFrom"), _FALLBACK)

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,28 +45,70 @@ def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article
 
 
 def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFile], list[Path]]:
-    """The files to read, and those in folders that are of no known kind. Hidden files and folders are passed over."""
+    """The files to read, and those in folders that are of no known kind. Hidden files and folders are passed over, links are followed."""
     files: list[SourceFile] = []
     unknown: list[Path] = []
     for source in map(Path, sources):
         base = Path(os.path.abspath(source)).parent
-        if source.is_dir():
-            before = len(files)
-            for path in sorted(source.rglob("*")):
-                if path.is_file() and not any(part.startswith(".") for part in path.relative_to(source).parts):
-                    file = _source_file(path, base)
-                    files += [file] if file else []
-                    unknown += [] if file else [path]
-            if len(files) == before:
-                on_bad(BadInput(f"{source} holds no file that can be read; kinds read are {_kinds()}"))
-        elif source.is_file():
+        try:
+            mode = source.stat().st_mode
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            on_bad(BadInput(f"{source} does not exist" if missing else _unreadable(source, error)))
+            continue
+        if stat.S_ISDIR(mode):
+            faults: list[BadInput] = []
+            paths = sorted(_walk(source, faults.append))
+            found = {path: _source_file(path, base) for path in paths}
+            files += [file for file in found.values() if file]
+            unknown += [path for path, file in found.items() if not file]
+            if not faults and not any(found.values()):
+                faults.append(BadInput(f"{source} holds no file that can be read; kinds read are {_kinds()}"))
+            for fault in faults:
+                on_bad(fault)
+        elif stat.S_ISREG(mode):
             file = _source_file(source, base)
             files += [file] if file else []
             if file is None:
                 on_bad(BadInput(f"{source} is of a kind that cannot be read; kinds read are {_kinds()}"))
         else:
-            on_bad(BadInput(f"{source} does not exist" if not source.exists() else f"{source} is neither a file nor a folder"))
+            on_bad(BadInput(f"{source} is neither a file nor a folder"))
     return files, unknown
+
+
+def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
+    """The files in a folder and those below it. Linked folders come last and none is entered twice, so that links cannot go round."""
+    tops, entered, root = [source], set[Path](), Path(os.path.realpath(source))
+
+    def on_error(error: OSError) -> None:
+        on_bad(BadInput(_unreadable(error.filename, error)))
+
+    for top in tops:
+        for name, subfolders, names in os.walk(top, onerror=on_error):
+            folder, place = Path(name), Path(os.path.realpath(name))
+            if place in entered:
+                subfolders.clear()
+                continue
+            entered.add(place)
+            subfolders[:] = sorted(subfolder for subfolder in subfolders if not subfolder.startswith("."))
+            for link in (folder / subfolder for subfolder in subfolders):
+                target = Path(os.path.realpath(link))
+                if not link.is_symlink() or target in entered:
+                    continue
+                if target in place.parents or target in root.parents:
+                    on_bad(BadInput(f"{link} is a link to {target}, a folder that it is in; remove the link"))
+                else:
+                    tops.append(link)
+            for path in (folder / file for file in names if not file.startswith(".")):
+                try:
+                    if path.is_file():
+                        yield path
+                except OSError as error:
+                    on_bad(BadInput(_unreadable(path, error)))
+
+
+def _unreadable(path: str | Path, error: OSError) -> str:
+    return f"{path} cannot be read ({error.strerror})"
 
 
 def _source_file(path: Path, base: Path) -> SourceFile | None:

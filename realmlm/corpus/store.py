@@ -4,6 +4,7 @@ A corpus is an artefact of flat arrays (docs/formats.md). Passage ids are the po
 in `edits/`, each of the same form plus the ids it adds, replaces or removes; opening a corpus lays them over the base in order.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +45,7 @@ class Passage:
     @property
     def file(self) -> str:
         """The file it comes from, without the checksum that a source may carry."""
-        return self.source.rpartition(CONTENT_MARK)[0] or self.source
+        return re.sub(rf"{CONTENT_MARK}[0-9a-f]{{16}}\Z", "", self.source)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ B queries, K passages each (with the null document in column 0 where it is weigh
 """
 
 import re
+import string
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +25,14 @@ from realmlm.model.retrieval import Query, Retrieved, Retriever
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 OTHERS = 5  # answers named beside the best
+_AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
+MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 BATCH = 16
-AT_ONCE = 1024  # wordpieces a CPU reads at once: of more, what the span head holds leaves its cache (benchmarks/serve_load.py)
+AT_ONCE = (
+    2048  # wordpieces that a CPU reads at once; all of 16 questions took it 1.4 times as long (MiniLM): no cache holds what lies between
+)
+SCORED_AT_ONCE = 512  # and whose spans it scores at once: each is a vector
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Evidence:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """An answer, p(y|x), and the passages it was read from, best retrieved first."""
+    """An answer, p(y|x), and the passages it was read from, the weightiest first."""
 
     answer: str
     probability: float
@@ -129,7 +135,7 @@ class Answerer:
     def query(self, text: str) -> Query:
         tokens = self.wordpieces.encode_query(text)
         if not len(tokens):
-            raise BadInput('the question is empty; write it in quotes: realmlm ask "Who …?" --model MODEL --corpus CORPUS')
+            raise BadInput("the question is empty; ask with words: Who …?")
         return Query(text, tokens)
 
     # --- questions -------------------------------------------------------------------------------------------------------------------
@@ -154,7 +160,7 @@ class Answerer:
         spans: dict[int, list[tuple[int, int, float]]] = {}
         for pairs in self._alike(tokens, passages):
             inputs = self._joint([tokens[pair] for pair in pairs], [passages[pair] for pair in pairs])
-            scores_NLW, allowed_NLW = (tensor.cpu() for tensor in self.model.reader.spans(inputs))
+            scores_NLW, allowed_NLW = self._span_scores(inputs)
             if self.model.config.weighs_together:
                 scores_N[pairs] = weighed_together(scores_N[pairs], scores_NLW, allowed_NLW)
             log_NLW = span_log_probabilities(scores_NLW, allowed_NLW)
@@ -177,6 +183,13 @@ class Answerer:
                 groups.append([])
             groups[-1].append(pair)
         return groups
+
+    def _span_scores(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Scores and which are allowed, as `Reader.spans` has them, for a few pairs after the others on a CPU."""
+        hidden_NLH, head = self.model.reader.encoder(inputs), self.model.reader.span_head
+        few = max(1, SCORED_AT_ONCE // hidden_NLH.shape[1]) if hidden_NLH.device.type == "cpu" else len(inputs)
+        scores_NLW = torch.cat([head(some_NLH) for some_NLH in hidden_NLH.split(few)])
+        return scores_NLW.cpu(), head.allowed(inputs).cpu()
 
     def _best_spans(self, log_NLW: Tensor, passages: list[int], second_N: Tensor) -> list[list[tuple[int, int, float]]]:
         """Of each passage the character spans with their probability p(s|z,x), best first."""
@@ -218,6 +231,7 @@ class Answerer:
             first, past = place.get((best, number), nowhere)
             p, reads = p_K[number], reading[best, number]
             evidence.append(Evidence(passage.id, passage.title, passage.text, first, past, p, reads, passage.file))
+        evidence.sort(key=lambda item: -item.retrieval_probability)
         rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
         return Answer(surface[best], total[best], tuple(evidence), tuple((surface[words], total[words]) for words in rest))
 
@@ -265,6 +279,8 @@ class Answerer:
                 raise BadInput(
                     f'nothing to fill in: "{query.text}" has no [MASK] among its first {self.model.config.max_query} wordpieces; write one'
                 )
+            if len(masks) > MOST_MASKS:
+                raise BadInput(f"{len(masks)} [MASK]s are too many to fill in at once; {MOST_MASKS} at most")
         null = retrieved.null_B is not None
         scores_BK = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1) if null else retrieved.scores_BK  # type: ignore[index]
         k = scores_BK.shape[1]
@@ -311,4 +327,5 @@ def _bar(name: str, probability: float) -> str:
 
 
 def _same_words(text: str) -> str:
-    return " ".join(text.casefold().split())
+    """What answers are equal by: upper and lower case, spaces and what stands around the words do not count."""
+    return " ".join(text.casefold().strip(_AROUND).split())

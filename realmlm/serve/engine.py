@@ -1,7 +1,7 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from realmlm.bundled import MINI, model_place, text_place
-from realmlm.corpus.documents import open_documents
+from realmlm.corpus.documents import DOCUMENT_WORDPIECES, open_documents
 from realmlm.corpus.store import Article, Corpus, Passage
 from realmlm.device import pick_device
 from realmlm.errors import BadInput
@@ -18,8 +18,6 @@ from realmlm.model.answering import Answer, Answerer, MaskWords
 from realmlm.model.packing import kept_packed
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, check_readable, index_for
-
-DOCUMENT_WORDPIECES = 128  # of a passage that is cut from a folder's documents
 
 
 class Engine:
@@ -37,11 +35,14 @@ class Engine:
         model: str | Path = MINI,
         corpus: str | Path | None = None,
         *,
-        docs: str | Path | None = None,
+        docs: str | Path | Sequence[str | Path] = (),
         index: str | Path | None = None,
         device: str = "auto",
     ) -> None:
-        """`docs` is a folder or file of documents instead of a corpus; with neither, `read` comes first."""
+        """`docs` are folders and files of documents instead of a corpus; with neither, `read` comes first."""
+        places = [docs] if isinstance(docs, str | Path) else docs
+        if corpus is not None and places:
+            raise BadInput("a corpus and documents cannot be searched together; give one of them, or add the documents with `realmlm edit`")
         place, where = model_place(model), pick_device(device)
         with kept_packed() if where.type == "cpu" else nullcontext():
             self.model, self.wordpieces = Realm.from_pretrained(place, device=where)
@@ -52,19 +53,22 @@ class Engine:
             known = Corpus.open(corpus)
             check_readable(str(place), self.model, self.wordpieces, known)
             self._take_up(known)
-        elif docs is not None:
-            self.read(docs)
+        elif places:
+            self.read(*places)
 
-    def read(self, docs: str | Path) -> "Engine":
-        """Answer from this folder or file from now on, beside what was read before; read again, it is taken as it is then.
+    def read(self, *docs: str | Path) -> "Engine":
+        """Answer from these folders and files from now on, beside what was read before; read again, they are taken as they are then.
 
-        What is made of it is kept in a cache: only what changed is embedded again. "pocket" is the encyclopedia that comes with realmlm.
+        What is made of them is kept in a cache: only what changed is embedded again. "pocket" is the encyclopedia that comes with realmlm.
         """
         if self._reader is not None and not self._documents:
             raise BadInput(f"{self.corpus.folder} is being searched; add documents to it with `realmlm edit`, or load the model without it")
-        documents = list(dict.fromkeys([*self._documents, text_place(docs)]))
+        documents = list(dict.fromkeys([*self._documents, *map(text_place, docs)]))
+        if not documents:
+            raise BadInput("name a folder or file to read")
         longest = min(DOCUMENT_WORDPIECES, self.model.config.max_passage)
-        self._take_up(open_documents(documents, self.wordpieces, max_wordpieces=longest))
+        with ExitStack() as held:
+            self._take_up(open_documents(documents, self.wordpieces, max_wordpieces=longest, held=held))
         self._documents = documents
         return self
 
@@ -106,10 +110,14 @@ class Engine:
 
     def fill_all(self, sentences: list[str], *, read: int = 5) -> list[tuple[Answer, list[MaskWords]]]:
         """The same for several sentences, with the likeliest words of each mask."""
-        queries = [self._answerer.query(sentence) for sentence in sentences]
+        return [filled for sentence in sentences for filled in self._fill(sentence, read=read)]
+
+    def _fill(self, sentence: str, *, read: int) -> Iterable[tuple[Answer, list[MaskWords]]]:
+        """One after the other: of every mask in every passage the whole vocabulary is held at once."""
+        queries = [self._answerer.query(sentence)]
         retrieved = self._answerer.retriever(queries, self._at_most(read))
         reading = self._answerer.read_masks(queries, retrieved)
-        return list(zip(self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True))
+        return zip(self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True)
 
     def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""

@@ -65,7 +65,7 @@ class Read(BaseModel):
     passage: str
     start: int | None = Field(description="Where the answer stands in the passage, in characters; null: it does not.")
     end: int | None
-    retrieval_probability: float = Field(description="p(z|x): how likely the passage was chosen.")
+    retrieval_probability: float = Field(description="p(z|x): how much the passage weighs (docs/decisions/001).")
     reading_probability: float = Field(description="p(y|z,x): how likely it gives this answer.")
     file: str = Field(description="The file the passage comes from.")
 

@@ -6,6 +6,7 @@ their own it learns these, and so does the reader. Passages and index stay as th
 B sentences, C candidates each, D vector size.
 """
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,12 @@ from realmlm.artefact import discard, refuse_existing
 from realmlm.bundled import model_place, text_place
 from realmlm.config import Adapt, JointOptim, Loop, Refresh, flat, record
 from realmlm.corpus.build import build_corpus
+from realmlm.corpus.documents import DOCUMENT_WORDPIECES
 from realmlm.corpus.questions import Question, read_questions, write_questions
 from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.errors import BadInput, NotEnough
+from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.intervals import paired_interval
 from realmlm.evaluate.report import Outcome, Report, measure, summarise
@@ -34,12 +36,11 @@ from realmlm.model.inputs import Inputs, query_inputs
 from realmlm.model.marginal import evidence_log_likelihood, inner_products
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, index_for
-from realmlm.train.examples import MaskedSentences, SentenceSource, sources_of
+from realmlm.train.examples import MaskedSentences, SentenceSource, places_of, sources_of
 from realmlm.train.finetune import finetune
 from realmlm.train.loop import Clock, Stateless, prepare, train_model
 from realmlm.train.run import Run
 
-PASSAGE = 64  # wordpieces: small, so that what a sentence says is said elsewhere too
 READ = 5  # passages
 CANDIDATES = 100
 BATCH = 32
@@ -80,12 +81,7 @@ class FoundElsewhere(Stateless):
         masked = sentences.masked
         hidden = [targets[valid].numpy() for targets, valid in zip(masked.targets_BM, masked.valid_BM, strict=True)]
         rows = zip(hidden, ids_BC.tolist(), strict=True)
-        return torch.tensor([[_contains(self._corpus.tokens(number), words) for number in ids] for words, ids in rows])
-
-
-def _contains(tokens: np.ndarray, words: np.ndarray) -> bool:
-    places = np.flatnonzero(tokens[: len(tokens) - len(words) + 1] == words[0])
-    return any(np.array_equal(tokens[place : place + len(words)], words) for place in places.tolist())
+        return torch.tensor([[len(places_of(words, self._corpus.tokens(number))) > 0 for number in ids] for words, ids in rows])
 
 
 @dataclass(frozen=True)
@@ -121,20 +117,29 @@ def adapt(
     place = model_place(model)
     asked = _own_questions(questions) if questions else []
     refuse_existing(out)
-    corpus = build_corpus([text_place(docs)], out / "corpus", tokenizer=str(place), max_wordpieces=PASSAGE, skip_bad=True)
+    try:
+        return _adapt(place, text_place(docs), out, asked, minutes=minutes, loop=Loop(seed=seed, device=device))
+    except (RealmError, KeyboardInterrupt):
+        shutil.rmtree(out, ignore_errors=True)  # nothing half done: the same command can be given again
+        raise
+
+
+def _adapt(model: Path, docs: Path, out: Path, asked: list[Question], *, minutes: float, loop: Loop) -> Verdict:
+    longest = min(DOCUMENT_WORDPIECES, Realm.from_pretrained(model)[0].config.max_passage)  # as `ask --docs` cuts them
+    corpus = build_corpus([docs], out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True)
     if asked:
-        order = np.random.default_rng(seed).permutation(len(asked)).tolist()
+        order = np.random.default_rng(loop.seed).permutation(len(asked)).tolist()
         held_out = [asked[number] for number in order[: len(asked) // SHARE_HELD_OUT]]
         write_questions(out / "questions.jsonl", [asked[number] for number in order[len(held_out) :]])
     else:
-        held_out = _masked_facts(corpus, seed)
+        held_out = _masked_facts(corpus, loop.seed)
     write_questions(out / "held-out.jsonl", held_out)
-    begun = time.monotonic()
-    before = _measured(place, corpus, held_out, device)
-    pair_seconds = (time.monotonic() - begun) / (len(held_out) * (READ + 1))
+    before, seconds = _measured(model, corpus, held_out, loop.device)
     learn = _learn_questions if asked else _learn_to_find
-    made = learn(place, corpus, out, minutes=minutes, pair_seconds=pair_seconds, loop=Loop(seed=seed, device=device))
-    verdict = _compare(before, _measured(made, corpus, held_out, device), labelled=bool(asked))
+    pair_seconds = seconds / (len(held_out) * (READ + 1))
+    made = learn(model, corpus, out, minutes=minutes, pair_seconds=pair_seconds, loop=loop)
+    after, _ = _measured(made, corpus, held_out, loop.device)
+    verdict = _compare(before, after, labelled=bool(asked))
     if verdict.kept:
         made.rename(out / "model")
     else:
@@ -143,7 +148,7 @@ def adapt(
 
 
 def _own_questions(files: tuple[Path, ...]) -> list[Question]:
-    asked = [question for file in files for question in read_questions(file)]
+    asked = list({question.text.casefold(): question for file in files for question in read_questions(file)}.values())
     if any(question.is_regex for question in asked):
         raise BadInput("answers that are patterns cannot be learned from here; use `realmlm finetune`")
     if len(asked) < FEWEST * SHARE_HELD_OUT:
@@ -163,7 +168,7 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
             f"only {passages} passages name something that another passage names too, too little to learn from ({FEWEST * SHARE_HELD_OUT} "
             "would do). The model serves as it is; with more documents, or with questions of your own (--questions), it can adapt"
         )
-    return make_clozes(corpus, count=count, max_query=PASSAGE, seed=seed, recurring=True)
+    return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True)
 
 
 def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:
@@ -205,7 +210,7 @@ def _learn_questions(model: Path, corpus: Corpus, out: Path, *, minutes: float, 
 def _steps(minutes: float, *, seconds: float, examples: int) -> int:
     """As many as the minutes allow, but no more than a few rounds over the examples."""
     steps = int(np.clip(minutes * 60 / seconds, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
-    say(f"{steps} steps of {BATCH} examples, of {examples:,}")
+    say(f"{steps} steps of {BATCH} examples, of {examples:,}: about {max(1, round(steps * seconds / 60))} min")
     return steps
 
 
@@ -215,10 +220,13 @@ def _rows(loop: Loop, steps: int) -> Loop:
 
 
 @torch.inference_mode()
-def _measured(model: Path, corpus: Corpus, questions: list[Question], device: str) -> list[Outcome]:
+def _measured(model: Path, corpus: Corpus, questions: list[Question], device: str) -> tuple[list[Outcome], float]:
+    """What comes of each, and the seconds that answering took."""
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     retriever = LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, corpus))
-    return list(measure(Answerer(realm, wordpieces, corpus, retriever), questions, read=min(READ, len(corpus)), recall="dpr"))
+    begun = time.monotonic()
+    outcomes = list(measure(Answerer(realm, wordpieces, corpus, retriever), questions, read=min(READ, len(corpus)), recall="dpr"))
+    return outcomes, time.monotonic() - begun
 
 
 def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> Verdict:

@@ -35,6 +35,14 @@ def generator(seed: int, position: int) -> np.random.Generator:
     return np.random.default_rng([seed, 2, position])
 
 
+def places_of(words: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Where in the tokens these words stand in a row."""
+    places = np.flatnonzero(tokens[: max(0, len(tokens) - len(words) + 1)] == words[0])
+    for offset in range(1, len(words)):
+        places = places[tokens[places + offset] == words[offset]]
+    return places
+
+
 @dataclass(frozen=True)
 class MaskedSentences:
     """Masked sentences and the passages they come from."""

@@ -247,6 +247,7 @@ def finetune(
                 seed=loop.seed,
                 given=given,
             )
+            loop = replace(loop, workers=0)  # what is drawn are numbers
             how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
             return train_model(realm, wordpieces, taught, run, **how, title="fine-tuning")
 

@@ -5,8 +5,8 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from realmlm.config import JointOptim, Loop, Optim
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
-from realmlm.errors import BadInput, NotEnough
+from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import Metrics, Progress, say, show_row
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores
@@ -145,18 +145,27 @@ class _Parts(Dataset[Any]):
         self._objective, self._examples = objective, examples
 
     def __getitem__(self, number: int) -> Any:
-        return self._objective.draw(number * self._examples, self._examples)
+        try:
+            return self._objective.draw(number * self._examples, self._examples)
+        except RealmError as error:  # from another process it would come with that process's traceback as its text
+            return error
 
 
-def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> Iterator[Any]:
+def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> Generator[Any, None, None]:
     """What each part of each step from `start` on learns from, drawn when it is needed, or ahead by `workers` processes."""
-    parts = _Parts(objective, optim.batch // optim.accumulate)
+    examples = optim.batch // optim.accumulate
+    parts = _Parts(objective, examples)
     numbers = range(start * optim.accumulate, optim.steps * optim.accumulate)
     if not workers:
-        yield from map(parts.__getitem__, numbers)
+        for number in numbers:
+            yield objective.draw(number * examples, examples)
         return
     ahead: dict[str, Any] = {"num_workers": workers, "prefetch_factor": _AHEAD, "multiprocessing_context": "fork", "collate_fn": _as_drawn}
-    yield from DataLoader(parts, batch_size=None, sampler=numbers, worker_init_fn=_wait_for_the_trainer, **ahead)
+    ahead["generator"] = torch.Generator()  # the loader would draw from the one that training draws from
+    for drawn in DataLoader(parts, batch_size=None, sampler=numbers, worker_init_fn=_wait_for_the_trainer, **ahead):
+        if isinstance(drawn, RealmError):
+            raise drawn
+        yield drawn
 
 
 def _as_drawn(drawn: Any) -> Any:
@@ -226,7 +235,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     extra: dict[str, Any] = {}
     last: dict[str, Any] = {}
     try:
-        with _Stop() as stop:
+        with _Stop() as stop, closing(drawn):
             for step in range(start, optim.steps):
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
                 extra |= objective.before_step(step, clock)

@@ -19,7 +19,7 @@ from realmlm.model.inputs import NULL, Inputs, Masked, document_inputs, joint_in
 from realmlm.model.marginal import answer_log_likelihood, in_batch_contrast, inner_products, marked, span_log_probabilities
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable
-from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, sources_of
+from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, places_of, sources_of
 from realmlm.train.loop import Clock, Objective, Stateless, prepare, train_model
 from realmlm.train.run import Run
 
@@ -71,9 +71,7 @@ def standing(masked: Masked, bodies: list[np.ndarray], inputs: Inputs, *, max_an
     for row, (body, second, count) in enumerate(zip(bodies, second_B, counts_B, strict=True)):
         if count > max_answer or positions[row, count - 1] - positions[row, 0] != count - 1:
             continue
-        places = np.flatnonzero(body[: len(body) - count + 1] == targets[row, 0])
-        for offset in range(1, count):
-            places = places[body[places + offset] == targets[row, offset]]
+        places = places_of(targets[row, :count], body)
         places = places[places + second + count <= length] + second
         found.append(np.stack([np.full_like(places, row), places, np.full_like(places, count - 1)], axis=1))
     return np.concatenate(found)

@@ -3,7 +3,9 @@
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from realmlm.corpus.readers import SourceFile
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, MissingExtra
+from realmlm.index import encode
 from realmlm.serve.engine import Engine
 
 
@@ -35,7 +38,8 @@ def pieces(world: Path) -> Wordpieces:
 
 
 def opened(notes: Path, pieces: Wordpieces, tmp_path: Path) -> Corpus:
-    return open_documents([notes], pieces, max_wordpieces=64, cache=tmp_path / "cache")
+    with ExitStack() as held:
+        return open_documents([notes], pieces, max_wordpieces=64, held=held, cache=tmp_path / "cache")
 
 
 def texts(corpus: Corpus) -> list[str]:
@@ -150,7 +154,8 @@ def test_several_places_are_one_corpus(notes: Path, pieces: Wordpieces, tmp_path
     (tmp_path / "letter.txt").write_text("The stork brings letters.")
 
     def both(*places: Path) -> Corpus:
-        return open_documents(places, pieces, max_wordpieces=64, cache=tmp_path / "cache")
+        with ExitStack() as held:
+            return open_documents(places, pieces, max_wordpieces=64, held=held, cache=tmp_path / "cache")
 
     corpus = both(notes, tmp_path / "letter.txt")
     assert len(corpus) == 5
@@ -187,3 +192,91 @@ def test_the_command_answers_from_a_folder_and_embeds_only_what_changed(
     with pytest.raises(SystemExit):
         main(["ask", "Which bird?", "--model", str(tiny_model_folder)])
     assert "either --docs FOLDER or --corpus CORPUS" in capsys.readouterr().err
+
+
+def test_several_places_are_answered_from_however_they_are_named(
+    notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "letter.txt").write_text("The stork brings letters.")
+    command = ["ask", "Which bird?", "--model", str(tiny_model_folder), "--read", "9", "--device", "cpu"]
+    places = [str(notes / "heron.txt"), str(tmp_path / "letter.txt")]
+    for named in (["--docs", *places], ["--docs", places[0], "--docs", places[1]]):
+        main([*command, *named])
+        shown = capsys.readouterr()
+        assert "The heron is" in shown.out
+        assert "The stork brings" in shown.out
+    with pytest.raises(SystemExit):
+        main(["ask", "--docs", str(notes), "Which bird?", "--model", str(tiny_model_folder)])
+    assert "before all else" in capsys.readouterr().err
+
+
+def test_who_asks_while_another_embeds_gets_what_the_files_say_then(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    note = tmp_path / "note.txt"  # a single file: each change makes the corpus anew
+    note.write_text("The heron is the bird of the town.")
+    first, second = (Engine(tiny_model_folder, device="cpu") for _ in range(2))
+    begun, go_on, embed = threading.Event(), threading.Event(), encode.embed_passages
+
+    def slow(*given: Any, **options: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(60)
+        return embed(*given, **options)
+
+    monkeypatch.setattr(encode, "embed_passages", slow)
+    threads = [threading.Thread(target=engine.read, args=(note,)) for engine in (first, second)]
+    threads[0].start()
+    assert begun.wait(60)
+    note.write_text("The stork is the bird of the town.")
+    threads[1].start()
+    threads[1].join(1)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    for engine, bird in ((first, "heron"), (second, "stork"), (Engine(tiny_model_folder, docs=note, device="cpu"), "stork")):
+        assert texts(engine.corpus) == [f"The {bird} is the bird of the town."]
+        assert [evidence.passage for evidence in engine.ask("Which bird?").evidence] == texts(engine.corpus)
+        assert engine.fill("a [MASK]").evidence
+        assert len(engine.find("bird", limit=5)) == 1
+
+
+def test_a_cache_that_cannot_be_written_says_what_to_do(
+    notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")  # for root may write anywhere
+    for place in (tmp_path / "file", tmp_path / "file" / "deep"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+        with pytest.raises(BadInput, match=r"cannot be kept in .*set XDG_CACHE_HOME"):
+            Engine(tiny_model_folder, docs=notes, device="cpu")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    elsewhere = PermissionError(13, "Permission denied", str(notes / "heron.txt"))
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise elsewhere
+
+    monkeypatch.setattr(encode, "embed_passages", refused)
+    with pytest.raises(PermissionError, match=r"heron\.txt"):
+        Engine(tiny_model_folder, docs=notes, device="cpu")
+    elsewhere = PermissionError(30, "Read-only file system", str(tmp_path / "cache" / "realmlm" / "documents" / "x" / "index"))
+    with pytest.raises(BadInput, match=r"Read-only file system.*set XDG_CACHE_HOME"):
+        Engine(tiny_model_folder, docs=notes, device="cpu")
+
+
+def test_a_folder_that_may_not_be_read_is_said_and_left_out(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "locked").mkdir()
+    scandir = os.scandir
+
+    def refused(path: str | Path) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert len(opened(notes, pieces, tmp_path)) > 0
+    assert "left out: " in (said := capsys.readouterr().err)
+    assert "locked cannot be read (Permission denied)" in said

@@ -104,6 +104,29 @@ def test_what_stands_on_every_page_is_no_text() -> None:
     assert "Book" in short  # twice proves nothing
 
 
+def test_rows_of_numbers_are_no_page_numbers() -> None:
+    rows = [[f"{1900 + 10 * page + row} {17 * row + page} {3 * row}" for row in range(10)] for page in range(4)]
+    _, text = pdf_to_text(pdf(*rows))
+    assert text.split() == " ".join(row for page in rows for row in page).split()
+    cells = [[str((37 * page + 11 * row) % 101) for row in range(10)] for page in range(8)]
+    _, text = pdf_to_text(pdf(*cells))
+    assert text.split() == [cell for page in cells for cell in page]
+
+
+@pytest.mark.parametrize("form", ["{}", "- {} -", "{} / 90", "Page {}", "Page {} of 90"])
+def test_numbers_that_follow_the_pages_are_left_out(form: str) -> None:
+    labels = ["i", "ii", "iii", "iv", *map(str, range(1, 6)), *map(str, range(31, 36))]  # a preface, then a part that is left out
+    rows = [[f"{1900 + 10 * page + row} {page}" for row in range(4)] for page in range(len(labels))]
+    pages = [[*page, form.format(label)] for page, label in zip(rows, labels, strict=True)]
+    _, text = pdf_to_text(pdf(*pages))
+    assert text.split() == " ".join(row for page in rows for row in page).split()
+
+
+def test_a_number_of_any_length_is_read() -> None:
+    lines = ["9" * 5000, "a b", "c d", "e f"]
+    assert pdf_to_text(pdf(*[lines] * 3))[1].count("9") == 15_000
+
+
 def test_a_pdf_is_named_by_its_title_or_its_file(tmp_path: Path) -> None:
     (tmp_path / "letter.pdf").write_bytes(pdf(["Dear friend"]))
     (tmp_path / "named.pdf").write_bytes(pdf(["Dear friend"], title="Microsoft Word - To a friend"))
@@ -202,6 +225,54 @@ def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None
     document.element.body.insert(0, changed)
     document.element.body.insert(1, control)
     assert word_to_text(saved(document))[1] == "added kept\nwithin a control\nboth\tthird"
+
+
+def word_xml(xml: str) -> object:
+    word, compatibility = "wordprocessingml/2006/main", "markup-compatibility/2006"
+    names = f'xmlns:w="http://schemas.openxmlformats.org/{word}" xmlns:mc="http://schemas.openxmlformats.org/{compatibility}"'
+    return docx.oxml.parse_xml(xml.replace(">", f" {names}>", 1))
+
+
+def test_a_table_in_a_table_is_read_once() -> None:
+    document = docx.Document()
+    outer = document.add_table(1, 2)
+    outer.cell(0, 0).text = "left"
+    outer.cell(0, 1).text = "right"
+    inner = outer.cell(0, 1).add_table(2, 2)
+    for place, text in (((0, 0), "a"), ((0, 1), "b"), ((1, 0), "c"), ((1, 1), "d")):
+        inner.cell(*place).text = text
+    controlled = word_xml("<w:sdt><w:sdtContent><w:tc><w:p><w:r><w:t>last</w:t></w:r></w:p></w:tc></w:sdtContent></w:sdt>")
+    outer.rows[0]._tr.append(controlled)
+    assert word_to_text(saved(document))[1] == "left\tright a b c d\tlast"
+
+
+def test_what_was_moved_stands_where_it_went() -> None:
+    document = docx.Document()
+    moved = "<w:r><w:t>The heron waits.</w:t></w:r>"
+    for way, beside in (("moveTo", "Now here. "), ("moveFrom", "Once here.")):
+        paragraph = word_xml(f"<w:p><w:r><w:t xml:space='preserve'>{beside}</w:t></w:r><w:{way} w:id='1'>{moved}</w:{way}></w:p>")
+        document.element.body.append(paragraph)
+    assert word_to_text(saved(document))[1] == "Now here. The heron waits.\nOnce here."
+
+
+def test_hyphens_that_do_not_break_are_hyphens() -> None:
+    document = docx.Document()
+    gone = "<w:del w:id='1'><w:r><w:noBreakHyphen/></w:r></w:del>"
+    years = word_xml(f"<w:p><w:r><w:t>2020</w:t><w:noBreakHyphen/><w:t>2021, so</w:t><w:softHyphen/><w:t>on</w:t></w:r>{gone}</w:p>")
+    document.element.body.append(years)
+    assert word_to_text(saved(document))[1] == "2020-2021, soon"
+
+
+def test_a_fallback_is_not_read_beside_what_it_stands_for() -> None:
+    box = "<w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent>"
+    both = f"<mc:AlternateContent><mc:Choice>{box}</mc:Choice><mc:Fallback>{box}<w:t>instead</w:t></mc:Fallback></mc:AlternateContent>"
+    paragraph = f"<w:p><w:r><w:t>said</w:t></w:r><w:r>{both}</w:r></w:p>"
+    document = docx.Document()
+    cell = document.add_table(1, 1).cell(0, 0)._tc
+    cell.remove(cell.p_lst[0])
+    cell.append(word_xml(paragraph))
+    document.element.body.append(word_xml(paragraph))
+    assert word_to_text(saved(document))[1] == "said boxed\nsaid\nboxed"
 
 
 def test_what_is_no_word_document_says_so(tmp_path: Path) -> None:

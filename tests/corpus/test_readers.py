@@ -4,7 +4,9 @@ import gzip
 import io
 import json
 import lzma
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -94,6 +96,76 @@ def test_what_does_not_exist(tmp_path):
         read(tmp_path / "gone.txt")
     with pytest.raises(BadInput, match="holds no file"):
         read(tmp_path)
+
+
+def lock(monkeypatch: pytest.MonkeyPatch, *locked: Path) -> None:
+    """Folders that may not be read, for root too."""
+    scandir = os.scandir
+
+    def refuse(path="."):
+        if Path(path) in locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+def test_a_folder_that_may_not_be_read_is_said(tmp_path, monkeypatch):
+    for name in ("notes/a.txt", "notes/private/b.txt", "notes/.git/c.txt", "only/private/d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    notes, only, private = tmp_path / "notes", tmp_path / "only", tmp_path / "notes/private"
+    lock(monkeypatch, private, notes / ".git", only / "private")
+    articles, bad = read_skipping(notes)
+    assert [article.source for article in articles] == ["notes/a.txt"]
+    assert bad == [f"{private} cannot be read (Permission denied)"]
+    for folder, locked in ((private, private), (only, only / "private")):
+        assert read_skipping(folder) == ([], [f"{locked} cannot be read (Permission denied)"])
+    with pytest.raises(BadInput, match="private cannot be read"):
+        read(notes)
+
+
+def test_files_that_may_not_be_looked_at_are_said(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.txt").write_text("text")
+    looked = Path.stat
+
+    def refuse(path, **options):
+        if path.name == "b.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return looked(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    for source in (tmp_path, tmp_path / "b.txt"):
+        _, bad = read_skipping(source)
+        assert bad == [f"{tmp_path / 'b.txt'} cannot be read (Permission denied)"]
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    for name in ("notes/b/x.txt", "notes/y.txt", "notes/.hidden/h.txt", "far/z.txt", "far/deep/w.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    links = {
+        "notes/a": "notes/b",
+        "notes/b/round": "notes",
+        "notes/c": "far",
+        "notes/d": "far/deep",
+        "far/back": "notes/b",
+        "far/self": "far",
+    }
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    (tmp_path / "notes/.secret").symlink_to(tmp_path / "far")
+    assert [article.source for article in read(tmp_path / "notes")] == [
+        "notes/b/x.txt",
+        "notes/c/deep/w.txt",
+        "notes/c/z.txt",
+        "notes/y.txt",
+    ]
+    (tmp_path / "far/up").symlink_to(tmp_path)
+    articles, bad = read_skipping(tmp_path / "notes")
+    assert len(articles) == 4
+    assert bad == [f"{tmp_path / 'notes/c/up'} is a link to {tmp_path}, a folder that it is in; remove the link"]
 
 
 def test_skipping_goes_on_after_the_fault(tmp_path):

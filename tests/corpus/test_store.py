@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from realmlm.artefact import publish
 from realmlm.cli import main
 from realmlm.corpus.build import cut_articles
-from realmlm.corpus.store import Article, Corpus, SegmentWriter
+from realmlm.corpus.store import Article, Corpus, Passage, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, BadInput
 
@@ -68,6 +68,12 @@ def test_passages_are_found_by_title_text_and_source(corpus):
     assert corpus.find("abc", limit=20)[1] == corpus[new]
     with pytest.raises(BadInput, match="a limit of 1 or more"):
         corpus.find("abc", limit=0)
+
+
+@pytest.mark.parametrize("name", ["notes/heron.txt", "Meeting #3.txt", "a #0123456789abcdef.txt", "a #0123456789ABCDEF", "a#1", ""])
+def test_the_file_is_the_source_without_its_checksum(name):
+    assert Passage(0, "", "", name).file == name
+    assert Passage(0, "", "", f"{name} #0123456789abcdef").file == name
 
 
 def test_the_command_shows_what_is_found(corpus, capsys):

@@ -31,17 +31,19 @@ def test_together_as_alone(tiny_model_folder: Path, knowledge: Corpus, world: Pa
     questions = [question.text for question in read_questions(world / "questions-held-out.jsonl")][:7]
     questions[3] += " and who was it that asked for this, and when, and why?"
     monkeypatch.setattr(answering, "AT_ONCE", 10**9)
+    monkeypatch.setattr(answering, "SCORED_AT_ONCE", 10**9)
     alone = [engine.ask(question, read=4) for question in questions]
     read: list[int] = []
-    spans = engine.model.reader.spans
+    joint = engine._answerer._joint
 
-    def noted(inputs: Inputs) -> Any:
-        read.append(len(inputs))
-        return spans(inputs)
+    def noted(queries: Any, passages: Any) -> Inputs:
+        read.append(len(queries))
+        return joint(queries, passages)
 
-    monkeypatch.setattr(engine.model.reader, "spans", noted)
+    monkeypatch.setattr(engine._answerer, "_joint", noted)
     for at_once, groups in ((1, range(28, 29)), (200, range(3, 28)), (10**9, range(1, 2))):  # pair by pair, in several groups, all
         monkeypatch.setattr(answering, "AT_ONCE", at_once)
+        monkeypatch.setattr(answering, "SCORED_AT_ONCE", at_once)
         read.clear()
         assert all(map(same, engine.ask_all(questions, read=4), alone))
         assert (len(read) in groups, sum(read)) == (True, 28)

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -105,10 +104,24 @@ def test_only_the_query_projection_moves(settings: Adapt, monkeypatch: pytest.Mo
     assert all(name.startswith(("query.projection.", "query.norm.")) for name in moved)
 
 
-def test_words_are_found_as_a_whole() -> None:
-    tokens = np.array([5, 6, 7, 5, 8])
-    assert adapting._contains(tokens, np.array([5, 8]))
-    assert adapting._contains(tokens, np.array([7]))
-    assert not adapting._contains(tokens, np.array([6, 5]))
-    assert not adapting._contains(tokens, np.array([8, 5]))
-    assert not adapting._contains(tokens[:1], np.array([5, 6]))
+def test_nothing_is_left_of_what_was_refused_or_stopped(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput):
+        run_adapt(replace(settings, docs=tmp_path / "empty"))
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adapting, "_learn_to_find", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_adapt(settings)
+    assert not settings.out.exists()
+
+
+def test_a_question_asked_twice_is_not_on_both_sides(settings: Adapt, world: Path) -> None:
+    file = world / "questions-train.jsonl"
+    run_adapt(replace(settings, questions=(file, file)))
+    learned, held_out = (
+        {question.text for question in read_questions(settings.out / name)} for name in ("questions.jsonl", "held-out.jsonl")
+    )
+    assert not learned & held_out

@@ -13,7 +13,7 @@ from realmlm.config import JointOptim, Refresh
 from realmlm.corpus.masking import window
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
-from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions
+from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions, places_of
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import learning_rate
 from tests.train.test_resume import joint_run
@@ -105,3 +105,12 @@ def test_located_answers_are_the_answers(knowledge: Corpus, world: Path, tmp_pat
             assert found == set(question.answers)
         missing = (set(knowledge.ids.tolist()) - set(holds)).pop()
         assert not len(gold.spans(number, missing))
+
+
+def test_words_are_found_as_a_whole() -> None:
+    tokens = np.array([5, 6, 7, 5, 8])
+    assert places_of(np.array([5, 8]), tokens).tolist() == [3]
+    assert places_of(np.array([5]), tokens).tolist() == [0, 3]
+    for absent in ([6, 5], [8, 5], [5, 6, 7, 5, 8, 9], [5, 6, 7, 5, 8, 5, 6]):
+        assert places_of(np.array(absent), tokens).tolist() == []
+    assert places_of(np.array([5, 6, 7, 8]), tokens[:2]).tolist() == []

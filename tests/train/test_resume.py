@@ -12,13 +12,15 @@ from torch import Tensor
 
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.errors import ArtefactExists
+from realmlm.errors import ArtefactExists, NotEnough
 from realmlm.log import read_metrics
+from realmlm.model.create import create_model
 from realmlm.train import loop as training
 from realmlm.train.finetune import finetune
 from realmlm.train.pretrain import pretrain, run_pretrain
 from realmlm.train.run import Run
 from realmlm.train.warmup import warm_up
+from tests.conftest import TINY_MODEL
 
 LOOP = Loop(log_every=2, checkpoint_every=3, deterministic=True, threads=1, seed=3)
 OPTIM = JointOptim(steps=11, batch=4, accumulate=2, lr=1e-3, retriever_lr=1e-3)
@@ -130,7 +132,33 @@ def test_accumulation_gives_the_same_gradient(tiny_model_folder: Path, knowledge
     assert sum(distance > 1e-4 for distance in moved.values()) > len(moved) / 2, "the step must have moved most weights"
 
 
-def test_batches_put_together_ahead_are_the_same_batches(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
-    here = joint_run(tiny_model_folder, knowledge, tmp_path / "here")
-    ahead = joint_run(tiny_model_folder, knowledge, tmp_path / "ahead", loop=dataclasses.replace(LOOP, workers=2))
-    assert same(weights(here), weights(ahead))
+def test_batches_put_together_ahead_are_the_same_batches(knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, which draws from the generator that nothing else may touch; cut off and resumed too."""
+    model = tmp_path / "model"
+    create_model(corpus=knowledge.folder, out=model, **(TINY_MODEL | {"dropout": 0.1}))  # type: ignore[arg-type]
+    here = weights(joint_run(model, knowledge, tmp_path / "here"))
+    ahead = dataclasses.replace(LOOP, workers=2)
+    assert same(here, weights(joint_run(model, knowledge, tmp_path / "ahead", loop=ahead)))
+    one_step, cuts = training._one_step, {5}
+
+    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
+        if step in cuts:
+            cuts.clear()
+            raise Cut
+        return one_step(objective, optimizer, groups, step, **rest)
+
+    monkeypatch.setattr(training, "_one_step", cut_once)
+    with pytest.raises(Cut):
+        joint_run(model, knowledge, tmp_path / "cut", loop=ahead)
+    assert same(here, weights(joint_run(model, knowledge, tmp_path / "cut", loop=ahead)))
+
+
+def test_an_error_of_another_process_is_the_same_error(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object, first: int, count: int) -> None:
+        raise NotEnough("too little of it")
+
+    monkeypatch.setattr("realmlm.train.examples.SentenceSource.draw", broken)
+    with pytest.raises(NotEnough, match=r"^too little of it$"):
+        joint_run(tiny_model_folder, knowledge, tmp_path / "run", loop=dataclasses.replace(LOOP, workers=2))

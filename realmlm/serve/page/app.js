@@ -92,7 +92,7 @@ function evidenceCard(evidence, probability) {
   if (!alone) marked($(".text", card), evidence.passage, evidence.start, evidence.end);
   const share = probability > 0 ? (evidence.retrieval_probability * evidence.reading_probability) / probability : 0;
   bars($(".bars", card), [
-    ["chosen", evidence.retrieval_probability, "--prior", "p(z|x): how likely this passage was chosen"],
+    ["chosen", evidence.retrieval_probability, "--prior", "p(z|x): how much this passage weighs"],
     ["says so", evidence.reading_probability, "--reading", "p(y|z,x): how likely it gives this answer"],
     ["share", share, "--share", "how much of the answer's probability comes from here"],
   ]);
