@@ -1,7 +1,8 @@
 """How many questions a second does the service answer? `python benchmarks/serve_load.py --model MODEL --corpus CORPUS --questions FILE`
 
 Starts the service on loopback and asks it over HTTP: one client that asks one question after the other, and 64 at once, in turns of a few
-seconds so that what else the machine does falls on both. Prints failed requests, p50, p99 and questions a second of each.
+seconds so that what else the machine does falls on both. Prints failed requests, p50, p99 and questions a second of each; beside them what
+the model does without a service, one question a call and 16: no service can gain more by answering together than the model does.
 Exits with 1 if any request failed or together they are less than three times as fast as one after the other.
 """
 
@@ -10,7 +11,6 @@ import asyncio
 import datetime
 import json
 import os
-import platform
 import re
 import socket
 import subprocess
@@ -21,10 +21,13 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from realmlm.corpus.questions import read_questions
+from realmlm.serve.engine import Engine
 
 TURN_S = 10
+TOGETHER = 16  # the service's own default
 
 
 class Asked:
@@ -38,9 +41,9 @@ class Asked:
     def rate(self) -> float:
         return len(self.times) / self.seconds
 
-    def row(self, clients: int) -> str:
+    def row(self) -> str:
         p50, p99 = (1000 * np.quantile(self.times or [0.0], share) for share in (0.5, 0.99))
-        return f"{clients:7d}  {len(self.times):9d}  {self.failed:6d}  {p50:6.0f}  {p99:6.0f}  {self.rate:11.1f}"
+        return f"{len(self.times):9d}  {self.failed:6d}  {p50:6.0f}  {p99:6.0f}  {self.rate:11.1f}"
 
 
 async def turn(port: int, questions: list[str], numbers: "count[int]", asked: Asked, *, clients: int, seconds: float) -> None:
@@ -71,6 +74,15 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, q
     return head.startswith(b"HTTP/1.1 200") and b'"answer"' in said
 
 
+def ask_engine(engine: Engine, questions: list[str], numbers: "count[int]", asked: Asked, *, together: int, seconds: float) -> None:
+    """The same without a service: so many questions a call."""
+    begun = time.monotonic()
+    while (since := time.monotonic()) < begun + seconds:
+        engine.ask_all([questions[next(numbers) % len(questions)] for _ in range(together)])
+        asked.times += [time.monotonic() - since] * together
+    asked.seconds += time.monotonic() - begun
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -99,23 +111,29 @@ def main() -> None:
     options = parser.parse_args()
     questions = [question.text for question in read_questions(options.questions)]
     port, numbers = free_port(), count()
+    engine = Engine(options.model, options.corpus, device=options.device)
     command = [sys.executable, "-m", "realmlm", "serve", "--model", options.model, "--corpus", options.corpus]
     with subprocess.Popen([*command, "--port", str(port), "--device", options.device], stderr=subprocess.DEVNULL) as process:
         try:
             wait_for(port, process)
             asyncio.run(turn(port, questions, numbers, Asked(), clients=options.clients, seconds=2))  # warm
-            seen = {clients: Asked() for clients in (1, options.clients)}
+            seen, alone = ({number: Asked() for number in pair} for pair in ((1, options.clients), (1, TOGETHER)))
+            length = min(TURN_S, options.seconds)
             while seen[options.clients].seconds < options.seconds:
                 for clients, asked in seen.items():
-                    asyncio.run(turn(port, questions, numbers, asked, clients=clients, seconds=min(TURN_S, options.seconds)))
+                    asyncio.run(turn(port, questions, numbers, asked, clients=clients, seconds=length))
+                for together, asked in alone.items():
+                    ask_engine(engine, questions, numbers, asked, together=together, seconds=length / 2)
         finally:
             process.terminate()
-    print(f"{datetime.date.today()}  {os.cpu_count()} cores, {platform.processor() or platform.machine()}, device {options.device}")
-    print("clients  questions  failed  p50 ms  p99 ms  questions/s")
-    for clients, asked in seen.items():
-        print(asked.row(clients))
+    print(f"{datetime.date.today()}  {os.cpu_count()} cores, {torch.get_num_threads()} threads, device {options.device}")
+    print("                     questions  failed  p50 ms  p99 ms  questions/s")
+    for name, group in (("clients", seen), ("a call, no service", alone)):
+        for number, asked in group.items():
+            print(f"{number:2d} {name:18}{asked.row()}")
+    print(f"the model itself answers {alone[TOGETHER].rate / alone[1].rate:.1f} times as fast together")
     ratio = seen[options.clients].rate / max(seen[1].rate, 1e-9)
-    print(f"together {ratio:.1f} times as fast as one after the other")
+    print(f"the service {ratio:.1f} times as fast for all at once as for one after the other")
     sys.exit(0 if ratio >= 3 and not any(asked.failed for asked in seen.values()) else 1)
 
 

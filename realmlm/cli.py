@@ -1,6 +1,7 @@
 """The command line: one command for each config, its flags and help generated from it; errors caught once."""
 
 import dataclasses
+import gc
 import json
 import os
 import shlex
@@ -256,6 +257,8 @@ def _serve(settings: config.Serve) -> None:
         say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({len(engine.corpus):,} passages; Ctrl-C stops)")
     app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: looking through it for garbage would hold up every answer for 0.2 s, again and again
     limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}  # s; clients give up an idle connection before we do
     uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", **limits)
 
