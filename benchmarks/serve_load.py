@@ -17,17 +17,17 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from realmlm.corpus.questions import read_questions
-from realmlm.serve.engine import Engine
 
 TURN_S = 10
 TOGETHER = 16  # the service's own default
+Ask = Callable[[list[str]], object]
 
 
 class Asked:
@@ -74,11 +74,11 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, q
     return head.startswith(b"HTTP/1.1 200") and b'"answer"' in said
 
 
-def ask_engine(engine: Engine, questions: list[str], numbers: "count[int]", asked: Asked, *, together: int, seconds: float) -> None:
+def ask_model(ask_all: Ask, questions: list[str], numbers: "count[int]", asked: Asked, *, together: int, seconds: float) -> None:
     """The same without a service: so many questions a call."""
     begun = time.monotonic()
     while (since := time.monotonic()) < begun + seconds:
-        engine.ask_all([questions[next(numbers) % len(questions)] for _ in range(together)])
+        ask_all([questions[next(numbers) % len(questions)] for _ in range(together)])
         asked.times += [time.monotonic() - since] * together
     asked.seconds += time.monotonic() - begun
 
@@ -111,6 +111,11 @@ def main() -> None:
     options = parser.parse_args()
     questions = [question.text for question in read_questions(options.questions)]
     port, numbers = free_port(), count()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command has it; read when torch is imported
+    import torch
+
+    from realmlm.serve.engine import Engine
+
     engine = Engine(options.model, options.corpus, device=options.device)
     command = [sys.executable, "-m", "realmlm", "serve", "--model", options.model, "--corpus", options.corpus]
     with subprocess.Popen([*command, "--port", str(port), "--device", options.device], stderr=subprocess.DEVNULL) as process:
@@ -123,7 +128,7 @@ def main() -> None:
                 for clients, asked in seen.items():
                     asyncio.run(turn(port, questions, numbers, asked, clients=clients, seconds=length))
                 for together, asked in alone.items():
-                    ask_engine(engine, questions, numbers, asked, together=together, seconds=length / 2)
+                    ask_model(engine.ask_all, questions, numbers, asked, together=together, seconds=length / 2)
         finally:
             process.terminate()
     print(f"{datetime.date.today()}  {os.cpu_count()} cores, {torch.get_num_threads()} threads, device {options.device}")

@@ -10,10 +10,9 @@ from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics
-from realmlm.train import loop as training
 from realmlm.train.finetune import finetune
 from realmlm.train.pretrain import pretrain
-from tests.train.test_resume import Cut, same, weights
+from tests.train.test_resume import Cut, cut_at, same, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -56,15 +55,7 @@ def test_joint_training_with_the_refresher_on_the_same_gpu(joint: dict[str, Any]
 def test_resume_on_the_gpu_is_exact_in_deterministic_mode(joint: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**joint, "refresh": Refresh(every_steps=4, process=False)}
     whole = weights(run(tmp_path / "whole", pretrain, deterministic=True, **settings))
-    one_step, cuts = training._one_step, {5}
-
-    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
-        if step in cuts:
-            cuts.clear()
-            raise Cut
-        return one_step(objective, optimizer, groups, step, **rest)
-
-    monkeypatch.setattr(training, "_one_step", cut_once)
+    cut_at({5}, monkeypatch)
     with pytest.raises(Cut):
         run(tmp_path / "cut", pretrain, deterministic=True, **settings)
     assert same(weights(run(tmp_path / "cut", pretrain, deterministic=True, **settings)), whole)

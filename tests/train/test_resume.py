@@ -32,6 +32,20 @@ class Cut(Exception):
     """Stands for a power cut."""
 
 
+def cut_at(cuts: set[int], monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Cut a run off before each of these steps, once; gives those still to come."""
+    one_step = training._one_step
+
+    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
+        if step in cuts:
+            cuts.discard(step)
+            raise Cut
+        return one_step(objective, optimizer, groups, step, **rest)
+
+    monkeypatch.setattr(training, "_one_step", cut_once)
+    return cuts
+
+
 @pytest.fixture(params=["warmup", "pretrain", "pretrain-same-text", "finetune", "finetune-refreshed"])
 def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, world: Path) -> Stage:
     """A training stage as a function of its folder."""
@@ -81,16 +95,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = weights(stage(tmp_path / "whole"))
-    one_step = training._one_step
-    cuts = {2, 3, 7, 10}
-
-    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
-        if step in cuts:
-            cuts.discard(step)
-            raise Cut
-        return one_step(objective, optimizer, groups, step, **rest)
-
-    monkeypatch.setattr(training, "_one_step", cut_once)
+    cuts = cut_at({2, 3, 7, 10}, monkeypatch)
     for _ in range(4):
         with pytest.raises(Cut):
             stage(tmp_path / "cut")
@@ -139,15 +144,7 @@ def test_batches_put_together_ahead_are_the_same_batches(knowledge: Corpus, tmp_
     here = weights(joint_run(model, knowledge, tmp_path / "here"))
     ahead = dataclasses.replace(LOOP, workers=2)
     assert same(here, weights(joint_run(model, knowledge, tmp_path / "ahead", loop=ahead)))
-    one_step, cuts = training._one_step, {5}
-
-    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
-        if step in cuts:
-            cuts.clear()
-            raise Cut
-        return one_step(objective, optimizer, groups, step, **rest)
-
-    monkeypatch.setattr(training, "_one_step", cut_once)
+    cut_at({5}, monkeypatch)
     with pytest.raises(Cut):
         joint_run(model, knowledge, tmp_path / "cut", loop=ahead)
     assert same(here, weights(joint_run(model, knowledge, tmp_path / "cut", loop=ahead)))
