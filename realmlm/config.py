@@ -2,17 +2,11 @@
 
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from realmlm.bundled import MINI
 from realmlm.config_model import Adapt, Compress, ExportHf, Finetune, Graft, ImportHf, Index, Model, Pretrain, Tagger, Warmup
-from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, arg, check, optional
-
-try:
-    from tyro.conf import UseAppendAction
-except ImportError:  # as in settings.py
-    Item = TypeVar("Item")
-    UseAppendAction = Annotated[Item, ()]  # type: ignore[misc]
+from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, UseAppendAction, arg, check, optional
 
 # Commands that make or train a model stand in config_model.py; here are those around it.
 __all__ = [

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from realmlm.errors import BadInput
 
 try:
-    from tyro.conf import Positional, arg
+    from tyro.conf import Positional, UseAppendAction, arg
 except ImportError:  # the command line's library; training without it takes these classes as they are
     Item = TypeVar("Item")
     Positional = Annotated[Item, ()]  # type: ignore[misc]
+    UseAppendAction = Annotated[Item, ()]  # type: ignore[misc]
 
     def arg(*, metavar: str = "", help_behavior_hint: str = "", aliases: tuple[str, ...] = ()) -> Any:  # type: ignore[no-redef]
         return metavar

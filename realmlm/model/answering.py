@@ -29,9 +29,7 @@ _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 BATCH = 16
-AT_ONCE = (
-    2048  # wordpieces that a CPU reads at once; all of 16 questions took it 1.4 times as long (MiniLM): no cache holds what lies between
-)
+AT_ONCE = 2048  # wordpieces that a CPU reads at once: of more, its cache holds too little
 SCORED_AT_ONCE = 512  # and whose spans it scores at once: each is a vector
 
 

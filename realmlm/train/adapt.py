@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realmlm.artefact import discard, refuse_existing
+from realmlm.artefact import discard, open_artefact, refuse_existing
 from realmlm.bundled import model_place, text_place
 from realmlm.config import Adapt, JointOptim, Loop, Refresh, flat, record
 from realmlm.corpus.build import build_corpus
@@ -34,7 +34,7 @@ from realmlm.log import say
 from realmlm.model.answering import Answerer
 from realmlm.model.inputs import Inputs, query_inputs
 from realmlm.model.marginal import evidence_log_likelihood, inner_products
-from realmlm.model.realm import Realm
+from realmlm.model.realm import ModelConfig, Realm
 from realmlm.model.retrieval import LearnedRetriever, index_for
 from realmlm.train.examples import MaskedSentences, SentenceSource, places_of, sources_of
 from realmlm.train.finetune import finetune
@@ -125,7 +125,8 @@ def adapt(
 
 
 def _adapt(model: Path, docs: Path, out: Path, asked: list[Question], *, minutes: float, loop: Loop) -> Verdict:
-    longest = min(DOCUMENT_WORDPIECES, Realm.from_pretrained(model)[0].config.max_passage)  # as `ask --docs` cuts them
+    config = ModelConfig(**open_artefact(model, kind="model").config)
+    longest = min(DOCUMENT_WORDPIECES, config.max_passage)  # as `ask --docs` cuts them
     corpus = build_corpus([docs], out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True)
     if asked:
         order = np.random.default_rng(loop.seed).permutation(len(asked)).tolist()
