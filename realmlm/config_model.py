@@ -220,6 +220,10 @@ class Pretrain:
     """Which wordpieces are masked."""
     marginal: Literal["joint", "per-token"] = "joint"
     """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own."""
+    recurring: bool = False
+    """Hide only words that are marked in another passage too: what else is hidden, no other passage can tell."""
+    pointing: float = 0.0
+    """Weight of pointing at the hidden words where they stand in what was retrieved; reader and retriever learn by it."""
     hold_out: Annotated[Path | None, optional("PATH")] = None
     """Masked sentences made by `realmlm clozes`: the passages they come from are searched, but no sentence of theirs is trained on."""
     freeze_retriever: int = 0
@@ -235,6 +239,8 @@ class Pretrain:
     def __post_init__(self) -> None:
         least = 1 + self.null_document
         check(self.k >= least, f"k counts the null document and at least one passage: {least} or more, not {self.k}")
+        check(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
+        check(not self.recurring or self.masking == "salient", "recurring words are marked ones: it goes with --masking salient")
         check(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
 
 

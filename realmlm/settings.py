@@ -83,6 +83,8 @@ class Loop:
     """CPU threads of the trainer; 0 leaves torch's choice, less one where a refresher runs beside it on the CPU."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes that put batches together ahead of their use; default: some beside a GPU, none on a CPU."""
+    compile: bool = False
+    """Fuse the encoders' layers (torch.compile): a minute once, then faster steps on a GPU."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time; new indexes are swapped in at fixed steps."""
 

@@ -67,3 +67,13 @@ def test_questions_on_the_gpu(tiny_model_folder: Path, knowledge: Corpus, world:
         run(tmp_path / name, finetune, deterministic=False, **places, read=3, candidates=50, closed_book=0.1, refresh=refresh)
         rows = read_metrics(tmp_path / name / "metrics.jsonl")
         assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
+
+
+def test_compiled_layers_learn_the_same(joint: dict[str, Any], tmp_path: Path) -> None:
+    def losses(name: str, compiled: bool) -> list[float]:
+        loop = Loop(log_every=1, threads=1, device="cuda", compile=compiled, bf16=False)
+        optim = JointOptim(steps=3, batch=8, lr=1e-4, retriever_lr=1e-4)
+        pretrain(out=tmp_path / name, optim=optim, loop=loop, refresh=Refresh(every_steps=0), **joint)
+        return [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+
+    assert losses("compiled", True) == pytest.approx(losses("plain", False), rel=1e-3)

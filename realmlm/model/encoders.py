@@ -20,6 +20,7 @@ from realmlm.model.bert import Bert, BertSettings
 from realmlm.model.inputs import Inputs
 
 _undrawn = ContextVar("undrawn", default=False)
+_SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
 _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
 
 
@@ -143,6 +144,13 @@ class Encoder(nn.Module):
     @property
     def hidden(self) -> int:
         return int(self.body.config.hidden_size)
+
+    def compile_layers(self) -> None:
+        """Let torch.compile fuse what a layer does. Layers are alike: one is compiled for all, and for batches of any shape."""
+        torch._dynamo.config.recompile_limit = _SHAPES  # training and embedding, first layer and others, lengths by alignment
+        lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
+        for layer in max(lists, key=len, default=nn.ModuleList()):
+            layer.compile(dynamic=True)
 
     def forward(self, inputs: Inputs) -> Tensor:
         length = inputs.tokens_NL.shape[1]

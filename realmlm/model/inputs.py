@@ -150,6 +150,14 @@ class Masked:
     def to(self, device: torch.device) -> "Masked":
         return Masked(self.queries, *(_send(tensor, device) for tensor in (self.positions_BM, self.targets_BM, self.valid_BM)))
 
+    def runs(self, longest: int) -> list[np.ndarray | None]:
+        """What each query hides, where that is one run of at most so many wordpieces."""
+        counts, positions, targets = self.valid_BM.sum(-1).tolist(), self.positions_BM.numpy(), self.targets_BM.numpy()
+        single = (
+            0 < count <= longest and places[count - 1] - places[0] == count - 1 for count, places in zip(counts, positions, strict=True)
+        )
+        return [words[:count] if one else None for one, count, words in zip(single, counts, targets, strict=True)]
+
 
 def mask_queries(queries: Sequence[np.ndarray], positions: Sequence[np.ndarray], wordpieces: Wordpieces) -> Masked:
     """Put [MASK] at the given positions of each query."""

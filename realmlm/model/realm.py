@@ -129,6 +129,11 @@ class Realm(nn.Module):
         self.query.encoder.requires_grad_(False)
         return [*self.query.projection.parameters(), *self.query.norm.parameters()]
 
+    def compile_layers(self) -> None:
+        """Fuse the work of every encoder's layers; weights and names stay as they are."""
+        for encoder in {id(part.encoder): part.encoder for part in (self.document, self.query, self.reader)}.values():
+            encoder.compile_layers()
+
     def own_state(self) -> dict[str, Tensor]:
         """Every weight once: what the towers share is named by the document tower."""
         state = self.state_dict()

@@ -230,6 +230,8 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start)
     bar = Progress(title, optim.steps, unit="steps", start=start)
     drawn = _drawn(objective, start, optim=optim, workers=_default_workers(device) if loop.workers is None else loop.workers)
+    if loop.compile:
+        model.compile_layers()
     model.train()
     begun = time.monotonic()
     extra: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """Joint pre-training: masked language modelling through a search (section 3 of the paper), the index refreshed as it goes.
 
-B sentences, K passages each with the null document in column 0, M masks, D vector size, V vocabulary.
+B sentences, K passages each with the null document in column 0, N = B · K pairs, M masks, L wordpieces, H hidden size, D vector size,
+V vocabulary.
 """
 
 from collections import defaultdict
@@ -19,13 +20,14 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.clozes import measure_clozes
 from realmlm.log import say
-from realmlm.model.inputs import Inputs, Masked, joint_inputs, query_inputs
+from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_inputs
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
 from realmlm.train.examples import MaskedSentences, SentenceSource, sources_of
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import Clock, prepare, train_model
+from realmlm.train.pointing import point, standing
 from realmlm.train.run import Run
 
 PROBE_LIMIT = 500  # sentences of a probe
@@ -46,12 +48,14 @@ class JointPretraining:
         null_document: bool,
         own_passage: bool,
         marginal: str,
+        pointing: float,
         freeze_retriever: int,
         probe: list[Question],
         probe_every: int,
     ) -> None:
         self._model, self._wordpieces, self._corpus, self._source, self._live = model, wordpieces, corpus, source, live
         self._null, self._passages, self._marginal, self._freeze = null_document, k - null_document, marginal, freeze_retriever
+        self._pointing = pointing
         self._probe, self._probe_every = probe, probe_every
         self._leave_out_own = source.corpus.fingerprint == corpus.fingerprint and not own_passage
 
@@ -75,8 +79,27 @@ class JointPretraining:
             if step < self._freeze:
                 retrieval_BK = retrieval_BK.detach()
         with clock("read"):
-            token_BKM = read_masks(self._model, self._wordpieces, self._corpus, masked, ids_BK, with_null=self._null)
-        return self._likelihood(retrieval_BK, token_BKM, masked.valid_BM)
+            passages = [number for row in ids_BK.tolist() for number in ([None] * self._null + row)]
+            token_BKM, hidden_NLH, read = read_masks(self._model, self._wordpieces, self._corpus, masked, passages)
+        loss, numbers = self._likelihood(retrieval_BK, token_BKM, masked.valid_BM)
+        if not self._pointing:
+            return loss, numbers
+        with clock("point"):
+            found_B, some_B = self._point(drawn[0].masked, passages, hidden_NLH, read, retrieval_BK)
+        numbers |= {"held": some_B.float().mean(), "pointed": found_B.exp().masked_fill(~some_B, 0.0).sum() / some_B.sum().clamp(min=1)}
+        return loss - self._pointing * found_B.masked_fill(~some_B, 0.0).mean(), numbers
+
+    def _point(
+        self, masked: Masked, passages: list[int | None], hidden_NLH: Tensor, read: Inputs, retrieval_BK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """log Σ_z p(z|x) p(the hidden words where they stand|z,x) [B], and for which sentences a retrieved passage has them."""
+        k, longest = retrieval_BK.shape[1], self._model.config.max_answer
+        runs = [words for words in masked.runs(longest) for _ in range(k)]
+        bodies = [NULL if number is None else self._corpus.tokens(number) for number in passages]
+        point_N, held_N = point(self._model.reader, hidden_NLH, read, standing(runs, bodies, read))
+        some_B = held_N.view(-1, k).any(-1)
+        point_BK = point_N.view(-1, k).masked_fill(~some_B[:, None], 0.0)  # no gradient, no NaN
+        return marginal_log_likelihood(retrieval_BK, point_BK), some_B
 
     def _likelihood(self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         reader_BK = joint_reading(token_BKM, valid_BM)
@@ -120,15 +143,20 @@ class JointPretraining:
         self._live.load_state(state)
 
 
-def read_masks(model: Realm, wordpieces: Wordpieces, corpus: Corpus, masked: Masked, ids_BK: Tensor, *, with_null: bool = True) -> Tensor:
-    """log p(y_j|z,x) of the hidden wordpieces [B, K, M], the null document in column 0, then the given passages."""
-    count, k = ids_BK.shape[0], ids_BK.shape[1] + with_null
+def read_masks(
+    model: Realm, wordpieces: Wordpieces, corpus: Corpus, masked: Masked, passages: list[int | None]
+) -> tuple[Tensor, Tensor, Inputs]:
+    """log p(y_j|z,x) of the hidden wordpieces [B, K, M] with K passages for each sentence (None: the null document).
+
+    And what the reader's encoder gave for every pair [N, L, H], and was given.
+    """
+    count, k = len(masked.queries), len(passages) // len(masked.queries)
     queries = [query for query in masked.queries for _ in range(k)]
-    passages = [number for row in ids_BK.tolist() for number in ([None] * with_null + row)]
     inputs = joint_inputs(queries, passages, corpus, wordpieces, model.config).to(model.device)
-    vocabulary_NMV = model.reader.masks(inputs, masked.positions_BM.repeat_interleave(k, dim=0))
+    hidden_NLH = model.reader.encoder(inputs)
+    vocabulary_NMV = model.reader.masks_from(hidden_NLH, inputs, masked.positions_BM.repeat_interleave(k, dim=0))
     targets_NM1 = masked.targets_BM.repeat_interleave(k, dim=0)[:, :, None]
-    return vocabulary_NMV.gather(2, targets_NM1).view(count, k, -1)
+    return vocabulary_NMV.gather(2, targets_NM1).view(count, k, -1), hidden_NLH, inputs
 
 
 def pretrain(
@@ -142,6 +170,8 @@ def pretrain(
     own_passage: bool = False,
     masking: str,
     marginal: str,
+    recurring: bool = False,
+    pointing: float = 0.0,
     hold_out: Path | None = None,
     freeze_retriever: int,
     probe: Path | None,
@@ -166,6 +196,7 @@ def pretrain(
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
         limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": sources_of(hold_out)}
+        limits["recurring"] = recurring
         source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
         questions = read_questions(probe) if probe else []
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:
@@ -179,6 +210,7 @@ def pretrain(
                 null_document=null_document,
                 own_passage=own_passage,
                 marginal=marginal,
+                pointing=pointing,
                 freeze_retriever=freeze_retriever,
                 probe=[questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else [],
                 probe_every=probe_every,

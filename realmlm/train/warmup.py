@@ -16,11 +16,12 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, document_inputs, joint_inputs, query_inputs
-from realmlm.model.marginal import answer_log_likelihood, in_batch_contrast, inner_products, marked, span_log_probabilities
+from realmlm.model.marginal import in_batch_contrast, inner_products
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import check_readable
-from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, places_of, sources_of
+from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, sources_of
 from realmlm.train.loop import Clock, Objective, Stateless, prepare, train_model
+from realmlm.train.pointing import point, standing
 from realmlm.train.run import Run
 
 
@@ -39,7 +40,7 @@ class MaskedReading(Stateless):
         config = self._model.config
         inputs = joint_inputs(masked.queries, passages, self._corpus, self._wordpieces, config)
         bodies = [NULL if number is None else self._corpus.tokens(number) for number in passages]
-        return masked, inputs, standing(masked, bodies, inputs, max_answer=config.max_answer) if self._pointing else None
+        return masked, inputs, standing(masked.runs(config.max_answer), bodies, inputs) if self._pointing else None
 
     def loss(self, drawn: tuple[Masked, Inputs, np.ndarray | None], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         masked, inputs, gold_N3 = drawn[0].to(self._model.device), drawn[1].to(self._model.device), drawn[2]
@@ -54,27 +55,10 @@ class MaskedReading(Stateless):
         if gold_N3 is None:
             return loss_B.mean(), numbers
         with clock("point"):
-            scores_BLW, allowed_BLW = self._model.reader.spans_from(hidden_BLH, inputs)
-            gold_BLW = marked(gold_N3, allowed_BLW)
-            held_B = gold_BLW.flatten(1).any(-1)
-            point_B = answer_log_likelihood(span_log_probabilities(scores_BLW, allowed_BLW), gold_BLW).masked_fill(~held_B, 0.0)
+            point_B, held_B = point(self._model.reader, hidden_BLH, inputs, gold_N3)
+            point_B = torch.where(held_B, point_B, 0.0)
         numbers |= {"held": held_B.float().mean(), "pointed": point_B.exp().masked_fill(~held_B, 0.0).sum() / held_B.sum().clamp(min=1)}
         return (loss_B - self._pointing * point_B).mean(), numbers
-
-
-def standing(masked: Masked, bodies: list[np.ndarray], inputs: Inputs, *, max_answer: int) -> np.ndarray:
-    """Where the hidden words stand in the passage: (row, start, width − 1) of each span [N, 3]; none if they are no single run."""
-    found = [np.zeros((0, 3), dtype=np.int64)]
-    length = inputs.tokens_NL.shape[1]
-    second_B, counts_B = inputs.second_N.tolist(), masked.valid_BM.sum(-1).tolist()
-    positions, targets = masked.positions_BM.numpy(), masked.targets_BM.numpy()
-    for row, (body, second, count) in enumerate(zip(bodies, second_B, counts_B, strict=True)):
-        if count > max_answer or positions[row, count - 1] - positions[row, 0] != count - 1:
-            continue
-        places = places_of(targets[row, :count], body)
-        places = places[places + second + count <= length] + second
-        found.append(np.stack([np.full_like(places, row), places, np.full_like(places, count - 1)], axis=1))
-    return np.concatenate(found)
 
 
 class InverseCloze(Stateless):

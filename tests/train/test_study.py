@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,20 @@ from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.spans import MarkedSentence, Spans, mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.errors import NotEnough
+from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.report import evaluate
 from realmlm.index.exact import ExactIndex
 from realmlm.model.inputs import mask_queries, reader_inputs
-from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
+from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood, marked, span_log_probabilities
 from realmlm.model.realm import Realm
 from realmlm.train.examples import ClozePairs, ReadingPairs, Recurrences, SentenceSource
 from realmlm.train.finetune import Given, QuestionAnswering, run_finetune
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import Clock
+from realmlm.train.pointing import point, standing
 from realmlm.train.pretrain import run_pretrain
-from realmlm.train.warmup import run_warmup, standing
+from realmlm.train.warmup import run_warmup
 from tests.train.test_resume import joint_run
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
@@ -146,7 +148,7 @@ def test_where_the_hidden_words_stand(towns: Corpus) -> None:
     query, body = np.array([9, 20, 21, 10]), np.array([20, 21, 5, 20, 22, 20, 21])
     masked = mask_queries([query, query, query], [np.array([1, 2]), np.array([0, 2]), np.array([1])], pieces)
     inputs = reader_inputs([*masked.queries], [body] * 3, pieces, max_query=8, max_length=40)
-    gold = standing(masked, [body] * 3, inputs, max_answer=4)
+    gold = standing(masked.runs(4), [body] * 3, inputs)
     second = int(inputs.second_N[0])
     assert [(row, start - second, width) for row, start, width in gold.tolist()] == [
         (0, 0, 1),
@@ -199,6 +201,60 @@ def test_without_the_null_document_and_with_the_own_passage(tiny_model_folder: P
     row = json.loads((tmp_path / "no-null" / "metrics.jsonl").read_text().splitlines()[-1])
     assert "null_share" not in row
     assert "log_p" in row
+
+
+def test_joint_training_points_at_what_it_retrieves(towns: Corpus, tmp_path: Path) -> None:
+    from realmlm.model.create import create_model
+    from tests.conftest import TINY_MODEL
+
+    create_model(corpus=towns.folder, out=tmp_path / "model", **TINY_MODEL)  # type: ignore[arg-type]
+    optim, still = JointOptim(steps=60, batch=16, lr=3e-3, retriever_lr=3e-3), Refresh(every_steps=0)
+    joint = Pretrain(
+        model=tmp_path / "model", corpus=towns.folder, out=tmp_path / "run", k=3, optim=optim, refresh=still, loop=LOOP, pointing=1.0
+    )
+    run_pretrain(joint)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first, last = ({name: np.mean([row[name] for row in part]) for name in ("held", "pointed")} for part in (rows[:10], rows[-10:]))
+    assert 0 < first["held"] < 1
+    assert last["pointed"] > 3 * first["pointed"]
+
+
+def test_pointing_is_the_same_whatever_else_is_in_the_batch(towns: Corpus, tmp_path: Path) -> None:
+    from realmlm.model.create import create_model
+    from tests.conftest import TINY_MODEL
+
+    create_model(corpus=towns.folder, out=tmp_path / "model", **TINY_MODEL)  # type: ignore[arg-type]
+    model, pieces = Realm.from_pretrained(tmp_path / "model")
+    bodies = [np.array([20, 21, 5]), np.array([7, 20, 22, 20, 21, 30, 31, 32]), np.array([40, 41, 42, 43])]
+    inputs = reader_inputs([np.array([9, pieces.mask, 10])] * 3, bodies, pieces, max_query=8, max_length=40)
+    hidden = model.reader.encoder(inputs)
+    gold = standing([np.array([20, 21])] * 3, bodies, inputs)
+    log_p, held = point(model.reader, hidden, inputs, gold)
+    scores, allowed = model.reader.spans_from(hidden, inputs)
+    expected = answer_log_likelihood(span_log_probabilities(scores, allowed), marked(gold, allowed))
+    assert held.tolist() == [True, True, False]
+    assert torch.allclose(log_p[held], expected[held], atol=1e-5)
+    assert not point(model.reader, hidden, inputs, gold[:0])[1].any()
+
+
+def test_layers_are_compiled_once_each_when_asked(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: Any) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, dynamic: compiled.append(layer))
+    plain = {"optim": JointOptim(steps=1, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
+    joint_run(tiny_model_folder, knowledge, tmp_path / "plain", **plain)
+    assert not compiled
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", loop=replace(LOOP, compile=True), **plain)
+    model, _ = Realm.from_pretrained(tmp_path / "run" / "model")
+    layers = len(model.reader.encoder.body.layers) + len(model.document.encoder.body.layers)
+    assert len(compiled) == len({id(layer) for layer in compiled}) == layers
+
+
+def test_only_recurring_words_are_hidden(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--masking salient"):
+        Pretrain(corpus=knowledge.folder, out=tmp_path / "run", recurring=True, masking="uniform")
+    plain = {"optim": JointOptim(steps=2, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", recurring=True, **plain)
+    assert (tmp_path / "run" / "model").is_dir()
 
 
 # --- fine-tuning otherwise --------------------------------------------------------------------------------------------------------------
