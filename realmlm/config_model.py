@@ -186,6 +186,8 @@ class Warmup:
     """Weight of pointing at the hidden words where they stand in the passage: the span head's warm-up for questions."""
     hold_out: Annotated[Path | None, optional("PATH")] = None
     """Masked sentences made by `realmlm clozes`: no sentence of the passages they come from is trained on."""
+    towers_as_reader: bool = False
+    """ICT begins with the reader's encoder in the towers, as its warm-up left it: the paper begins all three with one BERT."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is taken out of its passage."""
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from realmlm.corpus.wordpieces import Wordpieces
 
-RECIPE = Path(__file__).resolve().parents[1] / "runs" / "mini.sh"
+RUNS = Path(__file__).resolve().parents[1] / "runs"
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,13 @@ def data(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_recipe(track: str, out: Path, data: Path, **environment: str) -> str:
+def run(script: str, *arguments: str | Path, **environment: str) -> str:
     binaries = Path(sys.executable).parent
     settings = os.environ | {"SCALE": "0.01", "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CI": "1"} | environment
-    done = subprocess.run(["bash", str(RECIPE), track, str(out), str(data)], capture_output=True, text=True, env=settings, timeout=280)
+    command = [sys.executable if script.endswith(".py") else "bash", str(RUNS / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stderr
+    return done.stderr + done.stdout
 
 
 def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     BertModel(BertConfig(vocab_size=len(pieces), **shape), add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
     pieces.save(tmp_path / "encoder" / "tokenizer.json")
     out = tmp_path / "out"
-    said = run_recipe("warm", out, data, ENCODER=str(tmp_path / "encoder"))
+    said = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
     assert "done before" not in said
     reports = {file.stem: json.loads(file.read_text("utf-8")) for file in (out / "reports").glob("*.json")}
     assert len(reports) == 2 * (1 + 2 + 2)
@@ -57,5 +58,20 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     assert "−log p(y|x)" in reports["pretrain-held-out"]["nats"]
     logged = [json.loads(line)["command"].split()[0] for line in (out / "seconds.jsonl").read_text().splitlines()]
     assert logged.count("finetune") == 2
-    again = run_recipe("warm", out, data, ENCODER=str(tmp_path / "encoder"))
+    again = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
     assert again.count("done before") >= len(reports)
+    arms_are_compared(out, data)
+
+
+def arms_are_compared(base: Path, data: Path) -> None:
+    for arm in ("realm", "warmup"):
+        run("text_study.sh", base, data, arm, QUESTIONS="1")
+    for arm in ("frozen", "ict", "bm25"):
+        run("text_study.sh", base, data, arm)
+    said = run("text_table.py", base)
+    for row in ("| REALM, pointing | 1 |", "| joint, retriever frozen | 1 |", "| ICT continued | 1 |", "| BM25 + reader | 1 |"):
+        assert row in said
+    assert "12 questions of the training sets" in said
+    done = subprocess.run(["bash", str(RUNS / "text_study.sh"), str(base), str(data), "nonsense"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no arm 'nonsense'" in done.stderr

@@ -129,6 +129,13 @@ class Realm(nn.Module):
         self.query.encoder.requires_grad_(False)
         return [*self.query.projection.parameters(), *self.query.norm.parameters()]
 
+    def begin_towers_as_reader(self) -> None:
+        """Give the towers the reader's encoder; their projections stay."""
+        if self.config.tower != self.config.reader:
+            raise BadInput("towers and reader of this model are different encoders: the towers cannot begin as the reader")
+        for tower in (self.document, self.query):
+            tower.encoder.load_state_dict(self.reader.encoder.state_dict())
+
     def compile_layers(self) -> None:
         """Fuse the work of every encoder's layers; weights and names stay as they are."""
         for encoder in {id(part.encoder): part.encoder for part in (self.document, self.query, self.reader)}.values():

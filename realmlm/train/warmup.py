@@ -96,6 +96,7 @@ def warm_up(
     pairing: str,
     pointing: float = 0.0,
     hold_out: Path | None = None,
+    towers_as_reader: bool = False,
     remove_sentence: float,
     reader: Optim,
     retriever: Optim,
@@ -114,6 +115,8 @@ def warm_up(
             return MaskedReading(realm, wordpieces, known, pairs, pointing=pointing)
 
         def finding(realm: Realm, wordpieces: Wordpieces) -> InverseCloze:
+            if towers_as_reader:
+                realm.begin_towers_as_reader()
             pairs = ClozePairs(known, remove=remove_sentence, seed=loop.seed, held_out=sources_of(hold_out))
             return InverseCloze(realm, wordpieces, pairs)
 

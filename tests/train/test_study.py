@@ -172,6 +172,20 @@ def test_the_warm_up_teaches_to_point(towns: Corpus, tmp_path: Path) -> None:
     assert np.mean([row["pointed"] for row in rows[-5:]]) > 2 * rows[0]["pointed"]
 
 
+def test_the_towers_begin_as_the_reader_that_was_warmed_up(towns: Corpus, tmp_path: Path) -> None:
+    from realmlm.model.create import create_model
+    from tests.conftest import TINY_MODEL
+
+    create_model(corpus=towns.folder, out=tmp_path / "model", **TINY_MODEL)  # type: ignore[arg-type]
+    reader, retriever = Optim(steps=5, batch=8, lr=3e-3), Optim(steps=1, batch=8, lr=1e-9)
+    common: dict[str, Any] = {"model": tmp_path / "model", "corpus": towns.folder, "reader": reader, "retriever": retriever, "loop": LOOP}
+    for name, asked in (("plain", False), ("same", True)):
+        model, _ = Realm.from_pretrained(run_warmup(Warmup(out=tmp_path / name, towers_as_reader=asked, **common)))
+        read, found = (dict(part.encoder.named_parameters()) for part in (model.reader, model.document))
+        matrices = [weight for weight in read if read[weight].ndim > 1]
+        assert all(torch.allclose(read[weight], found[weight], atol=1e-6) for weight in matrices) == asked
+
+
 def test_a_reader_of_titles_trains_and_answers(towns: Corpus, tmp_path: Path) -> None:
     from realmlm.model.create import create_model
     from realmlm.serve.engine import Engine

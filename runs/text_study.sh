@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Tables 1 and 2 in miniature on real text, one arm and seed a call, so that a GPU can run several at once; runs/text_table.py puts them together.
+# Every arm begins with the corpus, the held-out sentences and the warm-up that `runs/mini.sh clean FOLDER DATA` has made.
+#
+#   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
+#
+# Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null own-passage recurring tagger news
+#       bm25 hard-em (of the warm-up, with questions)
+# `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
+set -euo pipefail
+base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
+out=$base/study/$arm-$seed corpus=$base/corpus warm=$base/warmup/model
+export TOKENIZERS_PARALLELISM=false
+mkdir -p "$out"
+scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
+steps=$(scaled "${STEPS:-800}")
+loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled 1000) ${COMPILE:+--loop.compile}"
+held="--hold-out $base/held-out.jsonl"
+pointing="--pointing 1"
+often="--refresh.every-steps $(scaled 100) --freeze-retriever $(scaled 50)"
+sets() { ls "$data"/questions/*-"$1".*; }
+name_of() { basename "$1" | sed "s/-[a-z]*\..*//"; }
+evaluate() { # name, model, questions, flags
+  echo "evaluate --model $2 --corpus $corpus --questions $3 ${*:4} --report $out/reports/$1.json --predictions $out/predictions/$1.jsonl"
+}
+joint() { # flags of pretrain
+  echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $*"
+}
+measure() { # model: held-out sentences, and questions before any was seen
+  evaluate held-out "$1" "$base/held-out.jsonl" --read 7
+  for file in $(sets train); do evaluate "zero-shot-$(name_of "$file")" "$1" "$file" --read 0; done
+}
+questions() { # model, retriever, flags of finetune
+  local tuned=$out/questions/model
+  echo "finetune --from $1 --corpus $corpus --questions $(sets train | tr '\n' ' ') --out $out/questions --retriever $2 --read 8 --read-gold --candidates 100 --closed-book 0.02 --optim.steps $(scaled 600) --optim.batch $(scaled 64) --optim.lr 2e-4 --optim.retriever-lr 2e-5 $loop ${*:3}"
+  for file in $(sets dev) $([ -z "${TEST:-}" ] || sets test); do
+    evaluate "$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever "$2"
+    [ "$arm" != warmup ] || evaluate "closed-book-$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever none
+  done
+}
+{
+  model=$out/joint/model
+  case $arm in
+  warmup | bm25 | hard-em) model=$warm ;;
+  realm) joint $pointing $often ;;
+  plain) joint $often ;;
+  frozen) joint $pointing --refresh.every-steps 0 --freeze-retriever "$steps" ;;
+  uniform | random-span) joint $pointing $often --masking "$arm" ;;
+  stale) joint $pointing --refresh.every-steps 0 --freeze-retriever "$(scaled 50)" ;;
+  no-null) joint $pointing $often --no-null-document ;;
+  own-passage) joint $pointing $often --own-passage ;;
+  recurring) joint $pointing $often --recurring ;;
+  news)
+    echo "corpus $data/news --out $base/news --tokenizer $warm --max-wordpieces 128"
+    [ -d "$base/news/spans" ] || echo "spans $base/news"
+    joint $pointing $often --text "$base/news"
+    ;;
+  tagger) # the same corpus, marked otherwise
+    if [ ! -d "$base/tagged/spans" ]; then
+      [ -d "$base/tagged" ] || { mkdir "$base/tagged" && find "$corpus" -maxdepth 1 -type f -exec cp {} "$base/tagged" \;; }
+      echo "spans $base/tagged --tagger learned --learned $TAGGER"
+    fi
+    joint $pointing $often --text "$base/tagged"
+    ;;
+  ict)
+    model=$out/ict/model
+    echo "warmup --from $warm --corpus $corpus --out $out/ict $held --reader.steps 0 --retriever.steps $(scaled 600) --retriever.batch $(scaled 2048) --retriever.lr 3e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed}"
+    ;;
+  *)
+    echo "no arm '$arm'; the first lines of $0 name them" >&2
+    exit 2
+    ;;
+  esac
+  case $arm in bm25 | hard-em) ;; *) measure "$model" ;; esac
+  case $arm in
+  bm25) questions "$model" bm25 ;;
+  hard-em) questions "$model" learned --objective hard-em ;;
+  *) [ -z "${QUESTIONS:-}" ] || questions "$model" learned ;;
+  esac
+} > "$out/commands.txt"
+realmlm batch "$out/commands.txt" --log "$out/seconds.jsonl"

@@ -1,0 +1,116 @@
+"""Tables 1 and 2 in miniature on real text, from what runs/text_study.sh has made. `python runs/text_table.py FOLDER [dev|test]`
+
+Each cell is a mean over all questions (or held-out sentences) and seeds; brackets are 95% intervals of the paired difference to the arm
+that is named, bootstrapped over questions, after the mean over an arm's seeds was taken for each question.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realmlm.evaluate.intervals import bootstrap_interval, paired_interval
+
+ARMS = {
+    "realm": "REALM, pointing",
+    "plain": "REALM, the paper's loss alone",
+    "warmup": "baseline (warm-up only)",
+    "frozen": "joint, retriever frozen",
+    "ict": "ICT continued",
+    "uniform": "uniform masks",
+    "random-span": "random-span masks",
+    "recurring": "only words that recur",
+    "tagger": "spans of the learned tagger",
+    "stale": "index never refreshed",
+    "no-null": "no null document",
+    "own-passage": "own passage allowed",
+    "news": "X = Wikinews",
+}
+ANSWERING = {
+    "bm25": "BM25 + reader",
+    "warmup": "ICT only (ORQA)",
+    "hard-em": "the same, hard EM",
+    "closed-book": "the same, no passage",
+    "plain": "REALM, the paper's loss alone",
+    "realm": "REALM, pointing",
+    "news": "REALM, pointing, X = Wikinews",
+}
+Take = Callable[[dict[str, Any]], float]
+Values = dict[str, np.ndarray]  # of every arm one value a question, the mean over its seeds
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def measured(folder: Path, prefix: str, take: Take) -> tuple[Values, dict[str, int]]:
+    """One value a question for every arm that has predictions whose names begin so; and the seeds of each."""
+    by_arm: dict[str, list[np.ndarray]] = defaultdict(list)
+    for place in sorted((folder / "study").iterdir()):
+        files = sorted(file for file in (place / "predictions").glob("*.jsonl") if file.stem.startswith(prefix))
+        if files:
+            by_arm[place.name.rpartition("-")[0]].append(np.array([take(row) for file in files for row in rows(file)]))
+    return {arm: np.mean(seeds, axis=0) for arm, seeds in by_arm.items()}, {arm: len(seeds) for arm, seeds in by_arm.items()}
+
+
+def within(depth: int) -> Take:
+    return lambda row: 100.0 * (row["first_passage_with_answer"] is not None and row["first_passage_with_answer"] <= depth)
+
+
+def against(values: Values, arm: str, other: str, digits: int) -> str:
+    if arm not in values or other not in values or arm == other:
+        return ""
+    low, high = paired_interval(values[arm], values[other])
+    return f"{values[arm].mean() - values[other].mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def mean(values: Values, arm: str, digits: int = 1) -> str:
+    return f"{values[arm].mean():.{digits}f}" if arm in values else "–"
+
+
+def table_2(folder: Path) -> None:
+    loss, seeds = measured(folder, "held-out", lambda row: -row["log_p"])
+    held, _ = measured(folder, "held-out", within(5))
+    asked, _ = measured(folder, "zero-shot", within(5))
+    print("| | seeds | −log p(y\\|x), nats | vs frozen | recall@5, held-out sentences | recall@5, questions | vs ICT continued |")
+    print("| --- " * 7 + "|")
+    for arm, title in ARMS.items():
+        if arm in loss:
+            cells = [mean(loss, arm, 2), against(loss, arm, "frozen", 2), mean(held, arm)]
+            cells += [mean(asked, arm), against(asked, arm, "ict", 1)]
+            print(f"| {title} | {seeds[arm]} | " + " | ".join(cells) + " |")
+    sentences, questions = (len(next(iter(values.values()))) for values in (loss, asked))
+    print(f"\n{sentences:,} held-out sentences, {questions:,} questions of the training sets, none seen.\n")
+
+
+def table_1(folder: Path, part: str) -> None:
+    files = {file.stem.removesuffix(f"-{part}") for file in (folder / "study").glob(f"*/predictions/*-{part}.jsonl")}
+    names = sorted(name for name in files if not name.startswith("closed-book"))
+    scores: dict[str, Values] = {}
+    seeds: dict[str, int] = {}
+    for name in names:
+        open_book, many = measured(folder, f"{name}-{part}", lambda row: 100.0 * row["correct"])
+        closed, _ = measured(folder, f"closed-book-{name}-{part}", lambda row: 100.0 * row["correct"])
+        scores[name] = open_book | ({"closed-book": closed["warmup"]} if "warmup" in closed else {})
+        seeds |= many
+    print("| | seeds | " + " | ".join(names) + " | all | vs ORQA |\n" + "| --- " * (len(names) + 4) + "|")
+    for arm, title in ANSWERING.items():
+        if all(arm in scores[name] for name in names):
+            pooled = {other: np.concatenate([scores[name][other] for name in names]) for other in (arm, "warmup")}
+            cells = []
+            for name in [*names, ""]:
+                values = scores[name][arm] if name else pooled[arm]
+                low, high = bootstrap_interval(values)
+                cells.append(f"{values.mean():.1f} [{low:.1f}, {high:.1f}]")
+            count = seeds.get(arm, seeds.get("warmup", 1))
+            print(f"| {title} | {count} | " + " | ".join(cells) + f" | {against(pooled, arm, 'warmup', 1)} |")
+    print(f"\nExact match on the {part} questions, percent with 95% intervals.")
+
+
+if __name__ == "__main__":
+    table_2(Path(sys.argv[1]))
+    table_1(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "dev")
