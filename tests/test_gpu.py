@@ -77,3 +77,20 @@ def test_compiled_layers_learn_the_same(joint: dict[str, Any], tmp_path: Path) -
         return [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
 
     assert losses("compiled", True) == pytest.approx(losses("plain", False), rel=1e-3)
+
+
+def test_packed_sequences_are_read_as_padded_ones(tiny_model_folder: Path, knowledge: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    from realmlm.model import encoders
+    from realmlm.model.inputs import joint_inputs
+    from realmlm.model.realm import Realm
+
+    model, pieces = Realm.from_pretrained(tiny_model_folder, device="cuda")
+    numbers = knowledge.ids[:200].tolist()
+    inputs = joint_inputs([knowledge.tokens(number)[:9] for number in numbers], numbers, knowledge, pieces, model.config).to(model.device)
+    seen = inputs.attention_NL.bool()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert encoders.packs_now(inputs)
+        together = model.reader.encoder(inputs)[seen].float()
+        monkeypatch.setattr(encoders, "packs_now", lambda inputs: False)
+        padded = model.reader.encoder(inputs)[seen].float()
+    assert (together - padded).norm() < 0.02 * padded.norm()

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.errors import BadInput
-from realmlm.model.bert import Bert, BertSettings
+from realmlm.model.bert import Bert, BertSettings, Hidden
 from realmlm.model.inputs import Inputs
+from realmlm.model.packed import can_pack, encode_packed, packs_now
 
 _undrawn = ContextVar("undrawn", default=False)
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
@@ -139,6 +140,7 @@ class Encoder(nn.Module):
         self._segments = "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) > 1 or config.model_type == "xlnet")
         self._global = "global_attention_mask" in accepted
         self._sees_neighbours = getattr(config, "trigram_input", False)
+        self._can_pack = can_pack(config)
         self._half = config.model_type != "deberta"  # its mask, transformers writes it, overflows in bfloat16
 
     @property
@@ -174,7 +176,10 @@ class Encoder(nn.Module):
         return torch.cat([encode(inputs.rows(rows)) for rows in groups])[back_N]
 
     def _is_grouped(self, inputs: Inputs) -> bool:
-        return inputs.tokens_NL.is_cuda
+        return inputs.tokens_NL.is_cuda and not self._is_packed(inputs)
+
+    def _is_packed(self, inputs: Inputs) -> bool:
+        return self._can_pack and packs_now(inputs)
 
     def _pooled(self, inputs: Inputs, pooling: str) -> Tensor:
         output, place = self._run(inputs), inputs.layout.cls
@@ -191,6 +196,8 @@ class Encoder(nn.Module):
         return hidden_NLH[rows_N, inputs.attention_NL.sum(1) + place]  # XLNet's stands last
 
     def _run(self, inputs: Inputs) -> Any:
+        if self._is_packed(inputs):
+            return Hidden(encode_packed(self.body, inputs))
         given: dict[str, Tensor] = {"input_ids": inputs.tokens_NL, "attention_mask": inputs.attention_NL}
         if self._segments:
             given["token_type_ids"] = inputs.segments_NL

@@ -36,11 +36,11 @@ class Inputs:
 
     def to(self, device: torch.device) -> "Inputs":
         tensors = (self.tokens_NL, self.attention_NL, self.segments_NL, self.second_N)
-        return Inputs(self.layout, self.lengths_N, *(_send(tensor, device) for tensor in tensors))
+        return Inputs(self.layout, self.lengths_N, *(send(tensor, device) for tensor in tensors))
 
     def rows(self, chosen: np.ndarray) -> "Inputs":
         """Some of them, without the padding that only the others need."""
-        places, width = _send(torch.from_numpy(chosen), self.tokens_NL.device), int(self.lengths_N[chosen].max())
+        places, width = send(torch.from_numpy(chosen), self.tokens_NL.device), int(self.lengths_N[chosen].max())
         tensors = (self.tokens_NL[:, :width], self.attention_NL[:, :width], self.segments_NL[:, :width], self.second_N)
         return Inputs(self.layout, self.lengths_N[chosen], *(tensor[places] for tensor in tensors))
 
@@ -55,7 +55,7 @@ class Inputs:
         return len(self.tokens_NL)
 
 
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
+def send(tensor: Tensor, device: torch.device) -> Tensor:
     """To a GPU through pinned memory: the copy waits for nothing, and the next batch is put together while the GPU works on this one."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and tensor.device.type == "cpu" else tensor.to(device)
 
@@ -148,7 +148,7 @@ class Masked:
     valid_BM: Tensor  # which entries are masks
 
     def to(self, device: torch.device) -> "Masked":
-        return Masked(self.queries, *(_send(tensor, device) for tensor in (self.positions_BM, self.targets_BM, self.valid_BM)))
+        return Masked(self.queries, *(send(tensor, device) for tensor in (self.positions_BM, self.targets_BM, self.valid_BM)))
 
     def runs(self, longest: int) -> list[np.ndarray | None]:
         """What each query hides, where that is one run of at most so many wordpieces."""
