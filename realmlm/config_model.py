@@ -224,6 +224,8 @@ class Pretrain:
     """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own."""
     recurring: bool = False
     """Hide only words that are marked in another passage too: what else is hidden, no other passage can tell."""
+    glimpses: float = 0.0
+    """Share of the sentences of which the query tower sees some words around the gap only, as few as questions have; the reader sees all."""
     pointing: float = 0.0
     """Weight of pointing at the hidden words where they stand in what was retrieved; reader and retriever learn by it."""
     hold_out: Annotated[Path | None, optional("PATH")] = None
@@ -241,6 +243,7 @@ class Pretrain:
     def __post_init__(self) -> None:
         least = 1 + self.null_document
         check(self.k >= least, f"k counts the null document and at least one passage: {least} or more, not {self.k}")
+        check(0 <= self.glimpses <= 1, f"glimpses is a share between 0 and 1, not {self.glimpses}")
         check(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
         check(not self.recurring or self.masking == "salient", "recurring words are marked ones: it goes with --masking salient")
         check(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")

@@ -13,9 +13,9 @@ EXPECTED = Path(__file__).parent / "expected.toml"
 
 
 def measured(report: dict[str, Any], measure: str) -> tuple[float, float]:
-    """Value and half the interval of `exact_match`, `recall_5`, `gold_recall_1` …"""
+    """Value and half the interval of `exact_match`, `recall_5`, `gold_recall_1` …, `surprise` (−log p(y|x) in nats)"""
     name, _, depth = measure.rpartition("_")
-    score = report[name][depth] if depth.isdigit() else report[measure]
+    score = report["nats"]["−log p(y|x)"] if measure == "surprise" else report[name][depth] if depth.isdigit() else report[measure]
     return score["value"], (score["high"] - score["low"]) / 2
 
 

@@ -4,7 +4,7 @@
 #
 #   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
 #
-# Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null own-passage recurring tagger news
+# Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null own-passage recurring glimpses tagger news
 #       bm25 hard-em (of the warm-up, with questions)
 # `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
@@ -50,6 +50,7 @@ questions() { # model, retriever, flags of finetune
   no-null) joint $pointing $often --no-null-document ;;
   own-passage) joint $pointing $often --own-passage ;;
   recurring) joint $pointing $often --recurring ;;
+  glimpses) joint $pointing $often --glimpses 0.5 ;;
   news)
     echo "corpus $data/news --out $base/news --tokenizer $warm --max-wordpieces 128"
     [ -d "$base/news/spans" ] || echo "spans $base/news"

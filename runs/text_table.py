@@ -24,6 +24,7 @@ ARMS = {
     "uniform": "uniform masks",
     "random-span": "random-span masks",
     "recurring": "only words that recur",
+    "glimpses": "queries half of the time a glimpse of the sentence",
     "tagger": "spans of the learned tagger",
     "stale": "index never refreshed",
     "no-null": "no null document",
@@ -37,6 +38,7 @@ ANSWERING = {
     "closed-book": "the same, no passage",
     "plain": "REALM, the paper's loss alone",
     "realm": "REALM, pointing",
+    "glimpses": "REALM, pointing, glimpses",
     "news": "REALM, pointing, X = Wikinews",
 }
 Take = Callable[[dict[str, Any]], float]

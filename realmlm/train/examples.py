@@ -49,6 +49,7 @@ class MaskedSentences:
 
     masked: Masked
     passages: np.ndarray
+    seen: list[np.ndarray]  # what the query tower is given: the masked sentence, or a glimpse of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +74,13 @@ class SentenceSource:
         seed: int,
         held_out: Iterable[int] = (),
         recurring: bool = False,
+        glimpses: float = 0.0,
     ) -> None:
-        """Sentences of the passages `held_out` are never drawn; with `recurring` only words that another passage has too are hidden."""
+        """Sentences of the passages `held_out` are never drawn; with `recurring` only words that another passage has too are hidden;
+        of a share `glimpses` of them the query tower is to see a glimpse only."""
         self.corpus, self._wordpieces, self._max_query, self._seed = corpus, wordpieces, max_query, seed
         self._masking: Masking = masking(scheme, wordpieces)
+        self._glimpses = glimpses
         sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
         self.sentences = (sentences.recurring(corpus) if recurring else sentences).without(held_out)
         if len(self.sentences) == 0:
@@ -85,7 +89,15 @@ class SentenceSource:
     def draw(self, first: int, count: int) -> MaskedSentences:
         """The examples from position `first` on, masked."""
         examples = self.examples(first, count)
-        return MaskedSentences(self.masked(examples), np.array([example.passage for example in examples], dtype=np.int64))
+        masked = self.masked(examples)
+        seen = [self._seen(*pair, first + place) for place, pair in enumerate(zip(examples, masked.queries, strict=True))]
+        return MaskedSentences(masked, np.array([example.passage for example in examples], dtype=np.int64), seen)
+
+    def _seen(self, example: "Example", query: np.ndarray, position: int) -> np.ndarray:
+        if not self._glimpses:
+            return query
+        rng = generator(self._seed + 2, position)
+        return glimpse(example.tokens, example.positions, rng) if rng.random() < self._glimpses else query
 
     def examples(self, first: int, count: int) -> list[Example]:
         """The examples from position `first` on."""
@@ -106,6 +118,18 @@ class SentenceSource:
 
     def masked(self, examples: list[Example]) -> Masked:
         return mask_queries([example.tokens for example in examples], [example.positions for example in examples], self._wordpieces)
+
+
+GLIMPSE = (6, 17)  # wordpieces, the last one excluded: as questions have
+
+
+def glimpse(tokens: np.ndarray, positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Some wordpieces of a sentence around what it hides, without that: about as much as a question tells."""
+    seen = np.delete(tokens, positions)
+    length = int(rng.integers(*GLIMPSE))
+    start = int(positions[0]) - int(rng.integers(length + 1))
+    start = max(0, min(start, len(seen) - length))
+    return seen[start : start + length]
 
 
 def sources_of(hold_out: Path | None) -> set[int]:

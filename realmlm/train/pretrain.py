@@ -63,9 +63,9 @@ class JointPretraining:
         return {"reader": list(self._model.reader.parameters()), "retriever": self._model.retriever_parameters()}
 
     def draw(self, first: int, count: int) -> tuple[MaskedSentences, Inputs]:
-        """Masked sentences, and the same as inputs of the query tower."""
+        """Masked sentences, and what the query tower is given of them."""
         drawn = self._source.draw(first, count)
-        return drawn, query_inputs(drawn.masked.queries, self._wordpieces, max_query=self._model.config.max_query)
+        return drawn, query_inputs(drawn.seen, self._wordpieces, max_query=self._model.config.max_query)
 
     def loss(self, drawn: tuple[MaskedSentences, Inputs], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         masked, inputs = drawn[0].masked.to(self._model.device), drawn[1].to(self._model.device)
@@ -171,6 +171,7 @@ def pretrain(
     masking: str,
     marginal: str,
     recurring: bool = False,
+    glimpses: float = 0.0,
     pointing: float = 0.0,
     hold_out: Path | None = None,
     freeze_retriever: int,
@@ -196,7 +197,7 @@ def pretrain(
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
         limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": sources_of(hold_out)}
-        limits["recurring"] = recurring
+        limits |= {"recurring": recurring, "glimpses": glimpses}
         source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
         questions = read_questions(probe) if probe else []
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:

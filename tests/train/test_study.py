@@ -24,7 +24,7 @@ from realmlm.index.exact import ExactIndex
 from realmlm.model.inputs import mask_queries, reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood, marked, span_log_probabilities
 from realmlm.model.realm import Realm
-from realmlm.train.examples import ClozePairs, ReadingPairs, Recurrences, SentenceSource
+from realmlm.train.examples import ClozePairs, ReadingPairs, Recurrences, SentenceSource, glimpse
 from realmlm.train.finetune import Given, QuestionAnswering, run_finetune
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import Clock
@@ -261,6 +261,29 @@ def test_layers_are_compiled_once_each_when_asked(tiny_model_folder: Path, knowl
     model, _ = Realm.from_pretrained(tmp_path / "run" / "model")
     layers = len(model.reader.encoder.body.layers) + len(model.document.encoder.body.layers)
     assert len(compiled) == len({id(layer) for layer in compiled}) == layers
+
+
+def test_a_glimpse_is_a_run_of_words_beside_what_is_hidden() -> None:
+    rng, tokens = np.random.default_rng(0), np.arange(100, 140)
+    for _ in range(200):
+        positions = np.arange(start := int(rng.integers(38)), start + 2)
+        seen = glimpse(tokens, positions, rng)
+        assert 6 <= len(seen) < 17
+        assert not set(seen.tolist()) & set(tokens[positions].tolist())
+        rest = [token for token in tokens.tolist() if token not in tokens[positions]]
+        first = rest.index(seen[0])
+        assert seen.tolist() == rest[first : first + len(seen)]
+        assert first <= start <= first + len(seen)
+    assert glimpse(tokens[:3], np.array([1]), rng).tolist() == [100, 102]
+
+
+def test_the_query_tower_gets_glimpses_and_the_reader_the_sentence(knowledge: Corpus) -> None:
+    common: dict[str, Any] = {"scheme": "salient", "wordpieces": knowledge.wordpieces, "max_query": 32, "seed": 0}
+    plain, some = (SentenceSource(knowledge, glimpses=share, **common).draw(40, 60) for share in (0.0, 0.5))
+    assert [query.tolist() for query in plain.masked.queries] == [query.tolist() for query in some.masked.queries]
+    assert [seen.tolist() for seen in plain.seen] == [query.tolist() for query in plain.masked.queries]
+    changed = sum(seen.tolist() != query.tolist() for seen, query in zip(some.seen, some.masked.queries, strict=True))
+    assert 15 < changed < 45
 
 
 def test_only_recurring_words_are_hidden(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
