@@ -225,7 +225,7 @@ class Pretrain:
     recurring: bool = False
     """Hide only words that are marked in another passage too: what else is hidden, no other passage can tell."""
     glimpses: float = 0.0
-    """Share of the sentences of which the query tower sees some words around the gap only, as few as questions have; the reader sees all."""
+    """Share of sentences of which the query tower sees only some words around the gap, as few as questions have; the reader sees all."""
     pointing: float = 0.0
     """Weight of pointing at the hidden words where they stand in what was retrieved; reader and retriever learn by it."""
     hold_out: Annotated[Path | None, optional("PATH")] = None
