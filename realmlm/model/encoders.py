@@ -140,7 +140,7 @@ class Encoder(nn.Module):
         self._segments = "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) > 1 or config.model_type == "xlnet")
         self._global = "global_attention_mask" in accepted
         self._sees_neighbours = getattr(config, "trigram_input", False)
-        self._can_pack = can_pack(config)
+        self._can_pack = can_pack(body)
         self._half = config.model_type != "deberta"  # its mask, transformers writes it, overflows in bfloat16
 
     @property

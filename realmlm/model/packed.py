@@ -4,6 +4,7 @@ N sequences, L wordpieces in the longest, T wordpieces in all, A heads of C numb
 """
 
 import importlib.util
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +20,11 @@ _NEEDED = "torch.nn.attention.varlen"  # torch 2.10 and later
 _FAMILIES = ("modernbert",)  # that hand positions and sequence borders through to their attention
 
 
-def can_pack(config: Any) -> bool:
-    """Can sequences be packed for an encoder of this config? Its attention must see all of a sequence, and drop nothing."""
+def can_pack(body: Any) -> bool:
+    """Can sequences be packed for this encoder? Its attention must be exchangeable, see all of a sequence, and drop nothing."""
+    config = body.config
+    if "cu_seqlens" in inspect.signature(body.forward).parameters:  # ModernBERT as the first releases of transformers 5 have it
+        return False
     if config.model_type not in _FAMILIES or config.attention_dropout > 0 or importlib.util.find_spec(_NEEDED) is None:
         return False
     return set(config.layer_types) == {"full_attention"} and (config.hidden_size // config.num_attention_heads) % 8 == 0

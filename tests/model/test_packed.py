@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import BertConfig, ModernBertConfig
 
 from realmlm.corpus.wordpieces import Layout
 from realmlm.model import packed
@@ -49,7 +48,7 @@ def some_inputs(lengths: list[int]) -> Inputs:
 def test_the_same_vectors_and_gradients_as_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "within_sequences", sequence_by_sequence)
     torch.manual_seed(0)
-    encoder = Encoder(build_encoder({"model_type": "modernbert", **SHAPE}))
+    encoder = Encoder(modern())
     inputs = some_inputs([7, 1, 20, 13])
     seen = inputs.attention_NL.bool()
     gradients, vectors = [], []
@@ -65,13 +64,21 @@ def test_the_same_vectors_and_gradients_as_with_padding(monkeypatch: pytest.Monk
     assert encoder.body.config._attn_implementation != packed.ATTENTION  # as it was
 
 
+def modern(**changes: Any) -> Any:
+    return build_encoder({"model_type": "modernbert", **SHAPE, **changes})
+
+
 def test_which_encoders_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert can_pack(ModernBertConfig(**SHAPE))
-    assert not can_pack(ModernBertConfig(**SHAPE | {"global_attn_every_n_layers": 2})), "some layers see a window only"
-    assert not can_pack(ModernBertConfig(**SHAPE | {"attention_dropout": 0.1}))
-    assert not can_pack(BertConfig())
+    assert can_pack(modern())
+    assert not can_pack(modern(global_attn_every_n_layers=2)), "some layers see a window only"
+    assert not can_pack(modern(attention_dropout=0.1))
+    assert not can_pack(build_encoder({"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}))
+    older = modern()
+    monkeypatch.setattr(type(older), "forward", lambda self, input_ids, cu_seqlens: None)
+    assert not can_pack(older), "its attention cannot be exchanged"
+    monkeypatch.undo()
     monkeypatch.setattr(packed, "_NEEDED", "torch.nn.attention.of_tomorrow")
-    assert not can_pack(ModernBertConfig(**SHAPE)), "torch is too old"
+    assert not can_pack(modern()), "torch is too old"
 
 
 def test_not_on_a_cpu() -> None:
