@@ -59,6 +59,8 @@ class Corpus:
     """Longest passage."""
     max_passages: Annotated[int | None, optional("N")] = None
     """Keep only the first so many passages of each document."""
+    skip_passages: int = 0
+    """Leave out the first so many passages of each document: the other part of what --max-passages keeps."""
     skip_bad: bool = False
     """Leave out what cannot be read and count it, instead of stopping."""
     workers: Annotated[int | None, optional("N")] = None
@@ -72,6 +74,7 @@ class Corpus:
             self.train_tokenizer is None or self.train_tokenizer >= 100, f"train-tokenizer must be 100 or more, not {self.train_tokenizer}"
         )
         check(self.max_passages is None or self.max_passages >= 1, f"max-passages must be 1 or more, not {self.max_passages}")
+        check(self.skip_passages >= 0, f"skip-passages must be 0 or more, not {self.skip_passages}")
         check(8 <= self.max_wordpieces <= 4096, f"max-wordpieces must lie between 8 and 4096, not {self.max_wordpieces}")
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tables 1 and 2 in miniature on real text, one arm and seed a call, so that a GPU can run several at once; runs/text_table.py puts them together.
-# Every arm begins with the corpus, the held-out sentences and the warm-up that `runs/mini.sh clean FOLDER DATA` has made.
+# Every arm begins with the corpus, the held-out sentences and the warm-up that `runs/mini.sh clean FOLDER DATA` has made; sentences to learn from
+# come from FOLDER/text where there is one, else from the corpus itself.
 #
 #   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
 #
@@ -17,6 +18,7 @@ steps=$(scaled "${STEPS:-800}")
 loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled 1000) ${COMPILE:+--loop.compile}"
 held="--hold-out $base/held-out.jsonl"
 pointing="--pointing 1"
+text=$([ ! -d "$base/text" ] || echo "--text $base/text") # another text X, where there is one
 often="--refresh.every-steps $(scaled 100) --freeze-retriever $(scaled 50)"
 sets() { ls "$data"/questions/*-"$1".*; }
 name_of() { basename "$1" | sed "s/-[a-z]*\..*//"; }
@@ -24,7 +26,7 @@ evaluate() { # name, model, questions, flags
   echo "evaluate --model $2 --corpus $corpus --questions $3 ${*:4} --report $out/reports/$1.json --predictions $out/predictions/$1.jsonl"
 }
 joint() { # flags of pretrain
-  echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $*"
+  echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $text $*"
 }
 measure() { # model: held-out sentences, and questions before any was seen
   evaluate held-out "$1" "$base/held-out.jsonl" --read 7
@@ -54,18 +56,22 @@ questions() { # model, retriever, flags of finetune
   news)
     echo "corpus $data/news --out $base/news --tokenizer $warm --max-wordpieces 128"
     [ -d "$base/news/spans" ] || echo "spans $base/news"
-    joint $pointing $often --text "$base/news"
+    text="--text $base/news"
+    joint $pointing $often
     ;;
   tagger) # the same corpus, marked otherwise
     if [ ! -d "$base/tagged/spans" ]; then
       [ -d "$base/tagged" ] || { mkdir "$base/tagged" && find "$corpus" -maxdepth 1 -type f -exec cp {} "$base/tagged" \;; }
       echo "spans $base/tagged --tagger learned --learned $TAGGER"
     fi
-    joint $pointing $often --text "$base/tagged"
+    text="--text $base/tagged"
+    joint $pointing $often
     ;;
   ict)
     model=$out/ict/model
+    [ -z "$text" ] || corpus=$base/text
     echo "warmup --from $warm --corpus $corpus --out $out/ict $held --reader.steps 0 --retriever.steps $(scaled 600) --retriever.batch $(scaled 2048) --retriever.lr 3e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed}"
+    corpus=$base/corpus
     ;;
   *)
     echo "no arm '$arm'; the first lines of $0 name them" >&2

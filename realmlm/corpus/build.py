@@ -43,10 +43,10 @@ class _Piece(NamedTuple):
     end: int
 
 
-def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, max_passages: int | None = None) -> Block:
+def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, kept: slice = slice(None)) -> Block:
     """Cut articles into passages of whole sentences, as many as fit into `max_wordpieces`; a longer sentence is cut between words.
 
-    Of each article the first `max_passages` are kept, or all.
+    Of each article these passages are `kept`, or all.
 
     A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so a passage's wordpieces
     are those of its text under any tokenizer that splits at white space (BERT's); one that marks the space before a word (byte-level,
@@ -60,7 +60,7 @@ def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpie
     pieces = _pieces(text, lines, borders_A, chars_T2, wordpieces.continues[ids_T] if len(ids_T) else ids_T, max_wordpieces)
     whole = (passage for passage in _pack(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
     by_article = groupby(whole, key=lambda passage: passage[0].article)
-    passages = [passage for _, several in by_article for passage in islice(several, max_passages)]
+    passages = [passage for _, several in by_article for passage in islice(several, kept.start, kept.stop)]
     return _block(articles, text, passages, ids_T, chars_T2, wordpieces)
 
 
@@ -198,10 +198,13 @@ def build_corpus(
     train_tokenizer: int | None = None,
     max_wordpieces: int = 288,
     max_passages: int | None = None,
+    skip_passages: int = 0,
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> Corpus:
     """Read the sources, cut and tokenise them, and publish the corpus at `out`: all of it, or nothing.
+
+    Of each document the first `skip_passages` are left out, and at most `max_passages` kept of the rest.
 
     `tokenizer` is a `tokenizers` file, a folder with one or a model's name; `train_tokenizer` is the size of one to train on the
     sources instead, on every 2^n-th article with the smallest n that keeps it to 64 million characters. Bad input raises, or with
@@ -224,7 +227,8 @@ def build_corpus(
             pieces = Wordpieces.load(tokenizer)
             had = f"loaded from {Path(tokenizer).name if Path(tokenizer).exists() else tokenizer}"
         articles = _read(files, "cutting", faults)
-        writer = write_articles(draft, articles, pieces, max_wordpieces=max_wordpieces, max_passages=max_passages, workers=workers)
+        kept = slice(skip_passages, None if max_passages is None else skip_passages + max_passages)
+        writer = write_articles(draft, articles, pieces, max_wordpieces=max_wordpieces, kept=kept, workers=workers)
         if not writer.passages:
             raise BadInput(
                 f"no passage could be made of {', '.join(map(str, sources)) or 'no source'}; name files or folders with text in them"
@@ -236,12 +240,12 @@ def build_corpus(
 
 
 def write_articles(
-    draft: Draft, articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, max_passages: int | None = None, workers: int
+    draft: Draft, articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, kept: slice = slice(None), workers: int
 ) -> SegmentWriter:
     """Cut and tokenise articles into a corpus being written, with its tokenizer, counts and limits."""
     wordpieces.save(draft.path / "tokenizer.json")
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
-    setting = (wordpieces.tokenizer.to_str(), max_wordpieces, max_passages)
+    setting = (wordpieces.tokenizer.to_str(), max_wordpieces, kept)
     with closing(ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)) as blocks:
         for block in blocks:
             writer.append(block)
@@ -313,9 +317,9 @@ def sample_texts(texts: Iterable[str], *, most: int) -> list[str]:
 # --- in parallel --------------------------------------------------------------------------------------------------------------------
 
 
-def _cutter(tokenizer: str, max_wordpieces: int, max_passages: int | None) -> Callable[[list[Article]], Block]:
+def _cutter(tokenizer: str, max_wordpieces: int, kept: slice) -> Callable[[list[Article]], Block]:
     wordpieces = Wordpieces(Tokenizer.from_str(tokenizer))
-    return partial(cut_articles, wordpieces=wordpieces, max_wordpieces=max_wordpieces, max_passages=max_passages)
+    return partial(cut_articles, wordpieces=wordpieces, max_wordpieces=max_wordpieces, kept=kept)
 
 
 def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
