@@ -29,8 +29,7 @@ _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 BATCH = 16
-AT_ONCE = 2048  # wordpieces that a CPU reads at once: of more, its cache holds too little
-SCORED_AT_ONCE = 512  # and whose spans it scores at once: each is a vector
+SCORED_AT_ONCE = 512  # wordpieces whose spans a CPU scores at once: each is a vector
 
 
 @dataclass(frozen=True)
@@ -156,31 +155,20 @@ class Answerer:
         tokens, passages = [query.tokens for query in queries for _ in range(k)], retrieved.ids_BK.flatten().tolist()
         scores_N = retrieved.scores_BK.flatten().clone()
         spans: dict[int, list[tuple[int, int, float]]] = {}
-        for pairs in self._alike(tokens, passages):
-            inputs = self._joint([tokens[pair] for pair in pairs], [passages[pair] for pair in pairs])
-            scores_NLW, allowed_NLW = self._span_scores(inputs)
+        inputs = self._joint(tokens, passages)
+        for pairs in inputs.alike():
+            alike = inputs.rows(pairs)
+            scores_NLW, allowed_NLW = self._span_scores(alike)
             if self.model.config.weighs_together:
                 scores_N[pairs] = weighed_together(scores_N[pairs], scores_NLW, allowed_NLW)
             log_NLW = span_log_probabilities(scores_NLW, allowed_NLW)
-            best = self._best_spans(log_NLW, [passages[pair] for pair in pairs], inputs.second_N.cpu())
-            spans.update(zip(pairs, best, strict=True))
+            best = self._best_spans(log_NLW, [passages[pair] for pair in pairs], alike.second_N.cpu())
+            spans.update(zip(pairs.tolist(), best, strict=True))
         rows = zip(retrieved.ids_BK.tolist(), scores_N.unflatten(0, (-1, k)).softmax(-1).tolist(), strict=True)
         return [self._combine(ids, p_K, [spans[row * k + column] for column in range(k)]) for row, (ids, p_K) in enumerate(rows)]
 
     def _joint(self, queries: list[np.ndarray], passages: list[int | None]) -> Inputs:
         return joint_inputs(queries, passages, self.corpus, self.wordpieces, self.model.config).to(self.model.device)
-
-    def _alike(self, queries: list[np.ndarray], passages: list[int]) -> list[list[int]]:
-        """Pairs of query and passage in groups to read at once: pairs of like length, which need little padding; on a GPU all of them."""
-        if self.model.device.type != "cpu":
-            return [list(range(len(queries)))]
-        lengths = [len(query) + len(self.corpus.tokens(number)) for query, number in zip(queries, passages, strict=True)]
-        groups: list[list[int]] = []
-        for pair in sorted(range(len(queries)), key=lambda pair: -lengths[pair]):
-            if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > AT_ONCE:
-                groups.append([])
-            groups[-1].append(pair)
-        return groups
 
     def _span_scores(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Scores and which are allowed, as `Reader.spans` has them, for a few pairs after the others on a CPU."""

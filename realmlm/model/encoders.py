@@ -168,15 +168,12 @@ class Encoder(nn.Module):
         return self._in_groups(inputs, lambda part: self._pooled(part, pooling))
 
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
-        """On a GPU sequences of like length are encoded together, so that little is spent on padding; the order stays as it was."""
-        groups = inputs.alike() if self._is_grouped(inputs) else []
+        """On a GPU sequences of like length are encoded together where they cannot be packed, so that little is spent on padding."""
+        groups = inputs.alike() if inputs.on_gpu and not self._is_packed(inputs) else []
         if len(groups) < 2:
             return encode(inputs)
         back_N = torch.from_numpy(np.argsort(np.concatenate(groups))).to(inputs.tokens_NL.device)
         return torch.cat([encode(inputs.rows(rows)) for rows in groups])[back_N]
-
-    def _is_grouped(self, inputs: Inputs) -> bool:
-        return inputs.tokens_NL.is_cuda and not self._is_packed(inputs)
 
     def _is_packed(self, inputs: Inputs) -> bool:
         return self._can_pack and packs_now(inputs)

@@ -17,9 +17,10 @@ from realmlm.corpus.wordpieces import Layout, Wordpieces
 if TYPE_CHECKING:
     from realmlm.model.realm import ModelConfig
 
+_AT_ONCE = 2048  # wordpieces of a group on a CPU: of more, its cache holds too little
 _GROUPED = 128  # sequences from which on a GPU has enough to do with a part of them
 _GROUPS = 4
-_PADDING = 0.15  # share of a batch below which it is left as it is
+_PADDING = 0.15  # share of a batch below which a GPU takes it as it is
 NULL = np.zeros(0, dtype=np.int64)  # the null document: no title, no body
 
 
@@ -45,11 +46,23 @@ class Inputs:
         return Inputs(self.layout, self.lengths_N[chosen], *(tensor[places] for tensor in tensors))
 
     def alike(self) -> list[np.ndarray]:
-        """Rows in a few groups of like length, where one batch of them all would be padding for a good part."""
+        """Rows in groups of like length, each to be read at once, so that little is spent on padding.
+
+        A CPU gets as much at once as its cache holds. A GPU wants much: a few groups of a large batch, where it is padding for a good part.
+        """
+        order = np.argsort(-self.lengths_N, kind="stable")
+        if not self.on_gpu:
+            groups = []
+            while len(order):
+                groups.append(order[: max(1, _AT_ONCE // int(self.lengths_N[order[0]]))])
+                order = order[len(groups[-1]) :]
+            return groups
         padding = 1 - self.lengths_N.sum() / max(1, self.tokens_NL.numel())
-        if len(self) < _GROUPED or padding < _PADDING:
-            return [np.arange(len(self))]
-        return np.array_split(np.argsort(-self.lengths_N, kind="stable"), _GROUPS)
+        return np.array_split(order, _GROUPS) if len(self) >= _GROUPED and padding >= _PADDING else [np.arange(len(self))]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.tokens_NL.is_cuda
 
     def __len__(self) -> int:
         return len(self.tokens_NL)

@@ -10,8 +10,7 @@ import torch
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.create import fresh_encoder
-from realmlm.model.encoders import Encoder
-from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
+from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_model, tower_fingerprint
 from realmlm.worlds import world_wordpieces
 
@@ -50,13 +49,13 @@ def test_groups_of_like_length_change_nothing(pooling: str, monkeypatch: pytest.
     queries = [rng.integers(5, 200, size=count) for count in rng.integers(1, 16, size=13)]
     bodies = [rng.integers(5, 200, size=count) for count in rng.integers(0, 30, size=13)]
     inputs = reader_inputs(queries, bodies, WORDPIECES, max_query=16, max_length=60)
+    plain, pooled = model.reader.encoder(inputs), model.query(inputs)
     monkeypatch.setattr("realmlm.model.inputs._GROUPED", 4)
+    monkeypatch.setattr(Inputs, "on_gpu", True)
     groups = inputs.alike()
     assert len(groups) == 4
     assert sorted(np.concatenate(groups).tolist()) == list(range(13))
     assert sum(len(rows) * inputs.rows(rows).tokens_NL.shape[1] for rows in groups) < inputs.tokens_NL.numel()
-    plain, pooled = model.reader.encoder(inputs), model.query(inputs)
-    monkeypatch.setattr(Encoder, "_is_grouped", lambda self, inputs: True)
     hidden = inputs.attention_NL[:, :, None]
     assert torch.allclose(model.reader.encoder(inputs) * hidden, plain * hidden, atol=1e-5)
     assert torch.allclose(model.query(inputs), pooled, atol=1e-5)

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from torch import Tensor
 
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
-from realmlm.model import answering
+from realmlm.model import answering, inputs
 from realmlm.model.answering import Answer
 from realmlm.model.inputs import Inputs
 from realmlm.serve.engine import Engine
@@ -30,19 +30,19 @@ def test_together_as_alone(tiny_model_folder: Path, knowledge: Corpus, world: Pa
     engine.model.config = replace(engine.model.config, reading=reading)  # type: ignore[arg-type]
     questions = [question.text for question in read_questions(world / "questions-held-out.jsonl")][:7]
     questions[3] += " and who was it that asked for this, and when, and why?"
-    monkeypatch.setattr(answering, "AT_ONCE", 10**9)
+    monkeypatch.setattr(inputs, "_AT_ONCE", 10**9)
     monkeypatch.setattr(answering, "SCORED_AT_ONCE", 10**9)
     alone = [engine.ask(question, read=4) for question in questions]
     read: list[int] = []
-    joint = engine._answerer._joint
+    score = engine._answerer._span_scores
 
-    def noted(queries: Any, passages: Any) -> Inputs:
-        read.append(len(queries))
-        return joint(queries, passages)
+    def noted(alike: Inputs) -> tuple[Tensor, Tensor]:
+        read.append(len(alike))
+        return score(alike)
 
-    monkeypatch.setattr(engine._answerer, "_joint", noted)
+    monkeypatch.setattr(engine._answerer, "_span_scores", noted)
     for at_once, groups in ((1, range(28, 29)), (200, range(3, 28)), (10**9, range(1, 2))):  # pair by pair, in several groups, all
-        monkeypatch.setattr(answering, "AT_ONCE", at_once)
+        monkeypatch.setattr(inputs, "_AT_ONCE", at_once)
         monkeypatch.setattr(answering, "SCORED_AT_ONCE", at_once)
         read.clear()
         assert all(map(same, engine.ask_all(questions, read=4), alone))
