@@ -34,7 +34,8 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
         check_readable(str(model), realm, wordpieces, each)
     if k > len(known):
         raise NotEnough(f"k = {k} needs {k} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
-    answerer = Answerer(realm, wordpieces, known, LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, known)))
+    retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, known))
+    answerer = Answerer(realm, wordpieces, known, retriever)
     sentences = Spans.open(source)
     numbers = spread(len(sentences), limit or len(sentences))
     out.parent.mkdir(parents=True, exist_ok=True)

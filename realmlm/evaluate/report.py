@@ -138,7 +138,7 @@ def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corp
         return NoRetriever()
     if name == "bm25":
         return BM25Retriever(corpus)
-    return LearnedRetriever(model, wordpieces, index_for(model, wordpieces, corpus, path=index))
+    return LearnedRetriever.settled(model, wordpieces, index_for(model, wordpieces, corpus, path=index))
 
 
 def measure(answerer: Answerer, questions: list[Question], *, read: int, recall: Recall) -> Iterable[Outcome]:

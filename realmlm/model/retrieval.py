@@ -58,16 +58,21 @@ class NoRetriever:
 
 
 class LearnedRetriever:
-    """The model's own towers over an index."""
+    """The model's own towers over an index, as they are at each call: they may be in training."""
 
-    def __init__(self, model: Realm, wordpieces: Wordpieces, index: Index) -> None:
-        self.model, self.wordpieces, self.index = model, wordpieces, index
+    def __init__(self, model: Realm, wordpieces: Wordpieces, index: Index, *, null_D: Tensor | None = None) -> None:
+        self.model, self.wordpieces, self.index, self._null_D = model, wordpieces, index, null_D
+
+    @classmethod
+    def settled(cls, model: Realm, wordpieces: Wordpieces, index: Index) -> "LearnedRetriever":
+        """Over a model whose weights change no more: the null document is embedded once, here."""
+        return cls(model, wordpieces, index, null_D=null_vector(model, wordpieces))
 
     @torch.inference_mode()
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
         inputs = query_inputs([query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query)
         query_BD = self.model.query(inputs.to(self.model.device))
-        null_D = null_vector(self.model, self.wordpieces)
+        null_D = null_vector(self.model, self.wordpieces) if self._null_D is None else self._null_D
         own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
         hits = self.index.search(query_BD, k, exclude_Q=own_B if bool((own_B >= 0).any()) else None)
         return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), inner_products(query_BD, null_D[None])[:, 0].cpu())

@@ -75,7 +75,8 @@ class Engine:
     def _take_up(self, corpus: Corpus) -> None:
         """Answer from this state of the corpus from now on."""
         self.index = index_for(self.model, self.wordpieces, corpus, path=self._index_path)
-        self._reader = Answerer(self.model, self.wordpieces, corpus, LearnedRetriever(self.model, self.wordpieces, self.index))
+        retriever = LearnedRetriever.settled(self.model, self.wordpieces, self.index)
+        self._reader = Answerer(self.model, self.wordpieces, corpus, retriever)
 
     @property
     def _answerer(self) -> Answerer:

@@ -224,7 +224,7 @@ def _rows(loop: Loop, steps: int) -> Loop:
 def _measured(model: Path, corpus: Corpus, questions: list[Question], device: str) -> tuple[list[Outcome], float]:
     """What comes of each, and the seconds that answering took."""
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
-    retriever = LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, corpus))
+    retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, corpus))
     begun = time.monotonic()
     outcomes = list(measure(Answerer(realm, wordpieces, corpus, retriever), questions, read=min(READ, len(corpus)), recall="dpr"))
     return outcomes, time.monotonic() - begun

@@ -119,6 +119,30 @@ def test_batches_answer_like_single_questions(answerer: Answerer) -> None:
         assert first.probability == pytest.approx(second.probability, abs=1e-4)
 
 
+def test_the_null_document_follows_weights_that_move_and_is_embedded_once_where_they_stay(
+    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, wordpieces, moving = answerer.model, answerer.wordpieces, answerer.retriever
+    assert isinstance(moving, LearnedRetriever)
+    settled = LearnedRetriever.settled(model, wordpieces, moving.index)
+    queries = [answerer.query("Which food is Tekebra famous for?")]
+    assert torch.equal(null_scores(settled, queries), null_scores(moving, queries))
+    weight = model.document.projection.weight
+    with torch.no_grad():
+        weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(null_scores(moving, queries), null_scores(LearnedRetriever.settled(model, wordpieces, moving.index), queries))
+    monkeypatch.setattr("realmlm.model.retrieval.null_vector", None)
+    null_scores(settled, queries)
+    with pytest.raises(TypeError):
+        null_scores(moving, queries)
+
+
+def null_scores(retriever: LearnedRetriever, queries: list[Query]) -> torch.Tensor:
+    null_B = retriever(queries, 3).null_B
+    assert null_B is not None
+    return null_B
+
+
 def test_what_cannot_be_answered_says_so(answerer: Answerer) -> None:
     with pytest.raises(BadInput, match="empty"):
         answerer.ask([""])
