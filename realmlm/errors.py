@@ -17,7 +17,7 @@ class ArtefactMissing(RealmError):
 
 
 class ArtefactExists(RealmError):
-    """Something already stands where a new artefact should go."""
+    """What is to be made is there already; a batch goes on behind it."""
 
 
 class ArtefactDamaged(RealmError):
@@ -25,7 +25,7 @@ class ArtefactDamaged(RealmError):
 
 
 class Mismatch(RealmError):
-    """Two artefacts do not belong together (other tokenizer, other corpus, other weights)."""
+    """Two artefacts do not belong together (other tokenizer, other corpus, other weights), or a run and the settings to go on with it."""
 
 
 class MissingExtra(RealmError):

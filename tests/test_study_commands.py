@@ -46,6 +46,29 @@ def test_a_batch_stops_at_an_error(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (tmp_path / "a").exists()
 
 
+def test_a_batch_passes_over_a_run_that_has_ended_and_stops_at_another_in_its_place(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def batch(steps: int) -> str:
+        small = f"--k 3 --optim.steps {steps} --optim.batch 2 --refresh.every-steps 0 --loop.threads 1 --loop.device cpu"
+        train = f"pretrain --model {tiny_model_folder} --corpus {knowledge.folder} --out {tmp_path}/run {small}"
+        (tmp_path / "commands.txt").write_text(f"{train}\nworld --out {tmp_path}/after-{steps} --kind tiny\n")
+        main(["batch", str(tmp_path / "commands.txt")])
+        return capsys.readouterr().err
+
+    batch(1)
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    said = batch(1)
+    assert "run has ended already" in said
+    assert f"done before: {tmp_path}/after-1" in said
+    with pytest.raises(SystemExit) as end:
+        batch(2)
+    assert end.value.code == 2
+    assert f"error: {tmp_path}/run holds another run" in capsys.readouterr().err
+    assert not (tmp_path / "after-2").exists()
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == metrics
+
+
 def test_a_graft_has_the_towers_of_one_and_the_reader_of_the_other(tiny_model_folder: Path, other_model: Path, tmp_path: Path) -> None:
     graft(towers=tiny_model_folder, reader=other_model, out=tmp_path / "graft")
     towers, reader, both = (Realm.from_pretrained(folder)[0] for folder in (tiny_model_folder, other_model, tmp_path / "graft"))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from realmlm.artefact import discard, open_artefact, publish, read_manifest, sweep, write_text
 from realmlm.corpus.store import Corpus
-from realmlm.errors import ArtefactExists, ArtefactMissing, RealmError
+from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
 
 KEEP = 2
 
@@ -57,13 +57,13 @@ class Run:
         record = {"stage": stage, "config": config}
         if (folder / "run.json").exists():
             if read_run(folder) != record:
-                raise ArtefactExists(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")
+                raise Mismatch(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")
             run = cls(folder)
             for place in (folder, folder / "checkpoints"):
                 sweep(place)
             return run
         if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
-            raise ArtefactExists(f"{folder} exists and is not a run; choose another --out")
+            raise BadInput(f"{folder} exists and is not a run; choose another --out")
         run = cls(folder)
         write_run(folder, stage=stage, config=config)
         run._new = True
@@ -138,7 +138,7 @@ def amend_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
     run = Run(Path(folder))
     try:
         if run.finished:
-            raise ArtefactExists(f"{folder} has ended; to train on, begin another run with --model {folder}/model")
+            raise BadInput(f"{folder} has ended; to train on, begin another run with --model {folder}/model")
         write_run(folder, stage=stage, config=config)
     finally:
         run.close()

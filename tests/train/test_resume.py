@@ -12,7 +12,7 @@ from torch import Tensor
 
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.errors import ArtefactExists, NotEnough
+from realmlm.errors import Mismatch, NotEnough
 from realmlm.log import read_metrics
 from realmlm.model.create import create_model
 from realmlm.train import loop as training
@@ -119,7 +119,7 @@ def test_two_undisturbed_runs_are_equal_and_rows_are_whole(
 
 def test_another_config_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     Run.begin(tmp_path / "run", stage="pretrain", config={"k": 8}).close()
-    with pytest.raises(ArtefactExists, match="--resume"):
+    with pytest.raises(Mismatch, match="--resume"):
         Run.begin(tmp_path / "run", stage="pretrain", config={"k": 4})
 
 
