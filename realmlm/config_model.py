@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from realmlm.bundled import MINI
 from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, arg, check, optional
 
+ADAPTING = "adapting"  # where in its folder `adapt` keeps the run of its training
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
 
 

@@ -183,6 +183,15 @@ def test_the_parts_of_a_warm_up_and_runs_of_one_name(tmp_path: Path) -> None:
     assert names == [f"seed-{seed}/warmup/{part}" for seed in (1, 2) for part in ("reader", "retriever")]
 
 
+def test_adapting_is_found_in_the_folder_that_adapt_made(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_run(tmp_path / name / "adapting", rows())
+    page = report(tmp_path / "first", tmp_path / "second" / "adapting", out=tmp_path / "report.html")
+    first, second = json.loads(page.texts["script"][0])
+    assert (first["name"], second["name"]) == ("first", "adapting")
+    assert first["curves"] == second["curves"]
+
+
 def test_a_row_cut_off_is_left_out_and_what_is_no_number_breaks_the_line(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": 1.0}])
     with open(run / "metrics.jsonl", "a") as stream:

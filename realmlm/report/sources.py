@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from realmlm.config_model import ADAPTING
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns
@@ -62,8 +63,11 @@ class Run:
 
 
 def read_run(folder: Path, name: str) -> Iterator[Run]:
+    """The run in a folder, or its parts; in that of an `adapt`, the training in it."""
+    if not (folder / "run.json").is_file() and (folder / ADAPTING / "run.json").is_file():
+        folder /= ADAPTING
     if not (folder / "run.json").is_file():
-        raise ArtefactMissing(f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain or finetune")
+        raise ArtefactMissing(f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain, finetune or adapt")
     files = sorted(folder.glob("metrics.jsonl")) or sorted(folder.glob("*/metrics.jsonl"))  # a warm-up has parts
     curves = {file: points for file in files if (points := _read_curves(file))}
     if not curves:

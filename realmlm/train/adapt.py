@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from realmlm.artefact import discard, open_artefact, refuse_existing
 from realmlm.bundled import model_place, text_place
 from realmlm.config import Adapt, JointOptim, Loop, Refresh, flat, record
+from realmlm.config_model import ADAPTING
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.documents import DOCUMENT_WORDPIECES
 from realmlm.corpus.questions import Question, read_questions, write_questions
@@ -174,7 +175,7 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
 
 def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:
     settings = dict(locals())
-    with Run.begin(out / "adapting", stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
+    with Run.begin(out / ADAPTING, stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
         device = prepare(loop)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         limits: dict[str, Any] = {"max_query": realm.config.max_query, "held_out": sources_of(out / "held-out.jsonl"), "recurring": True}
@@ -196,7 +197,7 @@ def _learn_questions(model: Path, corpus: Corpus, out: Path, *, minutes: float, 
         model=model,
         corpus=corpus.folder,
         questions=(out / "questions.jsonl",),
-        out=out / "adapting",
+        out=out / ADAPTING,
         read=min(READ, len(corpus)),
         read_gold=True,
         candidates=min(CANDIDATES, len(corpus)),

@@ -42,6 +42,8 @@ def test_what_was_held_out_is_measured_before_and_after(settings: Adapt) -> None
     assert "mean reciprocal rank" in verdict.table()
     assert "retrieval utility, nats" in verdict.table()
     assert "recall@5" in verdict.table()
+    main(["report", str(settings.out), "--out", str(settings.out / "report.html")])
+    assert "<title>adapted</title>" in (settings.out / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("better", [True, False])
