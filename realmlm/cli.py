@@ -16,6 +16,7 @@ from realmlm.artefact import refuse_existing, write_text
 from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
 from realmlm.log import say
+from realmlm.settings import together
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
 
@@ -179,9 +180,8 @@ def _adapt(settings: config.Adapt) -> None:
     verdict = run_adapt(settings)
     print(verdict.table())
     if verdict.kept:
-        say(
-            f'better, and kept: realmlm ask "…" --docs {shlex.quote(str(settings.docs))} --model {shlex.quote(str(settings.out / "model"))}'
-        )
+        docs = shlex.join(map(str, together(settings.docs)))
+        say(f'better, and kept: realmlm ask "…" --docs {docs} --model {shlex.quote(str(settings.out / "model"))}')
     else:
         say(f"not surely better, so nothing was kept: {settings.model} serves these documents as it is")
 
@@ -233,8 +233,7 @@ def _batch(settings: config.Batch) -> None:
 def _ask(settings: config.Ask) -> None:
     from realmlm.serve.engine import Engine, as_json
 
-    docs = [place for places in settings.docs for place in places]
-    engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
+    engine = Engine(settings.model, settings.corpus, docs=together(settings.docs), index=settings.index, device=settings.device)
     if settings.fill is not None:
         answer = engine.fill(settings.fill, read=settings.read)
     else:
@@ -251,7 +250,7 @@ def _serve(settings: config.Serve) -> None:
     from realmlm.serve.engine import Engine
     from realmlm.serve.http import create_app
 
-    docs = [place for places in settings.docs for place in places]
+    docs = together(settings.docs)
     engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
     if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None and not docs:
         say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")

@@ -332,15 +332,16 @@ def record(values: Any) -> Any:
 
 def restore(kind: Any, values: dict[str, Any]) -> Any:
     """The config that `record` wrote down."""
-    hints, restored = get_type_hints(kind), {}
-    for item in fields(kind):
-        hint, value = hints[item.name], values[item.name]
-        if is_dataclass(hint):
-            value = restore(hint, value)
-        elif value is not None and (hint is Path or Path in get_args(hint)):
-            value = [Path(item) for item in value] if isinstance(value, list) else Path(value)
-        restored[item.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**restored)
+    hints = get_type_hints(kind)
+    return kind(**{item.name: _restored(hints[item.name], values[item.name]) for item in fields(kind)})
+
+
+def _restored(hint: Any, value: Any) -> Any:
+    if is_dataclass(hint):
+        return restore(hint, value)
+    if isinstance(value, list):
+        return tuple(_restored(get_args(hint)[0], item) for item in value)
+    return Path(value) if value is not None and Path in (hint, *get_args(hint)) else value
 
 
 def flat(config: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
-from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, arg, check, optional
+from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, UseAppendAction, arg, check, optional
 
 ADAPTING = "adapting"  # where in its folder `adapt` keeps the run of its training
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
@@ -254,8 +254,8 @@ class Pretrain:
 class Adapt:
     """Adapt a model to your own documents in minutes, without labels or with your questions; it is kept only if it got better."""
 
-    docs: Path
-    """Folder or file of documents."""
+    docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], arg(metavar="PATH …", help_behavior_hint="(required)")]]
+    """Folders and files of documents, as for `realmlm ask`."""
     out: Path
     """Folder to make; the adapted model stands in its `model/`, if it was kept."""
     model: Path = MINI
@@ -270,6 +270,7 @@ class Adapt:
     """Where to train."""
 
     def __post_init__(self) -> None:
+        check(any(self.docs), "say what to adapt to: --docs FOLDER")
         check(self.minutes > 0, f"minutes must be more than 0, not {self.minutes}")
 
 

@@ -1,6 +1,7 @@
 """Settings that the training stages share: how weights move, what happens around the steps, how the index follows."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from realmlm.errors import BadInput
@@ -19,6 +20,11 @@ except ImportError:  # the command line's library; training without it takes the
 def optional(metavar: str) -> Any:
     """How a setting that may be left out is shown in the help."""
     return arg(metavar=metavar, help_behavior_hint="(optional)")
+
+
+def together(named: tuple[tuple[Path, ...], ...]) -> list[Path]:
+    """The places that a flag names, which may be given several times, each time with several."""
+    return [place for places in named for place in places]
 
 
 def check(condition: bool, message: str) -> None:

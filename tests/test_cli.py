@@ -104,7 +104,9 @@ EXAMPLES = [
     config.Compress(model=HERE, out=HERE, dtype="float16"),
     config.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
     config.Report(runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3),
-    config.Adapt(docs=HERE, out=HERE, model=HERE, questions=(HERE, HERE / "q"), minutes=0.5, seed=3, device="cpu"),
+    config.Adapt(
+        docs=((HERE, HERE / "d"), (HERE / "e",)), out=HERE, model=HERE, questions=(HERE, HERE / "q"), minutes=0.5, seed=3, device="cpu"
+    ),
     config.Batch(file=HERE, log=HERE),
     config.Serve(
         **PLACES, index=HERE, host="0.0.0.0", port=80, token="a long one", runs=(HERE, HERE / "r"), queue=3, batch=2, device="cpu"
@@ -118,6 +120,7 @@ EXAMPLES = [
     config.Evaluate(**PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"),
     config.Ask(**PLACES, question="Who?", read=2, json=True),
     config.Ask(**PLACES, fill="It is [MASK]."),
+    config.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),
 ]
 
 

@@ -39,6 +39,15 @@ class SourceFile:
     packing: str
 
 
+def apart(places: Sequence[Path]) -> list[Path]:
+    """Each once, and none that lies in another: what is named twice is read once. A place that is not there is refused."""
+    for path in places:
+        if not path.exists():
+            raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
+    whole = {path.resolve() for path in places}
+    return sorted(path for path in whole if whole.isdisjoint(path.parents))
+
+
 def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:
     """All articles of folders and files, in the order of the sources and, within a folder, of the sorted paths."""
     yield from read_files(find_files(sources, on_bad=on_bad)[0], on_bad=on_bad)

@@ -8,6 +8,7 @@ B sentences, C candidates each, D vector size.
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from realmlm.config_model import ADAPTING
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.documents import DOCUMENT_WORDPIECES
 from realmlm.corpus.questions import Question, read_questions, write_questions
+from realmlm.corpus.readers import apart
 from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
@@ -37,6 +39,7 @@ from realmlm.model.inputs import Inputs, query_inputs
 from realmlm.model.marginal import evidence_log_likelihood, inner_products
 from realmlm.model.realm import ModelConfig, Realm
 from realmlm.model.retrieval import LearnedRetriever, index_for
+from realmlm.settings import together
 from realmlm.train.examples import MaskedSentences, SentenceSource, places_of, sources_of
 from realmlm.train.finetune import finetune
 from realmlm.train.loop import Clock, Stateless, prepare, train_model
@@ -112,23 +115,23 @@ class Verdict:
 
 
 def adapt(
-    *, docs: Path, out: Path, model: Path, questions: tuple[Path, ...] = (), minutes: float, seed: int, device: str = "auto"
+    *, docs: Sequence[Path], out: Path, model: Path, questions: tuple[Path, ...] = (), minutes: float, seed: int, device: str = "auto"
 ) -> Verdict:
     """Train on the documents for at most about so many minutes; the model stands in `out/model` if it got better, else nowhere."""
     place = model_place(model)
     asked = _own_questions(questions) if questions else []
     refuse_existing(out)
     try:
-        return _adapt(place, text_place(docs), out, asked, minutes=minutes, loop=Loop(seed=seed, device=device))
+        return _adapt(place, apart([text_place(path) for path in docs]), out, asked, minutes=minutes, loop=Loop(seed=seed, device=device))
     except (RealmError, KeyboardInterrupt):
         shutil.rmtree(out, ignore_errors=True)  # nothing half done: the same command can be given again
         raise
 
 
-def _adapt(model: Path, docs: Path, out: Path, asked: list[Question], *, minutes: float, loop: Loop) -> Verdict:
+def _adapt(model: Path, docs: list[Path], out: Path, asked: list[Question], *, minutes: float, loop: Loop) -> Verdict:
     config = ModelConfig(**open_artefact(model, kind="model").config)
     longest = min(DOCUMENT_WORDPIECES, config.max_passage)  # as `ask --docs` cuts them
-    corpus = build_corpus([docs], out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True)
+    corpus = build_corpus(docs, out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True)
     if asked:
         order = np.random.default_rng(loop.seed).permutation(len(asked)).tolist()
         held_out = [asked[number] for number in order[: len(asked) // SHARE_HELD_OUT]]
@@ -248,4 +251,4 @@ def _reciprocal_rank(found: list[bool]) -> float:
 
 
 def run_adapt(config: Adapt) -> Verdict:
-    return adapt(**flat(config))
+    return adapt(**flat(config) | {"docs": together(config.docs)})

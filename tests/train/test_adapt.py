@@ -27,7 +27,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def settings(tiny_model_folder: Path, world: Path, tmp_path: Path) -> Adapt:
-    return Adapt(docs=world / "knowledge.jsonl", out=tmp_path / "adapted", model=tiny_model_folder, minutes=1e-6, device="cpu")
+    return Adapt(docs=((world / "knowledge.jsonl",),), out=tmp_path / "adapted", model=tiny_model_folder, minutes=1e-6, device="cpu")
 
 
 def test_what_was_held_out_is_measured_before_and_after(settings: Adapt) -> None:
@@ -56,14 +56,15 @@ def test_it_is_kept_only_if_better(
         return compare(before, [replace(outcome, found=[True] * 50) if better else outcome for outcome in before], **how)
 
     monkeypatch.setattr(adapting, "_compare", decided)
-    main(["adapt", "--docs", str(settings.docs), "--out", str(settings.out), "--model", str(settings.model), "--minutes", "1e-6"])
+    ((docs,),) = settings.docs
+    main(["adapt", "--docs", str(docs), "--out", str(settings.out), "--model", str(settings.model), "--minutes", "1e-6"])
     said = capsys.readouterr().err
     assert (settings.out / "model").exists() == better
     assert not (settings.out / "adapting" / "model").exists()
     assert ("better, and kept" in said) == better
     assert ("nothing was kept" in said) != better
     if better:
-        main(["ask", "Which animal?", "--docs", str(settings.docs), "--model", str(settings.out / "model")])
+        main(["ask", "Which animal?", "--docs", str(docs), "--model", str(settings.out / "model")])
 
 
 def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path) -> None:
@@ -81,7 +82,7 @@ def test_too_little_text_is_said_to_be_too_little(settings: Adapt, tmp_path: Pat
     monkeypatch.setattr(adapting, "FEWEST", 20)
     (tmp_path / "note.txt").write_text("A heron stands by the river.")
     with pytest.raises(NotEnough, match="--questions"):
-        run_adapt(replace(settings, docs=tmp_path / "note.txt"))
+        run_adapt(replace(settings, docs=((tmp_path / "note.txt",),)))
     (tmp_path / "few.jsonl").write_text(json.dumps({"question": "Which bird?", "answer": ["heron"]}))
     with pytest.raises(NotEnough, match="too few"):
         run_adapt(replace(settings, out=tmp_path / "other", questions=(tmp_path / "few.jsonl",)))
@@ -109,7 +110,7 @@ def test_only_the_query_projection_moves(settings: Adapt, monkeypatch: pytest.Mo
 def test_nothing_is_left_of_what_was_refused_or_stopped(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput):
-        run_adapt(replace(settings, docs=tmp_path / "empty"))
+        run_adapt(replace(settings, docs=((tmp_path / "empty",),)))
 
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -118,6 +119,25 @@ def test_nothing_is_left_of_what_was_refused_or_stopped(settings: Adapt, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run_adapt(settings)
     assert not settings.out.exists()
+
+
+def test_several_places_are_read_once_however_they_are_named(settings: Adapt, world: Path, tmp_path: Path) -> None:
+    lines, notes = (world / "knowledge.jsonl").read_text("utf-8").splitlines(), tmp_path / "notes"
+    notes.mkdir()
+    half = len(lines) // 2
+    for name, some in (("notes/first.jsonl", lines[:half]), ("second.jsonl", lines[half:])):
+        (tmp_path / name).write_text("\n".join(some), "utf-8")
+    run_adapt(settings)
+    places = [str(tmp_path / name) for name in ("second.jsonl", "notes", "notes/first.jsonl")]
+    same = ["--model", str(settings.model), "--minutes", "1e-6", "--device", "cpu"]
+    for name, named in (("a", ["--docs", *places]), ("b", [part for place in places for part in ("--docs", place)])):
+        main(["adapt", *named, "--out", str(tmp_path / name), *same])
+    whole, together, apart = (Corpus.open(folder / "corpus") for folder in (settings.out, tmp_path / "a", tmp_path / "b"))
+    assert len(whole) == len(together)
+    assert together.fingerprint == apart.fingerprint
+    for docs in ((), ((tmp_path / "second.jsonl", tmp_path / "nowhere"),)):
+        with pytest.raises(BadInput, match=r"--docs FOLDER|nowhere does not exist"):
+            run_adapt(replace(settings, out=tmp_path / "c", docs=docs))
 
 
 def test_a_question_asked_twice_is_not_on_both_sides(settings: Adapt, world: Path) -> None:
