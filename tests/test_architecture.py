@@ -182,7 +182,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=PACKAGE.parent)
 
 
-WITH_FASTAPI = ("http", "routes", "shapes")  # of serve: they are FastAPI itself
+WITH_FASTAPI = ("http", "routes", "runs", "shapes")  # of serve: they are FastAPI itself
 
 
 def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_adapting_is_found_in_the_folder_that_adapt_made(tmp_path: Path) -> None
         make_run(tmp_path / name / "adapting", rows())
     page = report(tmp_path / "first", tmp_path / "second" / "adapting", out=tmp_path / "report.html")
     first, second = json.loads(page.texts["script"][0])
-    assert (first["name"], second["name"]) == ("first", "adapting")
+    assert (first["name"], second["name"]) == ("first", "second/adapting")
     assert first["curves"] == second["curves"]
 
 
@@ -303,6 +303,8 @@ def test_names_take_as_many_parts_as_tell_them_apart() -> None:
     assert names_of([Path("a/x.json"), Path("b/y.jsonl")]) == ["x", "y"]
     assert names_of([Path("/r/a/x"), Path("/r/b/x")]) == ["a/x", "b/x"]
     assert names_of([Path("/r/a/../v1.2")]) == ["v1.2"]
+    assert names_of([Path("/x"), Path("/r/x"), Path("/r/y")]) == ["/x", "r/x", "y"]
+    assert names_of([Path("/r/warmup/reader"), Path("/r/reader.json")]) == ["warmup/reader", "reader"]
 
 
 # --- texts are texts ----------------------------------------------------------------------------------------------------------------------

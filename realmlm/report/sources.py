@@ -11,21 +11,19 @@ from typing import Any
 
 from realmlm.config_model import ADAPTING
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
+from realmlm.names import short_names
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns
 Points = list[tuple[float | None, ...]]  # (step, value), the value None where it is not finite; or (step, mean, lowest, highest)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """What to call files or folders: as many of the last parts of each path as tell them apart."""
+    """What to call files or folders. None may be named twice."""
     places = [Path(os.path.abspath(path)) for path in paths]
     for number, place in enumerate(places):
         if place in places[:number]:
             raise BadInput(f"{paths[number]} is named twice; leave one out, or name another")
-    count = 1
-    while len({place.parts[-count:] for place in places}) < len(places):
-        count += 1
-    return ["/".join(place.parts[-count:]).removesuffix(".jsonl").removesuffix(".json") for place in places]
+    return [name.removesuffix(".jsonl").removesuffix(".json") for name in short_names(places)]
 
 
 def read_text(file: Path) -> str:

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from realmlm import __version__
 from realmlm.errors import RealmError
 from realmlm.serve.engine import Engine
-from realmlm.serve.routes import Meters, operation_routes, passage_routes, question_routes, run_routes
+from realmlm.serve.routes import Meters, operation_routes, passage_routes, question_routes
+from realmlm.serve.runs import run_routes
 from realmlm.serve.shapes import Failure
 from realmlm.serve.worker import Busy, Worker
 

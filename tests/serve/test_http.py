@@ -202,6 +202,21 @@ def test_runs_are_shown_and_nothing_else(tiny_model_folder: Path, own_corpus: Pa
             assert client.get(f"/runs/{name}").status_code in (404, 405)
 
 
+def test_runs_of_one_name_are_shown_with_as_much_of_the_path_as_tells_them_apart(
+    tiny_model_folder: Path, own_corpus: Path, tmp_path: Path
+) -> None:
+    names = ["a/x/joint", "b/x/joint", "b/stale", "a/warm/reader", "b/warm/reader", "a/adapted/adapting"]
+    for step, name in enumerate(names):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
+    engine, folder = Engine(tiny_model_folder, own_corpus, device="cpu"), tmp_path / "runs"
+    with TestClient(create_app(engine, runs=[folder / "b", folder, folder / "b" / ".." / "b" / "x"])) as client:
+        shown = ["a/warm/reader", "a/x/joint", "adapted/adapting", "b/warm/reader", "b/x/joint", "stale"]
+        assert client.get("/runs").json() == shown
+        steps = [client.get(f"/runs/{name.replace('/', '%2F')}").json()[0]["step"] for name in shown]
+        assert steps == [3, 0, 5, 4, 1, 2]
+
+
 def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
     page = client.get("/")
     assert page.status_code == 200

@@ -28,20 +28,31 @@ from realmlm.serve.http import create_app  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def address(tiny_model_folder: Path, knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one training run."""
+    folder = tmp_path_factory.mktemp("training") / "runs"
+    make_run(folder / "joint")
+    return folder
+
+
+def make_run(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    rows = [{"step": 10 * n, "loss": 5 - n / 2, "utility": n / 3, "index_age": n % 3} for n in range(1, 8)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def address(tiny_model_folder: Path, knowledge: Corpus, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running service. What it answers is read off the passage itself, so that an edit shows; the model is untrained."""
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(knowledge.folder, folder / "corpus", ignore=shutil.ignore_patterns("index", "answers"))
-    (folder / "runs" / "joint").mkdir(parents=True)
-    rows = [{"step": 10 * n, "loss": 5 - n / 2, "utility": n / 3, "index_age": n % 3} for n in range(1, 8)]
-    (folder / "runs" / "joint" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     engine = Engine(tiny_model_folder, folder / "corpus", device="cpu")
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(engine, "ask_all", lambda questions, *, read: [_read_off(engine, question) for question in questions])
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=[folder / "runs"]), port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=[runs]), port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -171,6 +182,22 @@ def test_training_curves_and_the_keyboard(browser: Any) -> None:
     assert wait(lambda: one(browser, "[id='run-joint']")).is_selected()  # the only one
     titles = wait(lambda: [caption.text for caption in browser.find_elements(By.CSS_SELECTOR, "#curves figcaption")])
     assert titles == ["loss", "retrieval utility, nats", "age of the index, steps"]
+
+
+def test_runs_of_one_name_stay_apart_while_they_are_watched(browser: Any, runs: Path) -> None:
+    one(browser, "#tab-training").click()
+    assert wait(lambda: one(browser, "[id='run-joint']")).is_selected()
+    make_run(runs / "again" / "joint")
+    try:
+        labels = wait(lambda: [label.text for label in browser.find_elements(By.CSS_SELECTOR, "#runs label")][1:])
+        assert labels == ["runs/joint"]
+        assert not one(browser, "[id='run-again/joint']").is_selected()
+        for name in ("again/joint", "runs/joint"):
+            one(browser, f"[id='run-{name}']").click()
+        legend = "#curves figure:first-child .legend li"
+        assert wait(lambda: [item.text for item in browser.find_elements(By.CSS_SELECTOR, legend)] == ["again/joint 1.5", "runs/joint 1.5"])
+    finally:
+        shutil.rmtree(runs / "again")
 
 
 @pytest.mark.parametrize("width", [360, 1000])

@@ -234,37 +234,40 @@ $("#add").addEventListener("submit", async (event) => {
 // --- training ---------------------------------------------------------------------------------------------------------------------------
 
 let watching = false;
+let listed = []; // runs; the place chooses the colour
 const chosen = new Map(); // run -> rows
 
 async function showRuns() {
   try {
     const runs = await call("/runs");
-    const box = $("#runs");
-    if (!runs.length) box.replaceChildren(element("legend", {}, "Runs"), element("p", { class: "note" }, "Start the service with --runs FOLDER to watch training here."));
-    for (const run of runs) {
-      if (document.getElementById(`run-${run}`)) continue;
-      const check = element("input", { type: "checkbox", id: `run-${run}` });
-      if (runs.length === 1) { // nothing to choose
-        check.checked = true;
-        chosen.set(run, []);
-      }
-      check.addEventListener("change", () => {
-        if (check.checked) chosen.set(run, []);
-        else chosen.delete(run);
-        refreshRuns();
-      });
-      box.append(element("label", { for: `run-${run}` }, check, element("span", { class: "swatch", style: `background:var(--c${runs.indexOf(run) % COLOURS})` }), run));
-    }
-    refreshRuns.all = runs;
+    if (!runs.length || runs.join("\n") !== listed.join("\n")) listRuns(runs);
     refreshRuns();
   } catch (error) {
-    $("#curves").replaceChildren(element("p", { class: "wrong", role: "alert" }, error.message));
+    if (!$("#curves figure")) $("#curves").replaceChildren(element("p", { class: "wrong", role: "alert" }, error.message));
   }
+}
+
+function listRuns(runs) {
+  for (const run of chosen.keys()) if (!runs.includes(run)) chosen.delete(run); // gone, or named more fully beside another of its name
+  if (runs.length === 1) chosen.set(runs[0], []); // nothing to choose
+  const labels = runs.map((run, place) => {
+    const check = element("input", { type: "checkbox", id: `run-${run}` });
+    check.checked = chosen.has(run);
+    check.addEventListener("change", () => {
+      if (check.checked) chosen.set(run, []);
+      else chosen.delete(run);
+      refreshRuns();
+    });
+    return element("label", { for: `run-${run}` }, check, element("span", { class: "swatch", style: `background:var(--c${place % COLOURS})` }), run);
+  });
+  const none = element("p", { class: "note" }, "Start the service with --runs FOLDER to watch training here.");
+  $("#runs").replaceChildren(element("legend", {}, "Runs"), ...(runs.length ? labels : [none]));
+  listed = runs;
 }
 
 async function refreshRuns() {
   for (const run of chosen.keys()) chosen.set(run, await call(`/runs/${encodeURIComponent(run)}`).catch(() => chosen.get(run)));
-  const runs = [...chosen].map(([run, rows]) => ({ name: run, place: refreshRuns.all.indexOf(run), curves: curvesOf(rows) }));
+  const runs = [...chosen].map(([run, rows]) => ({ name: run, place: listed.indexOf(run), curves: curvesOf(rows) }));
   $("#curves").replaceChildren(...figures(runs));
 }
 
@@ -273,7 +276,7 @@ function curvesOf(rows) {
   return Object.fromEntries(Object.keys(CURVES).map((key) => [key, points(key)]));
 }
 
-setInterval(() => watching && chosen.size && refreshRuns(), 3000);
+setInterval(() => watching && showRuns(), 3000);
 
 // --- beginning --------------------------------------------------------------------------------------------------------------------------
 
