@@ -45,7 +45,7 @@ class Results:
 
 def page(results: Results) -> str:
     """The table and what its columns mean."""
-    from tests.model.test_encoders import FAMILIES, REFUSED
+    from tests.model.families import FAMILIES, REFUSED
 
     machine = f"{os.cpu_count()} CPU cores, one thread, torch {torch.__version__}, transformers {transformers.__version__}"
     lines = [
