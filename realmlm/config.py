@@ -221,7 +221,7 @@ class Report:
     """Write a report as one HTML file: curves of runs over one another, evaluation tables, what was retrieved before and after."""
 
     runs: Positional[Annotated[tuple[Path, ...], optional("RUN …")]] = ()
-    """Folders of training runs."""
+    """Folders of training runs, or that `adapt` made."""
     out: Path
     """File to make."""
     evaluations: Annotated[tuple[Path, ...], optional("PATH …")] = ()

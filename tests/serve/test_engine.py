@@ -47,6 +47,12 @@ def test_together_as_alone(tiny_model_folder: Path, knowledge: Corpus, world: Pa
         read.clear()
         assert all(map(same, engine.ask_all(questions, read=4), alone))
         assert (len(read) in groups, sum(read)) == (True, 28)
+    monkeypatch.setattr(Inputs, "on_gpu", True)  # as a GPU groups them, where they are many
+    monkeypatch.setattr(inputs, "_GROUPED", 28)
+    monkeypatch.setattr(inputs, "_PADDING", 0.0)
+    read.clear()
+    assert all(map(same, engine.ask_all(questions, read=4), alone))
+    assert read == [7] * 4
 
 
 def test_what_was_retrieved_stays_as_it_was(tiny_model_folder: Path, knowledge: Corpus) -> None:
