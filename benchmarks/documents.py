@@ -108,7 +108,7 @@ def ask(model: str, folder: str, begun: float) -> None:
         return run
 
     engine.open_documents = timed("folder", engine.open_documents)
-    engine.index_for = timed("embedding", engine.index_for)
+    engine.kept_index = timed("embedding", engine.kept_index)
     realm = timed("model", realmlm.load)(model, device="cpu")
     realm.read(folder)
     timed("answer", realm.ask)(QUESTION)

@@ -132,6 +132,24 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+def count_edits(path: Path) -> int:
+    """How many edits of an artefact there are: `edits/000001`, `edits/000002` …, each an artefact, none missing."""
+    folder = Path(path) / "edits"
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.isdecimal())
+    except FileNotFoundError:
+        return 0
+    for number, name in enumerate(names, 1):
+        if int(name) != number:
+            raise ArtefactDamaged(f"{edit_place(path, number)} is missing, but {name} is there; {_again(Path(path))}")
+    return len(names)
+
+
+def edit_place(path: Path, number: int) -> Path:
+    """Where an artefact's edit of this number stands; the first is 1."""
+    return Path(path) / "edits" / f"{number:06d}"
+
+
 def open_artefact(path: Path, *, kind: str, hint: str = "") -> Manifest:
     """Read and check an artefact of a kind. `hint` is the command that would make one."""
     manifest = read_manifest(path, kind=kind, hint=hint)
@@ -294,7 +312,10 @@ def map_arrays(file: Path) -> dict[str, np.ndarray]:
         expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if size != expected:
             raise ValueError(f"{size} bytes instead of {expected}")
-        return {name: _map(file, 8 + length, entry) for name, entry in header.items()}
+        # copy-on-write: torch takes the arrays without a warning, the file stays untouched. The view is the same memory; slicing a plain
+        # array costs a third of slicing a memmap
+        mapped = np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray)[8 + length :]
+        return {name: _array(mapped, entry) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactDamaged(f"{file} is not a readable safetensors file ({error})") from error
 
@@ -305,10 +326,7 @@ def map_array(file: Path) -> np.ndarray:
     return array
 
 
-def _map(file: Path, start: int, entry: dict[str, Any]) -> np.ndarray:
-    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    # copy-on-write: torch takes the array without a warning, the file stays untouched
-    mapped = np.memmap(file, dtype=dtype, mode="c", offset=start + entry["data_offsets"][0], shape=shape)
-    return mapped.view(np.ndarray)  # the same memory; slicing a plain array costs a third of slicing a memmap
+def _array(mapped: np.ndarray, entry: dict[str, Any]) -> np.ndarray:
+    start, end = entry["data_offsets"]
+    array: np.ndarray = mapped[start:end].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return array

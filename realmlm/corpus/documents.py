@@ -135,7 +135,7 @@ def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpiece
         corpus = corpus.edit(add=added, remove=removed)[0] if added or removed else corpus
     else:
         if place.exists():
-            discard(place)
+            _put_aside(place)
         with publish(place, kind="corpus") as draft:
             articles = _articles(files, left_out)
             writer = write_articles(draft, articles, wordpieces, max_wordpieces=max_wordpieces, workers=default_workers())
@@ -146,6 +146,17 @@ def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpiece
         corpus = Corpus.open(place)
     seen.unreadable = set(files) - set(_contained(corpus)) - left_out.waiting
     return corpus
+
+
+def _put_aside(place: Path) -> None:
+    """Keep the corpus, if it has an index, until the next is put aside: the vectors of what stays are taken from there."""
+    former = place.with_name(f"{place.name}-former")
+    if not any((place / "index").glob("[!.]*")):  # none, or its making was cut off: the former's are still of use
+        discard(place)
+        return
+    if former.exists():
+        discard(former)
+    place.rename(former)
 
 
 class _LeftOut:

@@ -5,7 +5,7 @@ in `edits/`, each of the same form plus the ids it adds, replaces or removes; op
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -13,12 +13,24 @@ from pathlib import Path
 
 import numpy as np
 
-from realmlm.artefact import ArrayWriter, Draft, Manifest, map_array, open_artefact, publish
+from realmlm.artefact import (
+    ArrayWriter,
+    Manifest,
+    count_edits,
+    edit_place,
+    map_array,
+    map_arrays,
+    open_artefact,
+    publish,
+    save_arrays,
+)
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactDamaged, BadInput
+from realmlm.errors import BadInput
 
 # P passages, A articles, T wordpieces
 
+_EDIT = "edit.safetensors"
+_SMALL = 2**20  # bytes
 CONTENT_MARK = " #"  # in a source between the file's name and the checksum of what it contained
 MAX_TITLE = 32  # wordpieces of a title that are kept
 MAX_CHARACTERS = 2**16 - 1  # of a passage: character offsets of wordpieces are stored in 16 bits
@@ -117,13 +129,39 @@ class SegmentWriter:
             writer.close()
 
 
+_FILES = (*_FLAT, *(f"{name}_offsets" for name in _COUNTED), "articles")  # of a corpus one each; of an edit they are in one file
+
+
+def _edit_arrays(blocks: Sequence[Block]) -> dict[str, np.ndarray]:
+    """What a SegmentWriter would write of these blocks."""
+    arrays = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _FLAT}
+    for name in _COUNTED:
+        arrays[f"{name}_offsets"] = np.cumsum(
+            [0, *(length for block in blocks for length in getattr(block, f"{name}_lengths"))], dtype=np.int64
+        )
+    firsts = np.cumsum([0, *(len(block.title_lengths) for block in blocks)])
+    arrays["articles"] = np.concatenate([block.articles + first for block, first in zip(blocks, firsts[:-1], strict=True)])
+    return arrays
+
+
 class Segment:
     """The arrays of a corpus, or of one edit of it; passages by row."""
 
-    def __init__(self, folder: Path) -> None:
-        self._flat = {name: map_array(folder / f"{name}.safetensors") for name in _FLAT}
-        self._offsets = {name: map_array(folder / f"{name}_offsets.safetensors") for name in _COUNTED}
-        self.articles = map_array(folder / "articles.safetensors")
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._flat = {name: arrays[name] for name in _FLAT}
+        self._offsets = {name: arrays[f"{name}_offsets"] for name in _COUNTED}
+        self.articles = arrays["articles"]
+
+    @classmethod
+    def of_corpus(cls, folder: Path) -> "Segment":
+        return cls({name: map_array(folder / f"{name}.safetensors") for name in _FILES})
+
+    @classmethod
+    def of_edit(cls, folder: Path) -> "Segment":
+        """Small arrays are read: a map holds a descriptor, and edits may be thousands."""
+        older = not (folder / _EDIT).exists()  # has a file for each array, as a corpus does
+        arrays = {name: map_array(folder / f"{name}.safetensors") for name in _FILES} if older else map_arrays(folder / _EDIT)
+        return cls({name: array if array.nbytes > _SMALL else array.copy() for name, array in arrays.items()})
 
     def __len__(self) -> int:
         return len(self.articles)
@@ -165,14 +203,18 @@ class Segment:
 class Corpus:
     """Passages by id. Open it with `Corpus.open(folder)`."""
 
-    def __init__(self, folder: Path, manifest: Manifest, edits: int | None = None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, edits: int | None = None, *, before: "Corpus | None" = None) -> None:
+        """`before` is an earlier state of it that is open already: only the edits since are read."""
         self.folder, self.manifest = folder, manifest
-        self._base = Segment(folder)
+        self._base: Segment = before._base if before else Segment.of_corpus(folder)
         self._overlay: dict[int, tuple[Segment, int] | None] = {}  # id -> where its newest text stands; None: removed
-        numbers = _edit_numbers(folder)
-        self.edits = len(numbers) if edits is None else edits
-        for number in numbers[: self.edits]:
-            self._lay_over(folder / "edits" / f"{number:06d}")
+        self._changes: list[tuple[list[int], list[int]]] = []  # ids (written, removed) by each edit
+        if before:
+            self.wordpieces, self._overlay, self._changes = before.wordpieces, dict(before._overlay), list(before._changes)
+        there = count_edits(folder)
+        self.edits = there if edits is None else edits
+        for number in range(len(self._changes), min(self.edits, there)):
+            self._lay_over(edit_place(folder, number + 1))
 
     @classmethod
     def open(cls, folder: str | Path, *, edits: int | None = None) -> "Corpus":
@@ -182,11 +224,10 @@ class Corpus:
 
     def _lay_over(self, folder: Path) -> None:
         manifest = open_artefact(folder, kind="corpus-edit")
-        segment = Segment(folder)
-        for row, number in enumerate(manifest.config["ids"]):
-            self._overlay[number] = (segment, row)
-        for number in manifest.config["removed"]:
-            self._overlay[number] = None
+        segment = Segment.of_edit(folder)
+        written, removed = manifest.config["ids"], manifest.config["removed"]
+        self._overlay |= {number: (segment, row) for row, number in enumerate(written)} | dict.fromkeys(removed)
+        self._changes.append((written, removed))
 
     @cached_property
     def wordpieces(self) -> Wordpieces:
@@ -199,7 +240,7 @@ class Corpus:
     @property
     def is_current(self) -> bool:
         """Were all edits laid over that there are now? A resumed run reads the corpus as it was."""
-        return self.edits == len(_edit_numbers(self.folder))
+        return self.edits == count_edits(self.folder)
 
     @property
     def max_wordpieces(self) -> int:
@@ -297,10 +338,9 @@ class Corpus:
         """Ids (written, removed) by the edits after the first `edits`: what an index that contains only those lacks."""
         written: set[int] = set()
         removed: set[int] = set()
-        for number in _edit_numbers(self.folder)[edits : self.edits]:
-            config = open_artefact(self.folder / "edits" / f"{number:06d}", kind="corpus-edit").config
-            written = (written | set(config["ids"])) - set(config["removed"])
-            removed = (removed | set(config["removed"])) - set(config["ids"])
+        for new, gone in self._changes[edits:]:
+            written = (written | set(new)) - set(gone)
+            removed = (removed | set(gone)) - set(new)
         return sorted(written), sorted(removed)
 
     def edit(
@@ -312,7 +352,7 @@ class Corpus:
         """
         from realmlm.corpus.build import cut_articles  # the knife uses this module's records
 
-        if self.edits != len(_edit_numbers(self.folder)):
+        if not self.is_current:
             raise BadInput(f"{self.folder} was edited since it was opened here, or opened as it was earlier; open it again, then edit")
         replace, gone = dict(replace or {}), sorted({int(number) for number in remove})
         for number in (*replace, *gone):
@@ -325,24 +365,8 @@ class Corpus:
         added = cut_articles(list(add), self.wordpieces, max_wordpieces=self.max_wordpieces)
         first = int(max([len(self._base) - 1, *self._overlay])) + 1
         new = list(range(first, first + len(added.articles)))
-        number = (_edit_numbers(self.folder) or [0])[-1] + 1
-        with publish(self.folder / "edits" / f"{number:06d}", kind="corpus-edit") as draft:
-            _write_segment(draft, [written, added], self.wordpieces)
+        with publish(edit_place(self.folder, self.edits + 1), kind="corpus-edit") as draft:
+            save_arrays(draft.path / _EDIT, _edit_arrays([written, added]))
             draft.config |= {"ids": [*replace, *new], "removed": gone}
             draft.parents["corpus"] = self.fingerprint
-        return Corpus(self.folder, self.manifest), new
-
-
-def _write_segment(draft: Draft, blocks: Iterable[Block], wordpieces: Wordpieces) -> None:
-    writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
-    for block in blocks:
-        writer.append(block)
-    writer.close()
-
-
-def _edit_numbers(folder: Path) -> list[int]:
-    numbers = sorted(int(path.name) for path in (folder / "edits").glob("[0-9]*") if path.is_dir())
-    for expected, number in enumerate(numbers, 1):
-        if number != expected:
-            raise ArtefactDamaged(f"{folder / 'edits' / f'{expected:06d}'} is missing, but {number:06d} is there; make the corpus again")
-    return numbers
+        return Corpus(self.folder, self.manifest, before=self), new

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
-from realmlm.index.exact import Index
 from realmlm.index.store import ShardedBuild
 from realmlm.log import progress
 
@@ -29,17 +28,35 @@ class Encode(Protocol):
     def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor: ...
 
 
+class Known(Protocol):
+    """Of these passages, which have a vector by the same weights already [N], and the vectors of those."""
+
+    def __call__(self, ids_N: np.ndarray) -> tuple[np.ndarray, Tensor]: ...
+
+
 def _nothing(_: int) -> None: ...
 
 
 def embed_passages(
-    corpus: Corpus, ids: np.ndarray, encode: Encode, *, dtype: torch.dtype, on_done: Callable[[int], None] = _nothing
+    corpus: Corpus,
+    ids: np.ndarray,
+    encode: Encode,
+    *,
+    dtype: torch.dtype,
+    on_done: Callable[[int], None] = _nothing,
+    known: Known | None = None,
 ) -> Tensor:
     """Vectors of the given passages, in their order, on the CPU. Passages of like length are encoded together: little is spent on padding.
 
-    `on_done` hears how many more were encoded. On a GPU nothing waits for a vector before the last: the next batch is put together while
-    it works.
+    Those that are `known` are not encoded. `on_done` hears how many more there are. On a GPU nothing waits for a vector before the last:
+    the next batch is put together while it works.
     """
+    vectors, rows = torch.empty(len(ids), encode.dim, dtype=dtype), np.arange(len(ids))
+    if known is not None:
+        has_N, had = known(ids)
+        vectors[torch.from_numpy(has_N)] = had.to(dtype)
+        on_done(len(had))
+        ids, rows = ids[~has_N], rows[~has_N]
     lengths = np.array([len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids], dtype=np.int64)
     order, parts, first = np.argsort(-lengths, kind="stable"), [torch.empty(0, encode.dim, dtype=dtype, device=encode.device)], 0
     at_once = _AT_ONCE_GPU if encode.device.type == "cuda" else _AT_ONCE
@@ -48,8 +65,7 @@ def embed_passages(
         parts.append(encode([corpus.title_tokens(number) for number in chosen], [corpus.tokens(number) for number in chosen]).to(dtype))
         first += len(chosen)
         on_done(len(chosen))
-    vectors = torch.empty(len(ids), encode.dim, dtype=dtype)
-    vectors[torch.from_numpy(order)] = torch.cat(parts).cpu()
+    vectors[torch.from_numpy(rows[order])] = torch.cat(parts).cpu()
     return vectors
 
 
@@ -64,11 +80,11 @@ def build_index(
     shard: int = SHARD,
     quiet: bool = False,
     queries_QD: Tensor | None = None,
-    known: Index | None = None,
+    known: Known | None = None,
 ) -> None:
     """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same weights finished are kept.
 
-    An approximate index is measured with `queries_QD`. Vectors that another index of the same weights has, `known`, are taken from it.
+    An approximate index is measured with `queries_QD`. Vectors that are `known` are not computed again.
     """
     ids = corpus.ids
     borders = [*range(0, len(ids), shard), len(ids)]
@@ -89,10 +105,6 @@ def build_index(
         advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
         for number in missing:
             part = ids[borders[number] : borders[number + 1]]
-            taken = torch.from_numpy(part)
-            if known is None:
-                build.put(number, taken, embed_passages(corpus, part, encode, dtype=dtype, on_done=advance))
-            else:
-                build.put(number, taken, known.vectors(taken).to(dtype))
-                advance(len(part))
+            vectors = embed_passages(corpus, part, encode, dtype=dtype, on_done=advance, known=known)
+            build.put(number, torch.from_numpy(part), vectors)
     build.publish(path, queries_QD=queries_QD)

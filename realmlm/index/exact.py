@@ -39,6 +39,9 @@ class Index(Protocol):
     def dim(self) -> int: ...
 
     @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
     def ids(self) -> Tensor:
         """Ids of the live passages, ascending."""
 
@@ -47,6 +50,9 @@ class Index(Protocol):
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_Q: Tensor | None = None) -> Hits:
         """The k best passages of each query, never the one in `exclude_Q` (the passage x came from; -1: none)."""
+
+    def contains(self, ids_N: Tensor) -> Tensor:
+        """Which of these passages are live."""
 
     def vectors(self, ids_N: Tensor) -> Tensor:
         """float32 [N, D]: the vectors of live passages, in the order asked, repeats welcome."""
@@ -175,7 +181,7 @@ class ExactIndex:
         return rows, -(-max(least, min(places // rows, most)) // GROUP) * GROUP
 
     def contains(self, ids_N: Tensor) -> Tensor:
-        """Which of these passages are live."""
+        ids_N = as_ids(ids_N, self.device)
         live_N = torch.zeros(len(ids_N), dtype=torch.bool, device=self.device)
         for block in self.blocks:
             live_N |= block.find(ids_N) >= 0

@@ -117,11 +117,18 @@ class IVFIndex:
         return self._exact.dim
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._exact.dtype
+
+    @property
     def ids(self) -> Tensor:
         return self._exact.ids
 
     def __len__(self) -> int:
         return len(self._exact)
+
+    def contains(self, ids_N: Tensor) -> Tensor:
+        return self._exact.contains(ids_N)
 
     def vectors(self, ids_N: Tensor) -> Tensor:
         return self._exact.vectors(ids_N)

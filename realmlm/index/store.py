@@ -7,7 +7,6 @@ own, `edits/000001` …, replayed in order when it is opened.
 
 import json
 import os
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from torch import Tensor
 from realmlm.artefact import (
     ArrayWriter,
     Manifest,
+    count_edits,
+    edit_place,
     fsync_file,
     map_array,
     map_arrays,
@@ -31,7 +32,7 @@ from realmlm.artefact import (
     sha256_of,
     write_text,
 )
-from realmlm.errors import ArtefactDamaged, BadInput, Mismatch, NotEnough
+from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
 from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
 
@@ -213,41 +214,38 @@ def _with_lists(exact: ExactIndex, path: Path, manifest: Manifest) -> IVFIndex:
 # --- edits --------------------------------------------------------------------------------------------------------------------------
 
 
-def save_edit(path: Path, *, added_ids: Tensor, added_vectors: Tensor, removed_ids: Tensor, corpus_edits: int) -> Path:
-    """Write a change of the corpus beside a version: `added_ids` have these vectors from now on, `removed_ids` are gone.
+def edits_contained(path: Path) -> int:
+    """How many edits of the corpus a version contains; of its own edits the last alone is read."""
+    edits = count_edits(path)
+    last = read_manifest(edit_place(path, edits), kind="index-edit") if edits else read_manifest(path, kind="index", hint=_HINT)
+    return int(last.counts["corpus_edits"])
 
-    An added passage may replace one, a removed one need not have been there: what counts is the state after the edit.
-    `corpus_edits` says how many edits of the corpus are contained then. Returns the folder of the edit.
+
+def save_edit(path: Path, index: Index, *, added_ids: Tensor, added_vectors: Tensor, removed_ids: Tensor, corpus_edits: int) -> None:
+    """Write a change of the corpus beside a version, and make it in `index`, which is that version opened with all its edits.
+
+    `added_ids` have these vectors from now on, `removed_ids` are gone. An added passage may replace one, a removed one need not have been
+    there: what counts is the state after the edit. `corpus_edits` says how many edits of the corpus are contained then.
     """
-    path = Path(path)
-    info = index_info(path)
-    if corpus_edits <= info.corpus_edits:
-        raise BadInput(f"{path} contains {info.corpus_edits} edits of the corpus already; this one says {corpus_edits}")
-    index = _map_version(path, open_artefact(path, kind="index"), "cpu")
-    edits = _edits(path)
-    for edit in edits:
-        _replay(index, edit, info.dtype)
-    added_ids, removed_ids = as_ids(added_ids, index.device), as_ids(removed_ids, index.device)
-    added_vectors = added_vectors.detach().to(index.device, index.dtype).reshape(-1, info.dim)
+    contained = edits_contained(path)
+    if corpus_edits <= contained:
+        raise BadInput(f"{path} contains {contained} edits of the corpus already; this one says {corpus_edits}")
+    added_ids, removed_ids = as_ids(added_ids, torch.device("cpu")), as_ids(removed_ids, torch.device("cpu"))
+    added_vectors = added_vectors.detach().cpu().to(index.dtype).reshape(-1, index.dim)
+    check_vectors(added_ids, added_vectors, index.dim)  # what is written must be replayed without complaint
     gone = torch.cat([added_ids, removed_ids]).unique()
-    gone = gone[index.contains(gone)]
-    index.remove(gone)
-    index.add(added_ids, added_vectors)  # refuses what could not be replayed
-    place = path / "edits" / f"{len(edits) + 1:06d}"
-    with publish(place, kind="index-edit") as draft:
+    gone = gone[index.contains(gone).cpu()]
+    with publish(edit_place(path, count_edits(path) + 1), kind="index-edit") as draft:
         arrays = {"added_ids": added_ids, "removed_ids": gone, "vectors": added_vectors}
         save_file({name: array.contiguous() for name, array in arrays.items()}, draft.path / "edit.safetensors")
         draft.counts = {"added": len(added_ids), "removed": len(gone), "corpus_edits": corpus_edits}
-    return place
+    index.remove(gone)
+    index.add(added_ids, added_vectors)
 
 
 def _edits(path: Path) -> list[Path]:
     """The edits of a version, in order."""
-    edits = sorted(edit for edit in (path / "edits").glob("*") if re.fullmatch(r"\d{6}", edit.name))
-    for number, edit in enumerate(edits, 1):
-        if int(edit.name) != number:
-            raise ArtefactDamaged(f"{path / 'edits' / f'{number:06d}'} is missing, but {edit.name} is there; make the index again")
-    return edits
+    return [edit_place(path, number + 1) for number in range(count_edits(path))]
 
 
 def _replay(index: Index, edit: Path, dtype: str) -> None:

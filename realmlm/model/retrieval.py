@@ -14,10 +14,11 @@ from torch import Tensor
 from realmlm.artefact import locked
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
-from realmlm.errors import Mismatch
-from realmlm.index.encode import build_index, embed_passages
+from realmlm.errors import Mismatch, RealmError
+from realmlm.index.encode import Known, build_index, embed_passages
 from realmlm.index.exact import Index
-from realmlm.index.store import index_info, open_index, save_edit
+from realmlm.index.same import SameContent
+from realmlm.index.store import edits_contained, index_info, open_index, save_edit
 from realmlm.log import say
 from realmlm.model.inputs import NULL, document_inputs, query_inputs
 from realmlm.model.marginal import inner_products
@@ -115,6 +116,37 @@ def check_readable(model_name: str, model: Realm, wordpieces: Wordpieces, corpus
         )
 
 
+@dataclass
+class KeptIndex:
+    """An index that is open here and kept on disk, at some number of the corpus's edits; it follows those that come."""
+
+    index: Index
+    path: Path
+    edits: int
+    _encode: DocumentEncoder
+
+    def follow(self, corpus: Corpus) -> bool:
+        """Take up what was edited since. False: what is on disk is not what is open here; it has to be opened again."""
+        with locked(_lock(self.path)):
+            if not self.path.exists() or edits_contained(self.path) != self.edits:
+                return False
+            self.take_up(corpus)
+        return True
+
+    def take_up(self, corpus: Corpus) -> None:
+        """Embed and keep what the index lacks. The lock must be held."""
+        if self.edits < corpus.edits:
+            written, removed = corpus.changes_since(self.edits)
+            ids, known = np.array(written, dtype=np.int64), None
+            if written and removed:  # of a document that changed, or moved, most passages come back with new ids
+                known = SameContent(corpus, ids, dim=self._encode.dim)
+                known.look_in(Corpus(corpus.folder, corpus.manifest, self.edits), np.array(removed, dtype=np.int64), self.index)
+            vectors = embed_passages(corpus, ids, self._encode, dtype=self.index.dtype, known=known)
+            changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
+            save_edit(self.path, self.index, **changed, corpus_edits=corpus.edits)
+            self.edits = corpus.edits
+
+
 def index_for(
     model: Realm,
     wordpieces: Wordpieces,
@@ -124,23 +156,41 @@ def index_for(
     kind: str | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Index:
+    """The index of this corpus by this model's document tower, as `kept_index` opens it."""
+    return kept_index(model, wordpieces, corpus, path=path, kind=kind, dtype=dtype).index
+
+
+def kept_index(
+    model: Realm,
+    wordpieces: Wordpieces,
+    corpus: Corpus,
+    *,
+    path: Path | None = None,
+    kind: str | None = None,
+    dtype: torch.dtype = torch.float16,
+    others: Path | None = None,
+) -> KeptIndex:
     """The index of this corpus by this model's document tower: opened, built if there is none, brought up to the corpus's edits.
 
     Without a path it is kept beside the corpus under the tower's fingerprint: models that differ only in query tower or reader share it.
-    An index at `path` may be of either kind unless one is asked for; a new one is exact unless told otherwise.
+    An index at `path` may be of either kind unless one is asked for; a new one is exact unless told otherwise. It takes the vectors of
+    passages that stand word for word in corpora of the folder `others`, from the indexes beside those.
     """
     encode = DocumentEncoder.of(model, wordpieces)
     path = path or index_place(corpus, encode.fingerprint, kind or "exact")
-    with locked(path.parent / f".{path.name}.lock"):  # others may want the same index at this moment
+    with locked(_lock(path)):  # others may want the same index at this moment
         if not path.exists():
             beside = index_place(corpus, encode.fingerprint, "exact")
-            known = open_index(beside) if beside != path and _is_current(beside, corpus) else None
+            known = _same_ids(open_index(beside)) if beside != path and _is_current(beside, corpus) else None
             if known is None and corpus.manifest.config.get("vectors") == encode.fingerprint:
                 raise Mismatch(
                     f"{beside}, the vectors that {corpus.folder} was imported with, is gone, and cannot be made again; import it again"
                 )
             if known is None:
-                say(f"no index of {corpus.folder} by this model yet: embedding {len(corpus):,} passages into {path}")
+                same = _same_content(corpus, encode, dtype, others) if others else None
+                lacking = len(corpus) if same is None else same.lacking
+                say(f"no index of {corpus.folder} by this model yet: embedding {lacking:,} passages into {path}")
+                known = same
             queries_QD = _sample_queries(model, wordpieces, corpus) if kind == "ivf" else None
             build_index(path, corpus, encode, kind=kind or "exact", dtype=dtype, queries_QD=queries_QD, known=known)
         info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
@@ -151,13 +201,38 @@ def index_for(
             raise Mismatch(
                 f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"
             )
+        kept = KeptIndex(open_index(path, device=str(model.device)), path, info.corpus_edits, encode)
         if info.corpus_edits < corpus.edits:
             written, removed = corpus.changes_since(info.corpus_edits)
             say(f"{path}: taking up {len(written)} new and {len(removed)} removed passages")
-            vectors = embed_passages(corpus, np.array(written, dtype=np.int64), encode, dtype=dtype)
-            changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
-            save_edit(path, **changed, corpus_edits=corpus.edits)
-    return open_index(path, device=str(model.device))
+            kept.take_up(corpus)
+        return kept
+
+
+def _same_ids(index: Index) -> Known:
+    return lambda ids_N: (np.ones(len(ids_N), dtype=bool), index.vectors(torch.from_numpy(ids_N)))
+
+
+def _same_content(corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype, others: Path) -> SameContent:
+    """What the indexes beside corpora of this folder have of the same content, the former state of this corpus first."""
+    same, tokenizer = SameContent(corpus, corpus.ids, dim=encode.dim), corpus.manifest.parents.get("tokenizer")
+    places = others.glob(f"[!.]*/index/{encode.fingerprint[:16]}-exact")
+    for path in sorted(places, key=lambda path: (not path.parts[-3].startswith(corpus.folder.name), path)):
+        if not same.lacking:
+            break
+        try:
+            info = index_info(path, expect_weights=encode.fingerprint)
+            other, index = Corpus.open(path.parents[1], edits=info.corpus_edits), open_index(path)
+            fits = other.fingerprint == info.corpus and index_info(path) == info  # no other process edited it meanwhile
+        except (RealmError, OSError):  # or it removes it at this moment
+            continue
+        if fits and index.dtype == dtype and other.manifest.parents.get("tokenizer") == tokenizer:
+            same.look_in(other, other.ids, index)
+    return same
+
+
+def _lock(path: Path) -> Path:
+    return path.parent / f".{path.name}.lock"
 
 
 def _is_current(path: Path, corpus: Corpus) -> bool:

@@ -17,7 +17,7 @@ from realmlm.index.exact import Index
 from realmlm.model.answering import Answer, Answerer, MaskWords
 from realmlm.model.packing import kept_packed
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, NoRetriever, check_readable, index_for
+from realmlm.model.retrieval import KeptIndex, LearnedRetriever, NoRetriever, check_readable, index_for, kept_index
 
 
 class Engine:
@@ -28,7 +28,7 @@ class Engine:
     >>> answer.answer, answer.probability, answer.evidence[0].title
     """
 
-    index: Index
+    _kept: KeptIndex
 
     def __init__(
         self,
@@ -68,13 +68,14 @@ class Engine:
             raise BadInput("name a folder or file to read")
         longest = min(DOCUMENT_WORDPIECES, self.model.config.max_passage)
         with ExitStack() as held:
-            self._take_up(open_documents(documents, self.wordpieces, max_wordpieces=longest, held=held))
+            corpus = open_documents(documents, self.wordpieces, max_wordpieces=longest, held=held)
+            self._take_up(corpus, others=corpus.folder.parent)
         self._documents = documents
         return self
 
-    def _take_up(self, corpus: Corpus) -> None:
+    def _take_up(self, corpus: Corpus, *, others: Path | None = None) -> None:
         """Answer from this state of the corpus from now on."""
-        self.index = index_for(self.model, self.wordpieces, corpus, path=self._index_path)
+        self._kept = kept_index(self.model, self.wordpieces, corpus, path=self._index_path, others=others)
         retriever = LearnedRetriever.settled(self.model, self.wordpieces, self.index)
         self._reader = Answerer(self.model, self.wordpieces, corpus, retriever)
 
@@ -85,6 +86,11 @@ class Engine:
                 'nothing has been read yet; .read("notes/") a folder or file of yours, or .read(realmlm.pocket), an encyclopedia'
             )
         return self._reader
+
+    @property
+    def index(self) -> Index:
+        """What it is searched with."""
+        return self._kept.index
 
     @property
     def corpus(self) -> Corpus:
@@ -120,12 +126,20 @@ class Engine:
         reading = self._answerer.read_masks(queries, retrieved)
         return zip(self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True)
 
+    @property
+    def editable(self) -> bool:
+        """Can passages be changed here? Those of documents follow their files."""
+        return not self._documents
+
     def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
-        if self._documents:
+        if not self.editable:
             raise BadInput("passages of documents follow their files; change the files and read them again")
         corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
-        self._take_up(corpus)
+        if self._kept.follow(corpus):
+            self._answerer.corpus = corpus
+        else:
+            self._take_up(corpus)
         return added
 
     def find(self, text: str, *, limit: int = 20) -> list[Passage]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realmlm.artefact import publish
+from realmlm.artefact import ArrayWriter, map_arrays, open_artefact, publish
 from realmlm.cli import main
 from realmlm.corpus.build import cut_articles
 from realmlm.corpus.store import Article, Corpus, Passage, SegmentWriter
@@ -139,6 +139,24 @@ def test_articles_of_edits_are_their_own(corpus):
     assert [edited.siblings(number).tolist() for number in (0, 1, 2, new)] == [[], [], [3], []]
     assert edited[0].title == "Re"
     assert edited.title_tokens(new).tolist() == WORDPIECES.encode("New").tolist()
+
+
+def test_an_edit_with_a_file_for_each_array_is_read_too(corpus):
+    edited, _ = corpus.edit(add=[Article("New", "Abc def. Ghi jkl.")], replace={3: Article("Re", "Mno.")}, remove=[0])
+    state = {number: edited[number] for number in edited.ids.tolist()}
+    place = corpus.folder / "edits" / "000001"
+    arrays, manifest = map_arrays(place / "edit.safetensors"), open_artefact(place, kind="corpus-edit")
+    with publish(place, kind="corpus-edit", replace=True) as draft:  # as it was written once
+        draft.config |= manifest.config
+        for name, array in arrays.items():
+            writer = ArrayWriter(draft.path / f"{name}.safetensors", array.dtype, row=array.shape[1:])
+            writer.append(array)
+            writer.close()
+    assert len(list(place.glob("*.safetensors"))) == len(list(corpus.folder.glob("*.safetensors")))
+    older = Corpus.open(corpus.folder)
+    assert {number: older[number] for number in older.ids.tolist()} == state
+    newer, (new,) = older.edit(add=[Article("", "Xyz.")])
+    assert (newer[new].text, newer[3].text) == ("Xyz.", "Mno.")
 
 
 def test_an_edit_happens_whole_or_not_at_all(corpus):

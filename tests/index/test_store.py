@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from realmlm import artefact
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing, BadInput, Mismatch, NotEnough
 from realmlm.index.ivf import IVFIndex
-from realmlm.index.store import ShardedBuild, index_info, open_index, save_edit
+from realmlm.index.store import ShardedBuild, edits_contained, index_info, open_index, save_edit
 
 PLAN: dict[str, Any] = {
     "weights": "w" * 64,
@@ -194,36 +194,38 @@ def test_mismatch_and_damage_say_what_to_do(tmp_path):
 )
 def test_edits_equal_the_state_they_describe(tmp_path_factory, edits, kind):
     path = published(tmp_path_factory.mktemp("edits") / "x", kind=kind)
-    state = dict(zip(open_index(path).ids.tolist(), open_index(path).vectors(open_index(path).ids).tolist(), strict=True))
+    live = open_index(path)
+    state = dict(zip(live.ids.tolist(), live.vectors(live.ids).tolist(), strict=True))
     for number, (added, removed) in enumerate(edits, 3):
         removed = removed - set(added)
         vectors = torch.tensor([[value, 0.0, 1.0] for value in added.values()])
-        save_edit(
-            path, added_ids=torch.tensor(list(added)), added_vectors=vectors, removed_ids=torch.tensor(list(removed)), corpus_edits=number
-        )
+        changed = {"added_ids": torch.tensor(list(added)), "added_vectors": vectors, "removed_ids": torch.tensor(list(removed))}
+        save_edit(path, live, **changed, corpus_edits=number)
         state = {i: vector for i, vector in state.items() if i not in removed} | {i: [value, 0.0, 1.0] for i, value in added.items()}
         index = open_index(path)
         assert index.ids.tolist() == sorted(state)
-        assert index.vectors(index.ids).tolist() == [state[i] for i in sorted(state)]
+        assert index.vectors(index.ids).tolist() == live.vectors(live.ids).tolist() == [state[i] for i in sorted(state)]
+        assert live.ids.tolist() == sorted(state)
         assert isinstance(index, IVFIndex) == (kind == "ivf")
         if kind == "exact":
             best = sorted((-(v[0] + v[2]), i) for i, v in state.items())[:5]
-            assert index.search(torch.tensor([[1.0, 0, 1]]), 5).ids_QK[0].tolist() == [i for _, i in best]
+            for one in (index, live):
+                assert one.search(torch.tensor([[1.0, 0, 1]]), 5).ids_QK[0].tolist() == [i for _, i in best]
         assert index_info(path).corpus_edits == number
         assert index_info(path).passages == len(state)
 
 
 def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
     path = published(tmp_path / "x")
-    none = torch.tensor([])
+    index, none = open_index(path), torch.tensor([])
     with pytest.raises(BadInput, match="contains 2 edits of the corpus already"):
-        save_edit(path, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10]), corpus_edits=2)
+        save_edit(path, index, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10]), corpus_edits=2)
     with pytest.raises(BadInput, match="NaN"):
-        save_edit(path, added_ids=torch.tensor([1]), added_vectors=torch.full((1, 3), torch.nan), removed_ids=none, corpus_edits=3)
-    assert len(open_index(path)) == 10
-    assert index_info(path).corpus_edits == 2
+        save_edit(path, index, added_ids=torch.tensor([1]), added_vectors=torch.full((1, 3), torch.nan), removed_ids=none, corpus_edits=3)
+    assert len(open_index(path)) == len(index) == 10
+    assert index_info(path).corpus_edits == edits_contained(path) == 2
     for number in (3, 4):
-        save_edit(path, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10 * number]), corpus_edits=number)
+        save_edit(path, index, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10 * number]), corpus_edits=number)
     (path / "edits" / "000001").rename(path / "edits" / "aside")
     with pytest.raises(ArtefactDamaged, match="000001 is missing"):
         open_index(path)

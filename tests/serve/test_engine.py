@@ -1,13 +1,17 @@
-"""The engine: what is answered together is answered as it would be alone."""
+"""The engine: what is answered together is answered as it would be alone; edits are kept, and cost no more the more there are."""
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
+from realmlm import artefact
 from realmlm.corpus.questions import read_questions
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import Article, Corpus
 from realmlm.model import answering, inputs
 from realmlm.model.answering import Answer
 from realmlm.model.inputs import Inputs
@@ -61,3 +65,75 @@ def test_what_was_retrieved_stays_as_it_was(tiny_model_folder: Path, knowledge: 
     queries = [engine._answerer.query("Which bird is the symbol of the town?")]
     retrieved = engine._answerer.retriever(queries, 4)
     assert all(map(same, engine._answerer.read_spans(queries, retrieved), engine._answerer.read_spans(queries, retrieved)))
+
+
+@pytest.fixture
+def editable(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> Engine:
+    shutil.copytree(knowledge.folder, tmp_path / "corpus", ignore=shutil.ignore_patterns("index", "answers"))
+    return Engine(tiny_model_folder, tmp_path / "corpus", device="cpu")
+
+
+def edit(engine: Engine, number: int) -> None:
+    """A new passage, a changed one, one less, in turn."""
+    article = Article("Nerrow", f"The arms of Nerrow show a quince and the number {number}.")
+    if number % 3 == 0:
+        engine.edit(add=[article])
+    elif number % 3 == 1:
+        engine.edit(replace={int(engine.corpus.ids[number]): article})
+    else:
+        engine.edit(remove=[int(engine.corpus.ids[-number])])
+
+
+def check_kept(engine: Engine, model: Path) -> None:
+    """What is kept on disk is what is open here."""
+    again = Engine(model, engine.corpus.folder, device="cpu")
+    ids = engine.corpus.ids
+    assert again.corpus.ids.tolist() == ids.tolist() == engine.index.ids.tolist() == again.index.ids.tolist()
+    assert [again.corpus[number] for number in ids] == [engine.corpus[number] for number in ids]
+    assert torch.equal(again.index.vectors(again.index.ids), engine.index.vectors(again.index.ids))
+    assert same(again.ask("What do the arms of Nerrow show?"), engine.ask("What do the arms of Nerrow show?"))
+
+
+def test_an_edit_reads_as_much_after_many_as_at_first(editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Path] = []
+
+    def noted(look: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        def looked(file: Path) -> Any:
+            looked_at.append(file)
+            return look(file)
+
+        return looked
+
+    for name in ("sha256_of", "_read_manifest", "map_arrays"):
+        monkeypatch.setattr(artefact, name, noted(getattr(artefact, name)))
+    read, held = [], []
+    for number in range(36):
+        looked_at.clear()
+        edit(editable, number)
+        read.append(len(looked_at))
+        held.append(len(list(Path("/proc/self/fd").glob("*"))))  # nothing where there is no such folder
+    assert read[33:] == read[3:6]
+    assert held[33:] == held[3:6]
+    check_kept(editable, tiny_model_folder)
+
+
+def test_an_index_that_others_changed_or_removed_is_opened_or_made_again(
+    editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Corpus.edit
+
+    def others_too(corpus: Corpus, **options: Any) -> tuple[Corpus, list[int]]:
+        """Another process opens the edited corpus first, and takes the edit up into the index."""
+        edited, added = write(corpus, **options)
+        Engine(tiny_model_folder, corpus.folder, device="cpu")
+        return edited, added
+
+    edit(editable, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Corpus, "edit", others_too)
+        for number in range(1, 4):
+            edit(editable, number)
+    check_kept(editable, tiny_model_folder)
+    shutil.rmtree(editable.corpus.folder / "index")
+    edit(editable, 4)
+    check_kept(editable, tiny_model_folder)

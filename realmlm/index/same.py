@@ -1,0 +1,56 @@
+"""Vectors that need not be computed again: of passages that stand, word for word, in another corpus with an index by the same weights."""
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realmlm.corpus.store import Corpus
+from realmlm.index.exact import Index
+
+
+class SameContent:
+    """For passages of a corpus, where the same title and body have a vector already: a `Known` of `embed_passages`."""
+
+    def __init__(self, corpus: Corpus, ids_N: np.ndarray, *, dim: int) -> None:
+        """`ids_N` are ascending."""
+        self._dim, self._ids_N, self._contents_N = dim, ids_N, _contents(corpus, ids_N)
+        self._indexes: list[Index] = []
+        self._index_N = np.full(len(ids_N), -1)  # which of the indexes has a passage's vector; -1: none
+        self._there_N = np.zeros(len(ids_N), dtype=np.int64)  # its id in there
+
+    @property
+    def lacking(self) -> int:
+        """How many were not found anywhere."""
+        return int((self._index_N < 0).sum())
+
+    def look_in(self, corpus: Corpus, ids_M: np.ndarray, index: Index) -> None:
+        """Look for those that are still lacking among passages of another corpus, or of another state of this one, and its index."""
+        ids_M = ids_M[index.contains(torch.from_numpy(ids_M)).cpu().numpy()]
+        if not len(ids_M):
+            return
+        contents_M, first_M = np.unique(_contents(corpus, ids_M), return_index=True)
+        place_N = np.searchsorted(contents_M, self._contents_N).clip(max=len(contents_M) - 1)
+        found_N = (contents_M[place_N] == self._contents_N) & (self._index_N < 0)
+        self._index_N[found_N], self._there_N[found_N] = len(self._indexes), ids_M[first_M[place_N[found_N]]]
+        self._indexes.append(index)
+
+    def __call__(self, ids_N: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        rows_N = np.searchsorted(self._ids_N, ids_N)
+        index_N, there_N = self._index_N[rows_N], torch.from_numpy(self._there_N[rows_N])
+        vectors_ND = torch.zeros(len(ids_N), self._dim)
+        for number, index in enumerate(self._indexes):
+            here_N = torch.from_numpy(index_N == number)
+            vectors_ND[here_N] = index.vectors(there_N[here_N]).cpu()
+        return index_N >= 0, vectors_ND[torch.from_numpy(index_N >= 0)]
+
+
+def _contents(corpus: Corpus, ids_N: np.ndarray) -> np.ndarray:
+    """A digest of each passage's wordpieces, those of its title apart from those of its body."""
+
+    def digest(number: int) -> bytes:
+        title, body = corpus.title_tokens(number), corpus.tokens(number)
+        return hashlib.blake2b(len(title).to_bytes(8, "little") + title.tobytes() + body.tobytes(), digest_size=16).digest()
+
+    return np.array([digest(number) for number in ids_N.tolist()], dtype="S16")
