@@ -177,7 +177,7 @@ def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRoute
 
     @routes.get("/health", summary="Is it there?")
     async def health() -> Health:
-        return Health(status="ok", version=__version__, passages=len(engine.corpus), waiting=worker.waiting)
+        return Health(status="ok", version=__version__, passages=len(engine.corpus), waiting=worker.waiting, editable=engine.editable)
 
     @routes.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:

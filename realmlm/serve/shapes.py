@@ -112,3 +112,4 @@ class Health(BaseModel):
     version: str
     passages: int
     waiting: int
+    editable: bool = Field(description="Can passages be changed here? Those of documents follow their files.")

@@ -86,6 +86,17 @@ def test_passages_are_read_found_added_replaced_removed_and_it_stays(client: Tes
     assert added["id"] in again.index.ids.tolist()
 
 
+def test_it_says_whether_passages_can_be_changed(
+    client: TestClient, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.get("/health").json()["editable"] is True
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "heron.txt").write_text("The heron is the bird of the town.")
+    engine = Engine(tiny_model_folder, docs=tmp_path / "heron.txt", device="cpu")
+    with TestClient(create_app(engine), raise_server_exceptions=False) as of_documents:
+        assert of_documents.get("/health").json()["editable"] is False
+
+
 def test_bad_requests_have_one_shape(client: TestClient) -> None:
     assert "question" in failed(client.post("/ask", json={}), 422)
     assert "read" in failed(client.post("/ask", json={"question": "Who?", "read": 0}), 422)

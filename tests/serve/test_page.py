@@ -6,7 +6,8 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,17 @@ def address(tiny_model_folder: Path, knowledge: Corpus, runs: Path, tmp_path_fac
     engine = Engine(tiny_model_folder, folder / "corpus", device="cpu")
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(engine, "ask_all", lambda questions, *, read: [_read_off(engine, question) for question in questions])
+    with served(engine, runs=[runs]) as place:
+        yield place
+
+
+@contextmanager
+def served(engine: Engine, *, runs: Sequence[Path] = ()) -> Iterator[str]:
+    """The address of a service while it runs."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=[runs]), port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=runs), port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -173,6 +181,27 @@ def test_passages_are_found_added_and_removed(browser: Any) -> None:
     wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#found .card")) == 1)
     one(browser, "#found .card").find_element(By.XPATH, ".//button[text()='Remove']").click()
     assert wait(lambda: "is removed" in one(browser, "#said").text)
+
+
+def test_passages_of_documents_are_shown_without_what_would_change_them(
+    browser: Any, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offered() -> list[str]:
+        wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#found .card"))
+        return [
+            part.text for part in browser.find_elements(By.CSS_SELECTOR, "#new, #found .card:first-child button") if part.is_displayed()
+        ]
+
+    one(browser, "#tab-knowledge").click()
+    assert wait(lambda: offered() == ["Add a passage", "Edit", "Remove"])
+    assert not one(browser, "#why").is_displayed()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "heron.txt").write_text("The heron is the bird of the town.")
+    with served(Engine(tiny_model_folder, docs=tmp_path / "heron.txt", device="cpu")) as address:
+        browser.get(f"{address}#knowledge")
+        assert "Change the files" in wait(lambda: one(browser, "#why").text)
+        assert offered() == []
+        assert "The heron" in one(browser, "#found .card").text
 
 
 def test_training_curves_and_the_keyboard(browser: Any) -> None:

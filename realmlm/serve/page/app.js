@@ -29,6 +29,8 @@ async function showHealth() {
   try {
     const health = await call("/health");
     $("#health").textContent = `${health.passages.toLocaleString()} passages`;
+    $("#knowledge").classList.toggle("editable", health.editable);
+    $("#why").hidden = health.editable;
   } catch (error) {
     $("#health").textContent = error.message;
   }
@@ -180,8 +182,8 @@ function passageCard(passage) {
     card.replaceChildren(
       element("h3", {}, `${passage.title || "Passage"} (${passage.id})`),
       element("p", { class: "text" }, passage.text),
-      element("button", { onclick: edit }, "Edit"),
-      element("button", { onclick: remove }, "Remove"),
+      element("button", { class: "change", onclick: edit }, "Edit"),
+      element("button", { class: "change", onclick: remove }, "Remove"),
     );
   };
   const edit = () => {
