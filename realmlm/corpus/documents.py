@@ -19,7 +19,7 @@ import numpy as np
 
 from realmlm.artefact import discard, locked, map_array, publish, sha256_of, write_text
 from realmlm.corpus.build import write_articles
-from realmlm.corpus.readers import SourceFile, find_files, read_files
+from realmlm.corpus.readers import SourceFile, apart, find_files, read_files
 from realmlm.corpus.store import CONTENT_MARK, Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, MissingExtra, RealmError
@@ -43,11 +43,7 @@ def open_documents(
 
     Until `held` is closed others who want the same wait. Make its index before: later the corpus may be edited, or made anew in its place.
     """
-    for path in documents:
-        if not path.exists():
-            raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
-    whole = {path.resolve() for path in documents}
-    places = sorted(path for path in whole if whole.isdisjoint(path.parents))
+    places = apart(documents)
     identity = "\n".join([*map(str, places), wordpieces.fingerprint, str(max_wordpieces)])
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"

@@ -1,9 +1,8 @@
-"""The routes of the service in four groups: questions, passages, training runs, and the numbers for those who run it."""
+"""The routes of the service in three groups: questions, passages, and the numbers for those who run it."""
 
 import asyncio
 import hmac
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -13,7 +12,6 @@ from starlette.exceptions import HTTPException
 from realmlm import __version__
 from realmlm.corpus.store import Article
 from realmlm.errors import BadInput
-from realmlm.log import read_metrics
 from realmlm.model.answering import Answer
 from realmlm.serve.engine import Engine
 from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence, Words
@@ -119,34 +117,6 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
             engine.edit(remove=[number])
 
         await alone(work)
-
-    return routes
-
-
-# --- training runs ----------------------------------------------------------------------------------------------------------------------
-
-
-def run_routes(folders: Sequence[Path]) -> APIRouter:
-    """The metrics of the runs in these folders."""
-    routes = APIRouter()
-
-    def watched() -> dict[str, Path]:
-        """Name of each run -> its metrics; a folder may hold several runs."""
-        files = [file for folder in folders for file in sorted(folder.glob("**/metrics.jsonl")) if file.is_file()]
-        return {
-            ("/".join(file.parent.parts[-2:]) if file.parent.name in ("reader", "retriever") else file.parent.name): file for file in files
-        }
-
-    @routes.get("/runs", summary="Training runs that are shown")
-    async def list_runs() -> list[str]:
-        return sorted(watched())
-
-    @routes.get("/runs/{name:path}", summary="The metrics of a run, row by row")
-    async def read_run(name: str) -> list[dict[str, Any]]:
-        file = watched().get(name)
-        if file is None:
-            raise HTTPException(404, f"there is no run '{name}'; GET /runs names those there are")
-        return await asyncio.to_thread(read_metrics, file)
 
     return routes
 

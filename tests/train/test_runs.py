@@ -86,6 +86,7 @@ def test_located_answers_belong_to_their_questions_and_edits(own: Corpus, monkey
 
 def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = weights(pretrain(**{**flat(settings), "out": tmp_path / "whole"}))
+    before = signal.getsignal(signal.SIGINT)
     one_step = training._one_step
 
     def interrupted(objective: Any, optimizer: Any, groups: Any, number: int, **rest: Any) -> Any:
@@ -99,7 +100,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(settings: Pretrain, t
             pretrain(**flat(settings))
     assert Run(settings.out).checkpoints() == [2, 3]
     assert same(weights(pretrain(**flat(settings))), whole)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pytest.CaptureFixture[str]) -> None:
