@@ -1,4 +1,4 @@
-"""Vectors that need not be computed again: of passages that stand, word for word, in another corpus with an index by the same weights."""
+"""Passages that stand, word for word, in another corpus too: found there, and their vectors not computed again."""
 
 import hashlib
 
@@ -44,6 +44,16 @@ class SameContent:
             here_N = torch.from_numpy(index_N == number)
             vectors_ND[here_N] = index.vectors(there_N[here_N]).cpu()
         return index_N >= 0, vectors_ND[torch.from_numpy(index_N >= 0)]
+
+
+def places_in(corpus: Corpus, text: Corpus) -> np.ndarray | None:
+    """For each passage of the text, by its id, the id of the same passage in the corpus, or −1; None if they have none in common."""
+    if text.fingerprint == corpus.fingerprint:
+        return np.arange(text.ids[-1] + 1)
+    there = dict(zip(_contents(corpus, corpus.ids).tolist(), corpus.ids.tolist(), strict=True))
+    places = np.full(text.ids[-1] + 1, -1)
+    places[text.ids] = [there.get(content, -1) for content in _contents(text, text.ids).tolist()]
+    return places if (places >= 0).any() else None
 
 
 def _contents(corpus: Corpus, ids_N: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.clozes import measure_clozes
+from realmlm.index.same import places_in
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_inputs
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
@@ -46,7 +47,7 @@ class JointPretraining:
         *,
         k: int,
         null_document: bool,
-        own_passage: bool,
+        own: np.ndarray | None,
         marginal: str,
         pointing: float,
         freeze_retriever: int,
@@ -57,7 +58,7 @@ class JointPretraining:
         self._null, self._passages, self._marginal, self._freeze = null_document, k - null_document, marginal, freeze_retriever
         self._pointing = pointing
         self._probe, self._probe_every = probe, probe_every
-        self._leave_out_own = source.corpus.fingerprint == corpus.fingerprint and not own_passage
+        self._own = own  # by passage of the text that of the corpus that is never retrieved for its sentences, −1: none
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters()), "retriever": self._model.retriever_parameters()}
@@ -72,7 +73,7 @@ class JointPretraining:
         with clock("embed"):
             query_BD = self._model.query(inputs)
         with clock("search"):
-            own_B = torch.from_numpy(drawn[0].passages) if self._leave_out_own else None
+            own_B = None if self._own is None else torch.from_numpy(self._own[drawn[0].passages])
             ids_BK = self._live.index.search(query_BD.detach().float(), self._passages, exclude_Q=own_B).ids_QK
         with clock("embed"):
             retrieval_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, ids_BK, with_null=self._null)
@@ -193,10 +194,13 @@ def pretrain(
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
-        needed = k - null_document + (text is None and not own_passage)
+        same = places_in(known, source_corpus)
+        own = None if own_passage else same
+        needed = k - null_document + (own is not None)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
-        limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": sources_of(hold_out)}
+        held_out = [] if same is None else np.flatnonzero(np.isin(same, list(sources_of(hold_out)))).tolist()
+        limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out}
         limits |= {"recurring": recurring, "glimpses": glimpses}
         source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
         questions = read_questions(probe) if probe else []
@@ -209,7 +213,7 @@ def pretrain(
                 live,
                 k=k,
                 null_document=null_document,
-                own_passage=own_passage,
+                own=own,
                 marginal=marginal,
                 pointing=pointing,
                 freeze_retriever=freeze_retriever,

@@ -1,0 +1,132 @@
+"""Fine-tuning otherwise: other objectives, other retrievers, answers that are patterns."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realmlm.config import Finetune, JointOptim, Loop
+from realmlm.corpus.questions import Question, read_questions
+from realmlm.corpus.store import Corpus
+from realmlm.index.exact import ExactIndex
+from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
+from realmlm.model.realm import Realm
+from realmlm.train.finetune import Given, QuestionAnswering, run_finetune
+from realmlm.train.gold import locate_answers
+from realmlm.train.loop import Clock
+
+LOOP = Loop(threads=1, device="cpu", log_every=1)
+
+
+def test_the_best_place_alone() -> None:
+    span = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]]).log()[:, :, None]
+    gold = torch.tensor([[True, False, True], [False, False, False]])[:, :, None]
+    assert best_span_log_likelihood(span, gold).exp().tolist() == pytest.approx([0.5, 0.0])
+    assert answer_log_likelihood(span, gold).exp().tolist() == pytest.approx([0.8, 0.0])
+
+
+def asking(model: Realm, knowledge: Corpus, questions: list[Question], **settings: object) -> QuestionAnswering:
+    gold = locate_answers(knowledge, questions)
+    usual = {
+        "read": 2,
+        "read_gold": False,
+        "candidates": 9,
+        "objective": "marginal",
+        "closed_book": 0.0,
+        "frozen_index": True,
+        "learning": [],
+    }
+    given = settings.pop("given", None)
+    if callable(given):
+        given = given(gold)
+    return QuestionAnswering(model, knowledge.wordpieces, knowledge, None, gold, seed=0, given=given, **(usual | settings))  # type: ignore[arg-type]
+
+
+def test_a_passage_with_the_answer_takes_the_last_place_read(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    model, _ = Realm.from_pretrained(tiny_model_folder)
+    questions = read_questions(world / "questions-train.jsonl")[:6]
+
+    def wrong_first(gold: object) -> Given:
+        ids = np.stack([[*[p for p in knowledge.ids[:40].tolist() if p not in q.gold][:8], q.gold[0]] for q in questions])
+        return Given(ids.astype(np.int64), np.tile(np.linspace(2, 0, 9, dtype=np.float32), (6, 1)))
+
+    shares = {}
+    for read_gold in (False, True):
+        objective = asking(model, knowledge, questions, given=wrong_first, read_gold=read_gold)
+        with torch.no_grad():
+            _, row = objective.loss(objective.draw(0, 6), 0, Clock(torch.device("cpu")))
+        shares[read_gold] = float(row["gold_read"])
+        assert set(objective.groups()) == {"reader"}
+    assert shares[True] == 1.0
+    assert shares[False] < 0.7
+
+
+@pytest.mark.parametrize("objective", ["marginal", "hard-em"])
+def test_a_reader_is_trained_on_matched_words(
+    objective: str, tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExactIndex, "search", None)  # no vector is compared
+    settings = Finetune(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=(world / "questions-train.jsonl", world / "questions-held-out.jsonl"),
+        out=tmp_path / "run",
+        retriever="bm25",
+        objective=objective,  # type: ignore[arg-type]
+        read=2,
+        candidates=5,
+        optim=JointOptim(steps=2, batch=4),
+        loop=LOOP,
+    )
+    before, (after, _) = Realm.from_pretrained(tiny_model_folder)[0], Realm.from_pretrained(run_finetune(settings))
+    assert torch.equal(before.document.projection.weight, after.query.projection.weight) or torch.equal(
+        before.query.projection.weight, after.query.projection.weight
+    )
+    assert not torch.equal(before.reader.span_head.output.weight, after.reader.span_head.output.weight)
+
+
+def test_answers_without_a_letter_are_not_looked_for(knowledge: Corpus, tmp_path: Path) -> None:
+    word = knowledge[0].text.split()[0]
+    gold = locate_answers(knowledge, [Question("Who?", (".", word))])
+    found = {knowledge.wordpieces.decode(knowledge.tokens(0)[a:b]) for a, b in gold.spans(0, 0).tolist()}
+    assert found == {word.lower()}
+
+
+def test_patterns_are_looked_up_in_the_passages_that_come_up(knowledge: Corpus, tmp_path: Path) -> None:
+    """The same places, whether located before or when they are asked for."""
+    words = [knowledge[number].text.split()[1] for number in (0, 5, 9)]
+    questions = [Question(f"Which is it, {word}?", (f"{word}|nowhere at all",), is_regex=True) for word in words]
+    questions.insert(1, Question("Which?", (words[0],)))
+    before, later = locate_answers(knowledge, questions), locate_answers(knowledge, questions, candidates=2)
+    assert sorted(before.texts) == sorted(later.texts)
+    ids = torch.from_numpy(knowledge.ids[:60])
+    for number, text in enumerate(later.texts):
+        twin = before.texts.index(text)
+        assert torch.equal(later.holds(number, ids), before.holds(twin, ids))
+        assert all(later.spans(number, p).tolist() == before.spans(twin, p).tolist() for p in ids.tolist())
+    assert [len(answer) for answer in later.answers][1:] == [0, 0, 0]
+    only = locate_answers(knowledge, questions[2:], candidates=2)
+    assert len(only) == 2
+
+
+def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    rows = [f"{n}\tkind\tWhich is number {n}?\t{knowledge[n].text.split()[1]}" for n in range(12)]
+    (tmp_path / "asked.tsv").write_text("\n".join(rows) + "\n")
+    settings = Finetune(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=(tmp_path / "asked.tsv",),
+        out=tmp_path / "run",
+        read=2,
+        candidates=3,
+        optim=JointOptim(steps=2, batch=4),
+        loop=LOOP,
+    )
+    run_finetune(settings)
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["closed_book"] == 0
+    assert np.isfinite(row["loss"])

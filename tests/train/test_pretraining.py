@@ -1,0 +1,144 @@
+"""Joint pre-training otherwise: without the null document, pointing, glimpses, another text."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from realmlm.config import JointOptim, Loop, Pretrain, Refresh
+from realmlm.corpus.build import build_corpus
+from realmlm.corpus.questions import Question, write_questions
+from realmlm.corpus.store import Corpus
+from realmlm.errors import BadInput
+from realmlm.index.exact import ExactIndex
+from realmlm.index.same import places_in
+from realmlm.model.inputs import reader_inputs
+from realmlm.model.marginal import answer_log_likelihood, marked, span_log_probabilities
+from realmlm.model.realm import Realm
+from realmlm.train.examples import SentenceSource, glimpse
+from realmlm.train.pointing import point, standing
+from realmlm.train.pretrain import run_pretrain
+from tests.train.test_resume import joint_run
+
+LOOP = Loop(threads=1, device="cpu", log_every=1)
+
+
+def test_without_the_null_document_and_with_the_own_passage(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    plain = {"optim": JointOptim(steps=2, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
+    joint_run(tiny_model_folder, knowledge, tmp_path / "no-null", null_document=False, own_passage=True, **plain)
+    row = json.loads((tmp_path / "no-null" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert "null_share" not in row
+    assert "log_p" in row
+
+
+def test_joint_training_points_at_what_it_retrieves(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
+    optim, still = JointOptim(steps=60, batch=16, lr=3e-3, retriever_lr=3e-3), Refresh(every_steps=0)
+    joint = Pretrain(model=towns_model, corpus=towns.folder, out=tmp_path / "run", k=3, optim=optim, refresh=still, loop=LOOP, pointing=1.0)
+    run_pretrain(joint)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first, last = ({name: np.mean([row[name] for row in part]) for name in ("held", "pointed")} for part in (rows[:10], rows[-10:]))
+    assert 0 < first["held"] < 1
+    assert last["pointed"] > 3 * first["pointed"]
+
+
+def test_pointing_is_the_same_whatever_else_is_in_the_batch(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
+    model, pieces = Realm.from_pretrained(towns_model)
+    bodies = [np.array([20, 21, 5]), np.array([7, 20, 22, 20, 21, 30, 31, 32]), np.array([40, 41, 42, 43])]
+    inputs = reader_inputs([np.array([9, pieces.mask, 10])] * 3, bodies, pieces, max_query=8, max_length=40)
+    hidden = model.reader.encoder(inputs)
+    gold = standing([np.array([20, 21])] * 3, bodies, inputs)
+    log_p, held = point(model.reader, hidden, inputs, gold)
+    scores, allowed = model.reader.spans_from(hidden, inputs)
+    expected = answer_log_likelihood(span_log_probabilities(scores, allowed), marked(gold, allowed))
+    assert held.tolist() == [True, True, False]
+    assert torch.allclose(log_p[held], expected[held], atol=1e-5)
+    assert not point(model.reader, hidden, inputs, gold[:0])[1].any()
+
+
+def test_layers_are_compiled_once_each_when_asked(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: Any) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, dynamic: compiled.append(layer))
+    plain = {"optim": JointOptim(steps=1, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
+    joint_run(tiny_model_folder, knowledge, tmp_path / "plain", **plain)
+    assert not compiled
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", loop=replace(LOOP, compile=True), **plain)
+    model, _ = Realm.from_pretrained(tmp_path / "run" / "model")
+    layers = len(model.reader.encoder.body.layers) + len(model.document.encoder.body.layers)
+    assert len(compiled) == len({id(layer) for layer in compiled}) == layers
+
+
+def test_a_glimpse_is_a_run_of_words_beside_what_is_hidden() -> None:
+    rng, tokens = np.random.default_rng(0), np.arange(100, 140)
+    for _ in range(200):
+        positions = np.arange(start := int(rng.integers(38)), start + 2)
+        seen = glimpse(tokens, positions, rng)
+        assert 6 <= len(seen) < 17
+        assert not set(seen.tolist()) & set(tokens[positions].tolist())
+        rest = [token for token in tokens.tolist() if token not in tokens[positions]]
+        first = rest.index(seen[0])
+        assert seen.tolist() == rest[first : first + len(seen)]
+        assert first <= start <= first + len(seen)
+    assert glimpse(tokens[:3], np.array([1]), rng).tolist() == [100, 102]
+
+
+def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
+    towns: Corpus, towns_model: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    source = str(towns.folder.parent / "towns.jsonl")
+    firsts = build_corpus([source], tmp_path / "firsts", tokenizer=str(towns.folder), max_wordpieces=24, max_passages=1, workers=1)
+    same = places_in(firsts, towns)
+    assert same is not None
+    for number in towns.ids.tolist():
+        there = towns[number].text in [firsts[other].text for other in firsts.ids.tolist()]
+        assert (firsts[int(same[number])].text == towns[number].text) if there else same[number] == -1
+    rest = build_corpus([source], tmp_path / "rest", tokenizer=str(towns.folder), max_wordpieces=24, skip_passages=1, workers=1)
+    assert places_in(firsts, rest) is None
+    assert places_in(towns, towns).tolist() == towns.ids.tolist()  # type: ignore[union-attr]
+
+    excluded: list[int] = []
+    search = ExactIndex.search
+
+    def watched(index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_Q: torch.Tensor | None = None) -> Any:
+        excluded.extend(exclude_Q.tolist() if exclude_Q is not None else [])
+        return search(index, queries, k, exclude_Q=exclude_Q)
+
+    monkeypatch.setattr(ExactIndex, "search", watched)
+    held = [Question(text="[MASK].", answers=("heron",), id="0", source=0)]
+    write_questions(tmp_path / "held.jsonl", held)
+    optim, still = JointOptim(steps=6, batch=8), Refresh(every_steps=0)
+    run_pretrain(
+        Pretrain(
+            model=towns_model,
+            corpus=firsts.folder,
+            text=towns.folder,
+            out=tmp_path / "run",
+            k=3,
+            optim=optim,
+            refresh=still,
+            loop=LOOP,
+            hold_out=tmp_path / "held.jsonl",
+        )
+    )
+    assert {-1} < set(excluded) <= {-1, *firsts.ids.tolist()}
+    assert 0 not in excluded, "no sentence of a held-out passage was drawn"
+
+
+def test_the_query_tower_gets_glimpses_and_the_reader_the_sentence(knowledge: Corpus) -> None:
+    common: dict[str, Any] = {"scheme": "salient", "wordpieces": knowledge.wordpieces, "max_query": 32, "seed": 0}
+    plain, some = (SentenceSource(knowledge, glimpses=share, **common).draw(40, 60) for share in (0.0, 0.5))
+    assert [query.tolist() for query in plain.masked.queries] == [query.tolist() for query in some.masked.queries]
+    assert [seen.tolist() for seen in plain.seen] == [query.tolist() for query in plain.masked.queries]
+    changed = sum(seen.tolist() != query.tolist() for seen, query in zip(some.seen, some.masked.queries, strict=True))
+    assert 15 < changed < 45
+
+
+def test_only_recurring_words_are_hidden(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--masking salient"):
+        Pretrain(corpus=knowledge.folder, out=tmp_path / "run", recurring=True, masking="uniform")
+    plain = {"optim": JointOptim(steps=2, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", recurring=True, **plain)
+    assert (tmp_path / "run" / "model").is_dir()
