@@ -302,7 +302,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "batch": (config.Batch, _batch),
     "world": (config.World, _world),
 }
-RESUMABLE = ("warmup", "pretrain", "finetune")
+RESUMABLE = tuple(config.STAGES)
 
 
 def overview() -> str:

@@ -1,6 +1,6 @@
 """Every setting of every command: typed, explained, checked once. The command line and its help are generated from it."""
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -319,6 +319,9 @@ class Serve:
         check(self.token is None or len(self.token) >= 8, "a token has at least 8 characters")
 
 
+STAGES: dict[str, Any] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}  # commands whose runs can be gone on with
+
+
 def record(values: Any) -> Any:
     """Settings as JSON: records become objects, paths strings."""
     if is_dataclass(values):
@@ -330,9 +333,22 @@ def record(values: Any) -> Any:
     return str(values.absolute()) if isinstance(values, Path) else values  # a run may be resumed from another folder
 
 
+def filled(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """What `record` wrote down, with settings that came later at their defaults: all mean "as before"."""
+    hints, whole = get_type_hints(kind), dict(values)
+    for item in fields(kind):
+        if is_dataclass(hints[item.name]) and item.name in values:
+            whole[item.name] = filled(hints[item.name], values[item.name])
+        elif item.default_factory is not MISSING:
+            whole.setdefault(item.name, record(item.default_factory()))
+        elif item.default is not MISSING:
+            whole.setdefault(item.name, record(item.default))
+    return whole
+
+
 def restore(kind: Any, values: dict[str, Any]) -> Any:
     """The config that `record` wrote down."""
-    hints = get_type_hints(kind)
+    hints, values = get_type_hints(kind), filled(kind, values)
     return kind(**{item.name: _restored(hints[item.name], values[item.name]) for item in fields(kind)})
 
 

@@ -198,6 +198,7 @@ class Warmup:
     loop: Loop = field(default_factory=Loop)
 
     def __post_init__(self) -> None:
+        check(not self.towers_as_reader or self.retriever.steps > 0, "towers-as-reader is about ICT: give it steps (--retriever.steps)")
         check(0 <= self.remove_sentence <= 1, f"remove-sentence is a share between 0 and 1, not {self.remove_sentence}")
 
 
@@ -224,7 +225,7 @@ class Pretrain:
     marginal: Literal["joint", "per-token"] = "joint"
     """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own."""
     recurring: bool = False
-    """Hide only words that are marked in another passage too: what else is hidden, no other passage can tell."""
+    """Hide only words that another passage of the text has marked too."""
     glimpses: float = 0.0
     """Share of sentences of which the query tower sees only some words around the gap, as few as questions have; the reader sees all."""
     pointing: float = 0.0

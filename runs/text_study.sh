@@ -12,7 +12,6 @@ set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
 out=$base/study/$arm-$seed corpus=$base/corpus warm=$base/warmup/model
 export TOKENIZERS_PARALLELISM=false
-mkdir -p "$out"
 scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
 steps=$(scaled "${STEPS:-800}")
 loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled 1000) ${COMPILE:+--loop.compile}"
@@ -40,14 +39,14 @@ questions() { # model, retriever, flags of finetune
     [ "$arm" != warmup ] || evaluate "closed-book-$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever none
   done
 }
-{
+commands() {
   model=$out/joint/model
   case $arm in
   warmup | bm25 | hard-em) model=$warm ;;
   realm) joint $pointing $often ;;
   plain) joint $often ;;
   frozen) joint $pointing --refresh.every-steps 0 --freeze-retriever "$steps" ;;
-  uniform | random-span) joint $pointing $often --masking "$arm" ;;
+  uniform | random-span) joint $often --masking "$arm" ;; # there is no one run of words to point at: to be compared with `plain`
   stale) joint $pointing --refresh.every-steps 0 --freeze-retriever "$(scaled 50)" ;;
   no-null) joint $pointing $often --no-null-document ;;
   own-passage) joint $pointing $often --own-passage ;;
@@ -69,7 +68,7 @@ questions() { # model, retriever, flags of finetune
     ;;
   ict)
     model=$out/ict/model
-    [ -z "$text" ] || corpus=$base/text
+    [ -z "$text" ] || corpus=$base/text held= # passages of another text: none of them is held out
     echo "warmup --from $warm --corpus $corpus --out $out/ict $held --reader.steps 0 --retriever.steps $(scaled 600) --retriever.batch $(scaled 2048) --retriever.lr 3e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed}"
     corpus=$base/corpus
     ;;
@@ -84,5 +83,7 @@ questions() { # model, retriever, flags of finetune
   hard-em) questions "$model" learned --objective hard-em ;;
   *) [ -z "${QUESTIONS:-}" ] || questions "$model" learned ;;
   esac
-} > "$out/commands.txt"
+}
+all=$(commands)
+mkdir -p "$out" && echo "$all" > "$out/commands.txt"
 realmlm batch "$out/commands.txt" --log "$out/seconds.jsonl"

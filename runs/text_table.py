@@ -21,8 +21,8 @@ ARMS = {
     "warmup": "baseline (warm-up only)",
     "frozen": "joint, retriever frozen",
     "ict": "ICT continued",
-    "uniform": "uniform masks",
-    "random-span": "random-span masks",
+    "uniform": "uniform masks, the paper's loss alone",
+    "random-span": "random-span masks, the paper's loss alone",
     "recurring": "only words that recur",
     "glimpses": "queries half of the time a glimpse of the sentence",
     "tagger": "spans of the learned tagger",
@@ -46,7 +46,7 @@ Values = dict[str, np.ndarray]  # of every arm one value a question, the mean ov
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    return [json.loads(line) for line in file.read_text("utf-8").split("\n") if line]  # a text may hold other breaks of lines
 
 
 def measured(folder: Path, prefix: str, take: Take) -> tuple[Values, dict[str, int]]:
@@ -92,6 +92,8 @@ def table_2(folder: Path) -> None:
 def table_1(folder: Path, part: str) -> None:
     files = {file.stem.removesuffix(f"-{part}") for file in (folder / "study").glob(f"*/predictions/*-{part}.jsonl")}
     names = sorted(name for name in files if not name.startswith("closed-book"))
+    if not names:
+        return
     scores: dict[str, Values] = {}
     seeds: dict[str, int] = {}
     for name in names:
@@ -102,7 +104,8 @@ def table_1(folder: Path, part: str) -> None:
     print("| | seeds | " + " | ".join(names) + " | all | vs ORQA |\n" + "| --- " * (len(names) + 4) + "|")
     for arm, title in ANSWERING.items():
         if all(arm in scores[name] for name in names):
-            pooled = {other: np.concatenate([scores[name][other] for name in names]) for other in (arm, "warmup")}
+            known = [other for other in (arm, "warmup") if all(other in scores[name] for name in names)]
+            pooled = {other: np.concatenate([scores[name][other] for name in names]) for other in known}
             cells = []
             for name in [*names, ""]:
                 values = scores[name][arm] if name else pooled[arm]

@@ -37,6 +37,8 @@ questions() { # name, model: the same fine-tuning, then held-out questions
   echo "warmup --from $out/begin --corpus $out/knowledge --out $out/warmup --pairing own --reader.steps 300 --reader.batch 64 --reader.lr 3e-3 --retriever.steps 350 --retriever.batch 128 --retriever.lr 2e-3 $loop"
   measure warmup "$out/warmup/model"
   arm realm $other $often
+  arm pointing $other $often --pointing 1
+  arm glimpses $other $often --glimpses 0.5
   arm frozen $other $often --freeze-retriever "$steps"
   arm uniform $other $often --masking uniform
   arm random-span $other $often --masking random-span

@@ -15,6 +15,8 @@ ARMS = {
     "realm-retriever": "REALM retriever, baseline reader",
     "realm-reader": "baseline retriever, REALM reader",
     "warmup": "baseline (warm-up only, as ORQA)",
+    "pointing": "REALM, and pointing at the hidden words",
+    "glimpses": "REALM, queries half of the time a glimpse",
     "uniform": "uniform masks",
     "random-span": "random-span masks",
     "stale": "index never refreshed",

@@ -44,8 +44,8 @@ def apart(places: Sequence[Path]) -> list[Path]:
     for path in places:
         if not path.exists():
             raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
-    whole = {path.resolve() for path in places}
-    return sorted(path for path in whole if whole.isdisjoint(path.parents))
+    whole = {path.resolve(): Path(os.path.abspath(path)) for path in reversed(places)}
+    return sorted(named for path, named in whole.items() if not any(parent in whole for parent in path.parents))
 
 
 def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:

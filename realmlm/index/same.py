@@ -30,10 +30,9 @@ class SameContent:
         ids_M = ids_M[index.contains(torch.from_numpy(ids_M)).cpu().numpy()]
         if not len(ids_M):
             return
-        contents_M, first_M = np.unique(_contents(corpus, ids_M), return_index=True)
-        place_N = np.searchsorted(contents_M, self._contents_N).clip(max=len(contents_M) - 1)
-        found_N = (contents_M[place_N] == self._contents_N) & (self._index_N < 0)
-        self._index_N[found_N], self._there_N[found_N] = len(self._indexes), ids_M[first_M[place_N[found_N]]]
+        there_N = _ids_there(self._contents_N, _contents(corpus, ids_M), ids_M)
+        found_N = (there_N >= 0) & (self._index_N < 0)
+        self._index_N[found_N], self._there_N[found_N] = len(self._indexes), there_N[found_N]
         self._indexes.append(index)
 
     def __call__(self, ids_N: np.ndarray) -> tuple[np.ndarray, Tensor]:
@@ -49,11 +48,19 @@ class SameContent:
 def places_in(corpus: Corpus, text: Corpus) -> np.ndarray | None:
     """For each passage of the text, by its id, the id of the same passage in the corpus, or −1; None if they have none in common."""
     if text.fingerprint == corpus.fingerprint:
-        return np.arange(text.ids[-1] + 1)
-    there = dict(zip(_contents(corpus, corpus.ids).tolist(), corpus.ids.tolist(), strict=True))
-    places = np.full(text.ids[-1] + 1, -1)
-    places[text.ids] = [there.get(content, -1) for content in _contents(text, text.ids).tolist()]
+        return np.arange(text.ids.max(initial=-1) + 1)
+    places = np.full(text.ids.max(initial=-1) + 1, -1)
+    places[text.ids] = _ids_there(_contents(text, text.ids), _contents(corpus, corpus.ids), corpus.ids)
     return places if (places >= 0).any() else None
+
+
+def _ids_there(contents_N: np.ndarray, there_M: np.ndarray, ids_M: np.ndarray) -> np.ndarray:
+    """For each content the first id that has it among others, or −1."""
+    if not len(there_M):
+        return np.full(len(contents_N), -1)
+    known_M, first_M = np.unique(there_M, return_index=True)
+    place_N = np.searchsorted(known_M, contents_N).clip(max=len(known_M) - 1)
+    return np.where(known_M[place_N] == contents_N, ids_M[first_M[place_N]], -1)
 
 
 def _contents(corpus: Corpus, ids_N: np.ndarray) -> np.ndarray:

@@ -68,6 +68,10 @@ class ModelConfig:
         """Spans of all passages share one softmax."""
         return self.reading != "paper"
 
+    def check_one_encoder(self) -> None:
+        if self.tower != self.reader:
+            raise BadInput("towers and reader of this model are different encoders: the towers cannot begin as the reader")
+
     @property
     def max_document(self) -> int:
         return self.max_passage + MAX_TITLE + MOST_SPECIAL
@@ -131,8 +135,7 @@ class Realm(nn.Module):
 
     def begin_towers_as_reader(self) -> None:
         """Give the towers the reader's encoder; their projections stay."""
-        if self.config.tower != self.config.reader:
-            raise BadInput("towers and reader of this model are different encoders: the towers cannot begin as the reader")
+        self.config.check_one_encoder()
         for tower in (self.document, self.query):
             tower.encoder.load_state_dict(self.reader.encoder.state_dict())
 

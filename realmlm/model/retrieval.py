@@ -122,29 +122,30 @@ class KeptIndex:
 
     index: Index
     path: Path
-    edits: int
+    corpus: Corpus
+    """As the index contains it."""
     _encode: DocumentEncoder
 
     def follow(self, corpus: Corpus) -> bool:
         """Take up what was edited since. False: what is on disk is not what is open here; it has to be opened again."""
         with locked(_lock(self.path)):
-            if not self.path.exists() or edits_contained(self.path) != self.edits:
+            if not self.path.exists() or edits_contained(self.path) != self.corpus.edits:
                 return False
             self.take_up(corpus)
         return True
 
     def take_up(self, corpus: Corpus) -> None:
         """Embed and keep what the index lacks. The lock must be held."""
-        if self.edits < corpus.edits:
-            written, removed = corpus.changes_since(self.edits)
+        if self.corpus.edits < corpus.edits:
+            written, removed = corpus.changes_since(self.corpus.edits)
             ids, known = np.array(written, dtype=np.int64), None
             if written and removed:  # of a document that changed, or moved, most passages come back with new ids
                 known = SameContent(corpus, ids, dim=self._encode.dim)
-                known.look_in(Corpus(corpus.folder, corpus.manifest, self.edits), np.array(removed, dtype=np.int64), self.index)
+                known.look_in(self.corpus, np.array(removed, dtype=np.int64), self.index)
             vectors = embed_passages(corpus, ids, self._encode, dtype=self.index.dtype, known=known)
             changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
             save_edit(self.path, self.index, **changed, corpus_edits=corpus.edits)
-            self.edits = corpus.edits
+            self.corpus = corpus
 
 
 def index_for(
@@ -189,7 +190,8 @@ def kept_index(
             if known is None:
                 same = _same_content(corpus, encode, dtype, others) if others else None
                 lacking = len(corpus) if same is None else same.lacking
-                say(f"no index of {corpus.folder} by this model yet: embedding {lacking:,} passages into {path}")
+                taken = f", {len(corpus) - lacking:,} are known" if lacking < len(corpus) else ""
+                say(f"no index of {corpus.folder} by this model yet: embedding {lacking:,} passages into {path}{taken}")
                 known = same
             queries_QD = _sample_queries(model, wordpieces, corpus) if kind == "ivf" else None
             build_index(path, corpus, encode, kind=kind or "exact", dtype=dtype, queries_QD=queries_QD, known=known)
@@ -201,8 +203,9 @@ def kept_index(
             raise Mismatch(
                 f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"
             )
-        kept = KeptIndex(open_index(path, device=str(model.device)), path, info.corpus_edits, encode)
-        if info.corpus_edits < corpus.edits:
+        contained = corpus if info.corpus_edits == corpus.edits else Corpus(corpus.folder, corpus.manifest, info.corpus_edits)
+        kept = KeptIndex(open_index(path, device=str(model.device)), path, contained, encode)
+        if contained is not corpus:
             written, removed = corpus.changes_since(info.corpus_edits)
             say(f"{path}: taking up {len(written)} new and {len(removed)} removed passages")
             kept.take_up(corpus)

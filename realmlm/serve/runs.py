@@ -25,11 +25,11 @@ def run_routes(folders: Sequence[Path]) -> APIRouter:
 
     @routes.get("/runs", summary="Training runs that are shown")
     async def list_runs() -> list[str]:
-        return sorted(watched())
+        return sorted(await asyncio.to_thread(watched))
 
     @routes.get("/runs/{name:path}", summary="The metrics of a run, row by row")
     async def read_run(name: str) -> list[dict[str, Any]]:
-        file = watched().get(name)
+        file = (await asyncio.to_thread(watched)).get(name)
         if file is None:
             raise HTTPException(404, f"there is no run '{name}'; GET /runs names those there are")
         return await asyncio.to_thread(read_metrics, file)

@@ -194,12 +194,14 @@ def pretrain(
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
-        same = places_in(known, source_corpus)
+        same = places_in(known, source_corpus) if hold_out or not own_passage else None
         own = None if own_passage else same
         needed = k - null_document + (own is not None)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
         held_out = [] if same is None else np.flatnonzero(np.isin(same, list(sources_of(hold_out)))).tolist()
+        if hold_out and not held_out:
+            say(f"{source_corpus.folder} has none of the passages that {hold_out} was made of in {corpus}: nothing has to be held out")
         limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out}
         limits |= {"recurring": recurring, "glimpses": glimpses}
         source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from realmlm.artefact import discard, open_artefact, publish, read_manifest, sweep, write_text
+from realmlm.config import STAGES, filled
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
 
@@ -54,9 +55,8 @@ class Run:
     def begin(cls, folder: Path, *, stage: str, config: dict[str, Any]) -> "Run":
         """Start a run, or go on with one that was begun with the same config (its first checkpoint not yet written included)."""
         folder = Path(folder)
-        record = {"stage": stage, "config": config}
         if (folder / "run.json").exists():
-            if read_run(folder) != record:
+            if not _is_same(read_run(folder), stage, config):
                 raise Mismatch(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")
             run = cls(folder)
             for place in (folder, folder / "checkpoints"):
@@ -142,6 +142,11 @@ def amend_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
         write_run(folder, stage=stage, config=config)
     finally:
         run.close()
+
+
+def _is_same(known: dict[str, Any], stage: str, config: dict[str, Any]) -> bool:
+    kind = STAGES.get(stage)
+    return known["stage"] == stage and (filled(kind, known["config"]) if kind else known["config"]) == config
 
 
 def write_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:

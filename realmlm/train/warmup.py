@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from realmlm.artefact import open_artefact
 from realmlm.config import Loop, Optim, Warmup, flat, record
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, document_inputs, joint_inputs, query_inputs
 from realmlm.model.marginal import in_batch_contrast, inner_products
-from realmlm.model.realm import Realm
+from realmlm.model.realm import ModelConfig, Realm
 from realmlm.model.retrieval import check_readable
 from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, sources_of
 from realmlm.train.loop import Clock, Objective, Stateless, prepare, train_model
@@ -106,6 +107,8 @@ def warm_up(
     settings = dict(locals())  # every argument is one
     with Run.begin(Path(out), stage="warmup", config=record(settings)) as whole:
         known = whole.open_corpus(corpus)
+        if towers_as_reader:  # said before the reader is trained
+            ModelConfig(**open_artefact(Path(model), kind="model").config).check_one_encoder()
 
         def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
             held_out = sources_of(hold_out)

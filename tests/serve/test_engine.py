@@ -75,14 +75,16 @@ def editable(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> Engi
 
 
 def edit(engine: Engine, number: int) -> None:
-    """A new passage, a changed one, one less, in turn."""
+    """A new passage, a changed one, one less, one exchanged for another, in turn."""
     article = Article("Nerrow", f"The arms of Nerrow show a quince and the number {number}.")
-    if number % 3 == 0:
+    if number % 4 == 0:
         engine.edit(add=[article])
-    elif number % 3 == 1:
+    elif number % 4 == 1:
         engine.edit(replace={int(engine.corpus.ids[number]): article})
-    else:
+    elif number % 4 == 2:
         engine.edit(remove=[int(engine.corpus.ids[-number])])
+    else:
+        engine.edit(add=[article], remove=[int(engine.corpus.ids[-1])])
 
 
 def check_kept(engine: Engine, model: Path) -> None:
@@ -113,8 +115,8 @@ def test_an_edit_reads_as_much_after_many_as_at_first(editable: Engine, tiny_mod
         edit(editable, number)
         read.append(len(looked_at))
         held.append(len(list(Path("/proc/self/fd").glob("*"))))  # nothing where there is no such folder
-    assert read[33:] == read[3:6]
-    assert held[33:] == held[3:6]
+    assert read[32:] == read[4:8]
+    assert held[32:] == held[4:8]
     check_kept(editable, tiny_model_folder)
 
 

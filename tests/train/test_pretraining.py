@@ -19,9 +19,9 @@ from realmlm.index.same import places_in
 from realmlm.model.inputs import reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, marked, span_log_probabilities
 from realmlm.model.realm import Realm
-from realmlm.train.examples import SentenceSource, glimpse
+from realmlm.train.examples import SentenceSource, glimpse, places_of
 from realmlm.train.pointing import point, standing
-from realmlm.train.pretrain import run_pretrain
+from realmlm.train.pretrain import JointPretraining, read_masks, run_pretrain
 from tests.train.test_resume import joint_run
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
@@ -43,6 +43,35 @@ def test_joint_training_points_at_what_it_retrieves(towns: Corpus, towns_model: 
     first, last = ({name: np.mean([row[name] for row in part]) for name in ("held", "pointed")} for part in (rows[:10], rows[-10:]))
     assert 0 < first["held"] < 1
     assert last["pointed"] > 3 * first["pointed"]
+
+
+def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_model: Path) -> None:
+    """log Σ_z p(z|x) p(y where it stands|z,x), passage by passage, and its gradient by f(x,z)."""
+    model, pieces = Realm.from_pretrained(towns_model)
+    source = SentenceSource(towns, scheme="salient", wordpieces=pieces, max_query=32, seed=0)
+    how: dict[str, Any] = {"marginal": "joint", "pointing": 1.0, "freeze_retriever": 0, "probe": [], "probe_every": 1}
+    objective = JointPretraining(model, pieces, towns, source, None, k=3, null_document=True, own=None, **how)  # type: ignore[arg-type]
+    masked = source.draw(0, 4).masked
+    runs = masked.runs(model.config.max_answer)
+    numbers = towns.ids.tolist()
+    having = [next(n for n in numbers if len(places_of(words, towns.tokens(n)))) for words in runs if words is not None]
+    lacking = [next(n for n in numbers if not len(places_of(words, towns.tokens(n)))) for words in runs if words is not None]
+    passages = [number for pair in zip(having, lacking, strict=True) for number in (None, *pair)]
+    scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    _, hidden, read = read_masks(model, pieces, towns, masked, passages)
+    found, some = objective._point(masked, passages, hidden, read, scores)
+    assert some.all()
+    pointed, _ = point(model.reader, hidden, read, standing([w for w in runs for _ in range(3)], bodies_of(passages, towns), read))
+    expected = (scores.softmax(-1)[:, 1] * pointed.view(4, 3)[:, 1].exp()).log()
+    assert torch.allclose(found, expected, atol=1e-5)
+    found.sum().backward()
+    assert scores.grad is not None
+    assert (scores.grad[:, 1] > 0).all()
+    assert (scores.grad[:, [0, 2]] < 0).all()
+
+
+def bodies_of(passages: list[Any], corpus: Corpus) -> list[np.ndarray]:
+    return [np.zeros(0, dtype=np.int64) if number is None else corpus.tokens(number) for number in passages]
 
 
 def test_pointing_is_the_same_whatever_else_is_in_the_batch(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
@@ -136,9 +165,17 @@ def test_the_query_tower_gets_glimpses_and_the_reader_the_sentence(knowledge: Co
     assert 15 < changed < 45
 
 
-def test_only_recurring_words_are_hidden(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+def test_what_is_hidden_and_shown_is_as_asked(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(BadInput, match="--masking salient"):
         Pretrain(corpus=knowledge.folder, out=tmp_path / "run", recurring=True, masking="uniform")
     plain = {"optim": JointOptim(steps=2, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
-    joint_run(tiny_model_folder, knowledge, tmp_path / "run", recurring=True, **plain)
-    assert (tmp_path / "run" / "model").is_dir()
+    made: list[dict[str, Any]] = []
+    begin = SentenceSource.__init__
+
+    def noted(source: SentenceSource, corpus: Corpus, **settings: Any) -> None:
+        made.append(settings)
+        begin(source, corpus, **settings)
+
+    monkeypatch.setattr(SentenceSource, "__init__", noted)
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", recurring=True, glimpses=0.25, **plain)
+    assert [(settings["recurring"], settings["glimpses"]) for settings in made] == [(True, 0.25)]

@@ -11,11 +11,11 @@ from realmlm import cli
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh, flat, record
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Article, Corpus
-from realmlm.errors import NotEnough
+from realmlm.errors import Mismatch, NotEnough
 from realmlm.train import loop as training
 from realmlm.train.gold import locate_answers
 from realmlm.train.pretrain import pretrain
-from realmlm.train.run import Run, read_run
+from realmlm.train.run import Run, read_run, write_run
 from tests.conftest import world_corpus
 from tests.train.test_resume import same, weights
 
@@ -101,6 +101,19 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(settings: Pretrain, t
     assert Run(settings.out).checkpoints() == [2, 3]
     assert same(weights(pretrain(**flat(settings))), whole)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_begun_before_a_setting_existed_goes_on(settings: Pretrain) -> None:
+    pretrain(**flat(settings))
+    known = read_run(settings.out)
+    for lacking in ("recurring", "glimpses", "pointing"):
+        del known["config"][lacking]
+    del known["config"]["loop"]["compile"]
+    write_run(settings.out, **known)
+    assert cli.parse("pretrain", Pretrain, ["--resume", str(settings.out)]) == settings
+    pretrain(**flat(settings))  # passed over: it is the same run
+    with pytest.raises(Mismatch, match="holds another run"):
+        pretrain(**flat(settings) | {"pointing": 1.0})
 
 
 def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from realmlm.corpus.questions import read_questions
 from realmlm.corpus.spans import MarkedSentence, Spans, mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.errors import NotEnough
+from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.report import evaluate
 from realmlm.model.inputs import mask_queries, reader_inputs
@@ -154,6 +155,17 @@ def test_the_towers_begin_as_the_reader_that_was_warmed_up(towns: Corpus, towns_
         read, found = (dict(part.encoder.named_parameters()) for part in (model.reader, model.document))
         matrices = [weight for weight in read if read[weight].ndim > 1]
         assert all(torch.allclose(read[weight], found[weight], atol=1e-6) for weight in matrices) == asked
+
+
+def test_towers_of_another_kind_cannot_begin_as_the_reader(towns_model: Path, towns: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--retriever\.steps"):
+        Warmup(corpus=towns.folder, out=tmp_path / "none", towers_as_reader=True, retriever=Optim(steps=0))
+    model, pieces = Realm.from_pretrained(towns_model)
+    model.config = replace(model.config, tower={**model.config.tower, "norm_eps": 1e-3})
+    model.save_pretrained(tmp_path / "model", pieces)
+    with pytest.raises(BadInput, match="different encoders"):
+        run_warmup(Warmup(model=tmp_path / "model", corpus=towns.folder, out=tmp_path / "run", towers_as_reader=True, loop=LOOP))
+    assert not (tmp_path / "run" / "reader").exists(), "said before the reader was trained"
 
 
 def test_a_reader_of_titles_trains_and_answers(towns: Corpus, tmp_path: Path) -> None:
