@@ -52,5 +52,5 @@ questions() { # name, model: the same fine-tuning, then held-out questions
   measure realm-retriever "$out/realm-retriever"
   echo "graft --towers $out/warmup/model --reader $out/realm/model --out $out/realm-reader"
   measure realm-reader "$out/realm-reader"
-  for name in realm warmup frozen ict; do questions "$name" "$out/$name/model"; done
+  for name in realm pointing warmup frozen ict; do questions "$name" "$out/$name/model"; done
 } | realmlm batch - --log "$out/seconds.jsonl"

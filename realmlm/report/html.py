@@ -40,11 +40,11 @@ def write_report(
     if runs:
         shown = [part for folder, name in zip(runs, names_of(runs), strict=True) for part in read_run(folder, name)]
         sections.append(_curves(shown))
-        parts.append(f"{len(shown)} runs")
+        parts.append(_counted(len(shown), "run"))
         title = ", ".join(run.name for run in shown)
     if evaluations:
         sections.append(_evaluations([read_evaluation(file, name) for file, name in zip(evaluations, names_of(evaluations), strict=True)]))
-        parts.append(f"{len(evaluations)} evaluations")
+        parts.append(_counted(len(evaluations), "evaluation"))
     if before is not None and after is not None:
         change = compare(read_predictions(before), read_predictions(after), examples=examples)
         if change.both == 0:
@@ -54,6 +54,10 @@ def write_report(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, _document(title, sections).encode("utf-8", "replace").decode("utf-8"))  # half a surrogate pair is no text
     return f"{out}: {', '.join(parts)}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _node(tag: str, *children: Node | str, **attributes: str) -> Node:
