@@ -251,7 +251,7 @@ async function showRuns() {
 
 function listRuns(runs) {
   for (const run of chosen.keys()) if (!runs.includes(run)) chosen.delete(run); // gone, or named more fully beside another of its name
-  if (runs.length === 1) chosen.set(runs[0], []); // nothing to choose
+  if (!listed.length && runs.length <= COLOURS) for (const run of runs) chosen.set(run, []); // a few are shown at once
   const labels = runs.map((run, place) => {
     const check = element("input", { type: "checkbox", id: `run-${run}` });
     check.checked = chosen.has(run);
