@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if CHROMIUM is None or DRIVER is None:
-    pytest.skip("Chromium and its driver are not installed (Debian: apt install chromium chromium-driver)", allow_module_level=True)
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from tests.browser import need_browser, open_browser
+
+need_browser()
 uvicorn = pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
 
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -82,16 +81,10 @@ def _read_off(engine: Engine, question: str) -> Answer:
 
 @pytest.fixture
 def browser(address: str) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,900"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.get(address)
-    yield driver
-    severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
-    driver.quit()
+    with open_browser() as driver:
+        driver.get(address)
+        yield driver
+        severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
     assert [message for message in severe if "Failed to load resource" not in message] == []
 
 
