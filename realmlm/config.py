@@ -334,8 +334,10 @@ def record(values: Any) -> Any:
 
 
 def filled(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """What `record` wrote down, with settings that came later at their defaults: all mean "as before"."""
+    """What `record` wrote down, with settings that came later at their defaults: all mean "as before". KeyError: one that is not known."""
     hints, whole = get_type_hints(kind), dict(values)
+    if unknown := whole.keys() - hints.keys():
+        raise KeyError(*unknown)
     for item in fields(kind):
         if is_dataclass(hints[item.name]) and item.name in values:
             whole[item.name] = filled(hints[item.name], values[item.name])

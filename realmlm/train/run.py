@@ -145,8 +145,12 @@ def amend_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
 
 
 def _is_same(known: dict[str, Any], stage: str, config: dict[str, Any]) -> bool:
-    kind = STAGES.get(stage)
-    return known["stage"] == stage and (filled(kind, known["config"]) if kind else known["config"]) == config
+    if known == {"stage": stage, "config": config}:
+        return True
+    try:  # begun before some of the settings existed?
+        return known["stage"] == stage and filled(STAGES[stage], known["config"]) == config
+    except (KeyError, TypeError, ValueError):  # damaged, or of another version
+        return False
 
 
 def write_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
