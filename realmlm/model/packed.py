@@ -17,6 +17,7 @@ from realmlm.model.inputs import Inputs, send
 
 ATTENTION = "realmlm_packed"  # its name among transformers' implementations of attention
 _NEEDED = "torch.nn.attention.varlen"  # torch 2.10 and later
+_CAPABILITY = (8, 0)  # of a GPU: older ones have no flash attention
 _FAMILIES = ("modernbert",)  # that hand positions and sequence borders through to their attention
 
 
@@ -34,7 +35,8 @@ def packs_now(inputs: Inputs) -> bool:
     """Half precision on a GPU is what the packed attention is made for; its gradient is not the same bits every time."""
     if not inputs.tokens_NL.is_cuda or torch.are_deterministic_algorithms_enabled():
         return False
-    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return half and torch.cuda.get_device_capability(inputs.tokens_NL.device) >= _CAPABILITY
 
 
 def encode_packed(body: Any, inputs: Inputs) -> Tensor:
