@@ -6,7 +6,7 @@
 #   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
 #
 # Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null own-passage recurring glimpses tagger news
-#       bm25 hard-em (of the warm-up, with questions)
+#       realm-retriever realm-reader (of realm with the same seed, the other half from the warm-up) bm25 hard-em (of the warm-up, with questions)
 # `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
@@ -14,7 +14,8 @@ out=$base/study/$arm-$seed corpus=$base/corpus warm=$base/warmup/model
 export TOKENIZERS_PARALLELISM=false
 scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
 steps=$(scaled "${STEPS:-800}")
-loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled 1000) ${COMPILE:+--loop.compile}"
+loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled 1000)"
+fused=${COMPILE:+--loop.compile}
 held="--hold-out $base/held-out.jsonl"
 pointing="--pointing 1"
 text=$([ ! -d "$base/text" ] || echo "--text $base/text") # another text X, where there is one
@@ -25,7 +26,7 @@ evaluate() { # name, model, questions, flags
   echo "evaluate --model $2 --corpus $corpus --questions $3 ${*:4} --report $out/reports/$1.json --predictions $out/predictions/$1.jsonl"
 }
 joint() { # flags of pretrain
-  echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $text $*"
+  echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $fused $text $*"
 }
 measure() { # model: held-out sentences, and questions before any was seen
   evaluate held-out "$1" "$base/held-out.jsonl" --read 7
@@ -43,6 +44,10 @@ commands() {
   model=$out/joint/model
   case $arm in
   warmup | bm25 | hard-em) model=$warm ;;
+  realm-retriever | realm-reader)
+    model=$out/model taught=$base/study/realm-$seed/joint/model
+    [ "$arm" = realm-reader ] && echo "graft --towers $warm --reader $taught --out $model" || echo "graft --towers $taught --reader $warm --out $model"
+    ;;
   realm) joint $pointing $often ;;
   plain) joint $often ;;
   frozen) joint $pointing --refresh.every-steps 0 --freeze-retriever "$steps" ;;
@@ -69,7 +74,7 @@ commands() {
   ict)
     model=$out/ict/model
     [ -z "$text" ] || corpus=$base/text held= # passages of another text: none of them is held out
-    echo "warmup --from $warm --corpus $corpus --out $out/ict $held --reader.steps 0 --retriever.steps $(scaled 600) --retriever.batch $(scaled 2048) --retriever.lr 3e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed}"
+    echo "warmup --from $warm --corpus $corpus --out $out/ict $held --reader.steps 0 --retriever.steps $(scaled 600) --retriever.batch $(scaled 2048) --retriever.lr 3e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed} $fused"
     corpus=$base/corpus
     ;;
   *)

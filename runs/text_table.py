@@ -18,6 +18,8 @@ from realmlm.evaluate.intervals import bootstrap_interval, paired_interval
 ARMS = {
     "realm": "REALM, pointing",
     "plain": "REALM, the paper's loss alone",
+    "realm-retriever": "REALM's retriever, baseline reader",
+    "realm-reader": "baseline retriever, REALM's reader",
     "warmup": "baseline (warm-up only)",
     "frozen": "joint, retriever frozen",
     "ict": "ICT continued",
