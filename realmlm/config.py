@@ -173,6 +173,8 @@ class Evaluate:
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
     read: int = 5
     """Passages read for each question; 0: retrieval alone is measured."""
+    with_mask: bool = False
+    """Search with a [MASK] behind each question: so looks every query that a retriever learned from text alone has seen. With --read 0."""
     recall: Literal["dpr", "orqa"] = "dpr"
     """When a passage holds an answer. dpr: the same words, upper and lower case alike; orqa: the same characters, within words too."""
     index: Annotated[Path | None, optional("PATH")] = None
@@ -190,6 +192,10 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         check(self.read >= 0, f"read must be 0 or more, not {self.read}")
+        check(
+            not self.with_mask or self.read == 0,
+            "a [MASK] is put behind questions that are searched with, not read: --with-mask needs --read 0",
+        )
         check(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
 
 

@@ -30,7 +30,10 @@ joint() { # flags of pretrain
 }
 measure() { # model: held-out sentences, and questions before any was seen
   evaluate held-out "$1" "$base/held-out.jsonl" --read 7
-  for file in $(sets train); do evaluate "zero-shot-$(name_of "$file")" "$1" "$file" --read 0; done
+  for file in $(sets train); do
+    evaluate "zero-shot-$(name_of "$file")" "$1" "$file" --read 0
+    evaluate "with-mask-$(name_of "$file")" "$1" "$file" --read 0 --with-mask
+  done
 }
 questions() { # model, retriever, flags of finetune
   local tuned=$out/questions/model

@@ -28,6 +28,7 @@ from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, Retriever, check_readable, index_for
 
 CUTOFFS = (1, 5, 20, 50)
+SEARCHED_AT_ONCE = 256  # questions, where nothing is read
 
 
 class BM25Retriever:
@@ -106,6 +107,7 @@ def evaluate(
     questions: Path,
     retriever: str = "learned",
     read: int = 5,
+    with_mask: bool = False,
     recall: Recall = "dpr",
     index: Path | None = None,
     limit: int | None = None,
@@ -127,7 +129,7 @@ def evaluate(
         Path(predictions).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()
     chosen = make_retriever(retriever, realm, wordpieces, known, index=index)
-    outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall))
+    outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall, with_mask=with_mask))
     if predictions is not None:
         write_text(Path(predictions), "".join(json.dumps(_prediction(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
     return summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
@@ -141,22 +143,27 @@ def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corp
     return LearnedRetriever.settled(model, wordpieces, index_for(model, wordpieces, corpus, path=index))
 
 
-def measure(answerer: Answerer, questions: list[Question], *, read: int, recall: Recall) -> Iterable[Outcome]:
+def measure(answerer: Answerer, questions: list[Question], *, read: int, recall: Recall, with_mask: bool = False) -> Iterable[Outcome]:
     """Retrieve for recall, read the first few, compare."""
     alone = isinstance(answerer.retriever, NoRetriever)
     searchable = len(answerer.corpus) - any(question.source is not None for question in questions)
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
+    at_once = BATCH if read else SEARCHED_AT_ONCE
     with progress("evaluating", len(questions), unit="questions") as bar:
-        for first in range(0, len(questions), BATCH):
-            some = questions[first : first + BATCH]
-            yield from _measure_batch(answerer, some, depth=depth, read=read, recall=recall)
+        for first in range(0, len(questions), at_once):
+            some = questions[first : first + at_once]
+            yield from _measure_batch(answerer, some, depth=depth, read=read, recall=recall, with_mask=with_mask)
             bar.advance(len(some))
 
 
-def _measure_batch(answerer: Answerer, questions: list[Question], *, depth: int, read: int, recall: Recall) -> Iterable[Outcome]:
-    cloze = np.array([is_cloze(question) for question in questions])
+def _measure_batch(
+    answerer: Answerer, questions: list[Question], *, depth: int, read: int, recall: Recall, with_mask: bool
+) -> Iterable[Outcome]:
+    cloze, ending = np.array([is_cloze(question) for question in questions]), " [MASK]" if with_mask else ""
     queries = [
-        widen_masks(question, answerer.wordpieces, max_query=answerer.model.config.max_query) if masked else answerer.query(question.text)
+        widen_masks(question, answerer.wordpieces, max_query=answerer.model.config.max_query)
+        if masked
+        else answerer.query(question.text + ending)
         for question, masked in zip(questions, cloze, strict=True)
     ]
     retrieved = answerer.retriever(queries, depth)
