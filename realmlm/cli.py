@@ -213,6 +213,8 @@ def _report(settings: config.Report) -> None:
 
 
 def _batch(settings: config.Batch) -> None:
+    from realmlm.device import release_memory
+
     lines = sys.stdin.read() if str(settings.file) == "-" else _read_text(settings.file)
     for line in lines.splitlines():
         if words := shlex.split(line, comments=True):
@@ -223,6 +225,7 @@ def _batch(settings: config.Batch) -> None:
             except ArtefactExists as error:
                 say(f"done before: {error}")
                 continue
+            release_memory()
             seconds = round(time.monotonic() - begun, 1)
             say(f"{words[0]}: {seconds} s")
             if settings.log is not None:

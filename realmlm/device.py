@@ -1,5 +1,7 @@
 """Which device work runs on."""
 
+import gc
+
 import torch
 
 from realmlm.errors import NotEnough
@@ -20,3 +22,10 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise NotEnough(f"device '{name}' asked for, but there are only {torch.cuda.device_count()} GPUs, counted from 0; use another")
     return device
+
+
+def release_memory() -> None:
+    """Give the GPU's memory back that torch keeps for later: another process may want it."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

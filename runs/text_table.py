@@ -52,11 +52,13 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 def measured(folder: Path, prefix: str, take: Take) -> tuple[Values, dict[str, int]]:
-    """One value a question for every arm that has predictions whose names begin so; and the seeds of each."""
+    """One value a question for every arm with predictions of such names; and the seeds of each. A seed that lacks some is left out."""
     by_arm: dict[str, list[np.ndarray]] = defaultdict(list)
-    for place in sorted((folder / "study").iterdir()):
-        files = sorted(file for file in (place / "predictions").glob("*.jsonl") if file.stem.startswith(prefix))
-        if files:
+    places = sorted((folder / "study").iterdir())
+    found = {place: sorted((place / "predictions").glob(f"{prefix}*.jsonl")) for place in places}
+    most = max(map(len, found.values()), default=0)
+    for place, files in found.items():
+        if files and len(files) == most:
             by_arm[place.name.rpartition("-")[0]].append(np.array([take(row) for file in files for row in rows(file)]))
     return {arm: np.mean(seeds, axis=0) for arm, seeds in by_arm.items()}, {arm: len(seeds) for arm, seeds in by_arm.items()}
 

@@ -18,7 +18,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import NotEnough
 from realmlm.log import progress
-from realmlm.model.answering import BATCH, Answerer
+from realmlm.model.answering import Answerer
 from realmlm.model.marginal import marginal_log_likelihood, posterior
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, Query, check_readable, index_for
@@ -41,8 +41,8 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     with progress("aligning", len(numbers), unit="sentences") as bar:
-        for first in range(0, len(numbers), BATCH):
-            some = numbers[first : first + BATCH]
+        for first in range(0, len(numbers), answerer.at_once):
+            some = numbers[first : first + answerer.at_once]
             lines += [json.dumps(row, ensure_ascii=False) for row in _rows(answerer, source, sentences, some, k=k)]
             bar.advance(len(some))
     write_text(out, "".join(f"{line}\n" for line in lines))

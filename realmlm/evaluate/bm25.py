@@ -4,6 +4,7 @@ Q queries, K passages each, N passages in the index.
 """
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,14 +19,15 @@ class BM25Index:
 
     def __init__(self, passages: Iterable[tuple[int, str]], *, k1: float = 1.5, b: float = 0.75) -> None:
         """`passages`: (passage id, text); join title and body before."""
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s imports JAX where there is one, which takes most of a GPU's memory at once
         self._bm25s = require("bm25s", extra="bm25", why="the BM25 baseline")
         ordered = sorted(passages, key=lambda passage: passage[0])  # so that position order is id order, and ties are decided by position
         self._ids_N = np.array([passage_id for passage_id, _ in ordered], dtype=np.int64)
         words = self._tokenize([text for _, text in ordered], as_ids=True)
         if not words.vocab:
             raise NotEnough(f"no word to index in {len(ordered):,} passages; give passages with text")
-        backend = "numba" if importlib.util.find_spec("numba") else "numpy"
-        self._index = self._bm25s.BM25(k1=k1, b=b, method="lucene", backend=backend)
+        self._backend = "numba" if importlib.util.find_spec("numba") else "numpy"
+        self._index = self._bm25s.BM25(k1=k1, b=b, method="lucene", backend=self._backend)
         self._index.index(words, show_progress=False)
 
     @classmethod
@@ -45,7 +47,7 @@ class BM25Index:
         # bm25s refuses a query without words; one that no passage can hold stands in, and is passed over like every unknown word
         words = [words or ["\0"] for words in self._tokenize(queries, as_ids=False)]
         wanted = min(k + 1, len(self))  # one more shows whether the last place is shared
-        found = self._index.retrieve(words, k=wanted, show_progress=False)
+        found = self._index.retrieve(words, k=wanted, show_progress=False, backend_selection=self._backend)
         scores_QK, positions_QK = np.asarray(found.scores), np.asarray(found.documents)
         order_QK = np.lexsort((positions_QK, -scores_QK), axis=-1)
         scores_QK = np.take_along_axis(scores_QK, order_QK, axis=-1)

@@ -1,5 +1,6 @@
 """Masked sentences with known answers and gold passages: is the passage found, is the word right?"""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.answers import exact_match
-from realmlm.model.answering import BATCH, Answer, Answerer
+from realmlm.model.answering import Answer, Answerer
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import Query, Retrieved, Retriever
 
@@ -28,30 +29,34 @@ class ClozeResult:
     gold_first: bool
 
 
-def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurring: bool = False) -> list[Question]:
-    """Masked sentences to hold out: at most one of a passage, one of its marked spans hidden, the passage itself named as their source.
+def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurring: bool = False, each: int = 1) -> list[Question]:
+    """Masked sentences of `count` passages to hold out: at most `each` of a passage, one of its marked spans hidden, the passage itself
+    named as their source.
 
     With `recurring` only spans are hidden whose words are marked in another passage too.
     """
     spans, rng = Spans.open(corpus), np.random.default_rng(seed)
     spans = spans.recurring(corpus) if recurring else spans
     clozes: list[Question] = []
-    seen: set[int] = set()
+    taken: Counter[int] = Counter()
     for number in rng.permutation(len(spans)).tolist():
         sentence = spans[number]
         short = [span for span in sentence.spans.tolist() if span[1] - span[0] <= _LONGEST]
-        if sentence.passage in seen or not short or not _SHORTEST <= sentence.end - sentence.start <= max_query:
+        full = taken[sentence.passage] == each if sentence.passage in taken else len(taken) == count
+        if full or not short or not _SHORTEST <= sentence.end - sentence.start <= max_query:
             continue
         chars_T2, text = corpus.token_chars(sentence.passage).astype(int), corpus[sentence.passage].text
         start, end = np.array(short[rng.integers(len(short))]) + sentence.start
         first, past = chars_T2[sentence.start, 0], chars_T2[sentence.end - 1, 1]
         masked = f"{text[first : chars_T2[start, 0]]}[MASK]{text[chars_T2[end - 1, 1] : past]}"
         answer = text[chars_T2[start, 0] : chars_T2[end - 1, 1]]
-        seen.add(sentence.passage)
+        taken[sentence.passage] += 1
         clozes.append(Question(masked, (answer,), id=str(len(clozes)), source=sentence.passage))
-        if len(clozes) == count:
-            return clozes
-    raise NotEnough(f"{corpus.folder} has only {len(clozes)} passages with a sentence to hold out; ask for fewer than {count}")
+        if len(clozes) == count * each:
+            break
+    if len(taken) < count:
+        raise NotEnough(f"{corpus.folder} has only {len(taken)} passages with a sentence to hold out; ask for fewer than {count}")
+    return clozes
 
 
 def is_cloze(question: Question) -> bool:
@@ -78,8 +83,8 @@ def measure_clozes(
 ) -> list[ClozeResult]:
     """Fill in every sentence from the `read` best passages and the null document."""
     answerer, results = Answerer(model, wordpieces, corpus, retriever), []
-    for first in range(0, len(questions), BATCH):
-        some = questions[first : first + BATCH]
+    for first in range(0, len(questions), answerer.at_once):
+        some = questions[first : first + answerer.at_once]
         queries = [widen_masks(question, wordpieces, max_query=model.config.max_query) for question in some]
         retrieved: Retrieved = retriever(queries, read)
         for question, answer, ids in zip(some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True):

@@ -23,7 +23,7 @@ from realmlm.evaluate.intervals import bootstrap_interval
 from realmlm.evaluate.matching import Recall, contains_answer
 from realmlm.index.exact import Hits, drop
 from realmlm.log import progress
-from realmlm.model.answering import BATCH, Answer, Answerer
+from realmlm.model.answering import Answer, Answerer
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, Retriever, check_readable, index_for
 
@@ -148,7 +148,7 @@ def measure(answerer: Answerer, questions: list[Question], *, read: int, recall:
     alone = isinstance(answerer.retriever, NoRetriever)
     searchable = len(answerer.corpus) - any(question.source is not None for question in questions)
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
-    at_once = BATCH if read else SEARCHED_AT_ONCE
+    at_once = answerer.at_once if read else SEARCHED_AT_ONCE
     with progress("evaluating", len(questions), unit="questions") as bar:
         for first in range(0, len(questions), at_once):
             some = questions[first : first + at_once]

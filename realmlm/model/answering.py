@@ -28,7 +28,7 @@ OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
-BATCH = 16
+AT_ONCE, AT_ONCE_GPU = 16, 96  # questions
 SCORED_AT_ONCE = 512  # wordpieces whose spans a CPU scores at once: each is a vector
 
 
@@ -129,6 +129,11 @@ class Answerer:
     def __init__(self, model: Realm, wordpieces: Wordpieces, corpus: Corpus, retriever: Retriever) -> None:
         self.model, self.wordpieces, self.corpus, self.retriever = model, wordpieces, corpus, retriever
 
+    @property
+    def at_once(self) -> int:
+        """Questions to read for together."""
+        return AT_ONCE_GPU if self.model.device.type == "cuda" else AT_ONCE
+
     def query(self, text: str) -> Query:
         tokens = self.wordpieces.encode_query(text)
         if not len(tokens):
@@ -143,14 +148,14 @@ class Answerer:
 
     def _in_batches(self, texts: list[str], read: int, way: Callable[[list[Query], Retrieved], list[Answer]]) -> list[Answer]:
         queries = [self.query(text) for text in texts]
-        batches = [queries[first : first + BATCH] for first in range(0, len(queries), BATCH)]
+        batches = [queries[first : first + self.at_once] for first in range(0, len(queries), self.at_once)]
         return [answer for batch in batches for answer in way(batch, self.retriever(batch, read))]
 
     @torch.inference_mode()
     def read_spans(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
         """Answers from what was retrieved; without any passage, from the reader's own memory."""
         if retrieved.ids_BK.shape[1] == 0:
-            return [self._closed_book(query) for query in queries]
+            return self._closed_book(queries)
         k = retrieved.ids_BK.shape[1]
         tokens, passages = [query.tokens for query in queries for _ in range(k)], retrieved.ids_BK.flatten().tolist()
         scores_N = retrieved.scores_BK.flatten().clone()
@@ -221,17 +226,15 @@ class Answerer:
         rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
         return Answer(surface[best], total[best], tuple(evidence), tuple((surface[words], total[words]) for words in rest))
 
-    def _closed_book(self, query: Query) -> Answer:
-        """The question followed by masks, as many as serve best."""
-        best, best_mean = Answer("", 0.0, ()), -np.inf
+    def _closed_book(self, queries: list[Query]) -> list[Answer]:
+        """Each question followed by masks, as many as serve it best."""
+        count, found = len(queries), []
+        nothing = Retrieved(torch.zeros(count, 0, dtype=torch.int64), torch.zeros(count, 0), torch.zeros(count))
         for masks in range(1, CLOSED_BOOK_MASKS + 1):
-            tokens = np.concatenate([query.tokens[: self.model.config.max_query - masks], np.full(masks, self.wordpieces.mask)])
-            nothing = Retrieved(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.zeros(1))
-            (answer,) = self.fill_masks([Query(query.text, tokens)], nothing)
-            mean = float(np.log(max(answer.probability, 1e-30))) / masks
-            if mean > best_mean:
-                best, best_mean = answer, mean
-        return best
+            room, end = self.model.config.max_query - masks, np.full(masks, self.wordpieces.mask)
+            asked = [Query(query.text, np.concatenate([query.tokens[:room], end])) for query in queries]
+            found.append([(np.log(max(answer.probability, 1e-30)) / masks, answer) for answer in self.fill_masks(asked, nothing)])
+        return [max(tries, key=lambda tried: tried[0])[1] for tries in zip(*found, strict=True)]
 
     # --- masked sentences --------------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ B sentences, C candidates each, D vector size.
 
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ READ = 5  # passages
 CANDIDATES = 100
 BATCH = 32
 MOST_HELD_OUT = 150  # masked sentences
+MOST_OF_A_PASSAGE = 4  # of them: what is held out is whole passages, and few passages tell little
 SHARE_HELD_OUT = 5  # one of so many passages, or questions
 FEWEST = 20  # held out, and steps
 EPOCHS = 6  # times that every example is seen, at most
@@ -168,12 +170,13 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
     recurring = mark_spans(corpus, rule_tagger(corpus)).recurring(corpus)
     passages = len({recurring[number].passage for number in range(len(recurring))})
     count = min(MOST_HELD_OUT, passages // SHARE_HELD_OUT)
+    each = min(MOST_OF_A_PASSAGE, MOST_HELD_OUT // max(1, count))
     if count < FEWEST:
         raise NotEnough(
             f"only {passages} passages name something that another passage names too, too little to learn from ({FEWEST * SHARE_HELD_OUT} "
             "would do). The model serves as it is; with more documents, or with questions of your own (--questions), it can adapt"
         )
-    return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True)
+    return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True, each=each)
 
 
 def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:
@@ -235,10 +238,15 @@ def _measured(model: Path, corpus: Corpus, questions: list[Question], device: st
 
 
 def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> Verdict:
-    """By the questions answered, or by the rank of the first passage that has the hidden words."""
+    """By the questions answered, or by the rank of the first passage that has the hidden words; sentences of one passage count as one."""
 
     def values(outcomes: list[Outcome]) -> list[float]:
-        return [float(outcome.correct) if labelled else _reciprocal_rank(outcome.found) for outcome in outcomes]
+        if labelled:
+            return [float(outcome.correct) for outcome in outcomes]
+        ranks: defaultdict[int | None, list[float]] = defaultdict(list)
+        for outcome in outcomes:
+            ranks[outcome.question.source].append(_reciprocal_rank(outcome.found))
+        return [float(np.mean(of_passage)) for of_passage in ranks.values()]
 
     low, high = paired_interval(values(after), values(before))
     first, second = (summarise(outcomes, retriever="learned", read=READ, recall="dpr", seconds=0.0) for outcomes in (before, after))

@@ -112,11 +112,14 @@ def test_without_retrieval_only_the_null_document_is_read(tiny_model: Model, kno
     assert 0 <= asked.probability <= 1
 
 
-def test_batches_answer_like_single_questions(answerer: Answerer) -> None:
+@pytest.mark.parametrize("closed_book", [False, True])
+def test_batches_answer_like_single_questions(answerer: Answerer, closed_book: bool) -> None:
+    answerer = Answerer(answerer.model, answerer.wordpieces, answerer.corpus, NoRetriever()) if closed_book else answerer
     questions = [f"Which {kind} is Tekebra famous for?" for kind in ("food", "tree", "animal", "heron of the old town")]
     together, apart = answerer.ask(questions, read=3), [answerer.ask([question], read=3)[0] for question in questions]
     for first, second in zip(together, apart, strict=True):
         assert first.probability == pytest.approx(second.probability, abs=1e-4)
+        assert first.answer == second.answer
 
 
 def test_the_null_document_follows_weights_that_move_and_is_embedded_once_where_they_stay(

@@ -9,7 +9,7 @@ import torch
 
 from realmlm.cli import main
 from realmlm.config import Adapt
-from realmlm.corpus.questions import read_questions
+from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists, BadInput, NotEnough
 from realmlm.evaluate.report import Outcome
@@ -65,6 +65,18 @@ def test_it_is_kept_only_if_better(
     assert ("nothing was kept" in said) != better
     if better:
         main(["ask", "Which animal?", "--docs", str(docs), "--model", str(settings.out / "model")])
+
+
+def test_sentences_of_one_passage_count_as_one(knowledge: Corpus) -> None:
+    def outcomes(ranks: dict[int, list[int]]) -> list[Outcome]:
+        return [
+            Outcome(Question("a [MASK]", ("b",), source=source), None, False, None, None, None, [place == rank for place in range(5)], [])
+            for source, places in ranks.items()
+            for rank in places
+        ]
+
+    before, after = outcomes({1: [4, 4, 4], 2: [1], 3: [1]}), outcomes({1: [0, 0, 0], 2: [1], 3: [1]})
+    assert adapting._compare(before, after, labelled=False).gain == pytest.approx((1 - 1 / 5) / 3)
 
 
 def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path) -> None:

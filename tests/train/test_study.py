@@ -1,7 +1,7 @@
 """What the comparisons of the study need: held-out sentences, recurring words, a reader that points."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from realmlm.cli import main
-from realmlm.config import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
+from realmlm.config import Evaluate, Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.spans import MarkedSentence, Spans, mark_spans
@@ -22,6 +22,7 @@ from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.report import evaluate
 from realmlm.model.inputs import mask_queries, reader_inputs
 from realmlm.model.realm import Realm
+from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved
 from realmlm.train.examples import ClozePairs, ReadingPairs, Recurrences, SentenceSource
 from realmlm.train.finetune import run_finetune
 from realmlm.train.pointing import standing
@@ -45,6 +46,16 @@ def test_held_out_sentences_hide_a_marked_span_and_name_their_passage(knowledge:
     assert make_clozes(knowledge, count=30, max_query=32, seed=4) != clozes
     with pytest.raises(NotEnough, match="ask for fewer"):
         make_clozes(knowledge, count=10**6, max_query=32, seed=0)
+
+
+def test_several_sentences_of_a_passage_can_be_held_out(knowledge: Corpus) -> None:
+    clozes = make_clozes(knowledge, count=30, max_query=32, seed=3, each=2)
+    of_passage = Counter(cloze.source for cloze in clozes)
+    assert len(of_passage) == 30
+    assert max(of_passage.values()) == 2
+    assert len({(cloze.source, cloze.text) for cloze in clozes}) == len(clozes)
+    one_each = {cloze.source for cloze in make_clozes(knowledge, count=30, max_query=32, seed=3)}
+    assert one_each == set(of_passage), "which passages they are does not depend on how many sentences are taken"
 
 
 def test_no_sentence_of_a_held_out_passage_is_drawn(knowledge: Corpus) -> None:
@@ -85,6 +96,26 @@ def test_retrieval_alone_can_be_measured(tiny_model_folder: Path, knowledge: Cor
     assert alone.recall == read.recall
     assert alone.exact_match is None
     assert "exact match" not in alone.table()
+
+
+def test_questions_can_be_searched_with_as_masked_sentences(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Query] = []
+    search = LearnedRetriever.__call__
+
+    def searched(self: LearnedRetriever, queries: list[Query], k: int) -> Retrieved:
+        seen.extend(queries)
+        return search(self, queries, k)
+
+    monkeypatch.setattr(LearnedRetriever, "__call__", searched)
+    questions, mask = world / "questions-held-out.jsonl", knowledge.wordpieces.mask
+    evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=5, read=0)
+    evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=5, read=0, with_mask=True)
+    for plain, masked in zip(seen[:5], seen[5:], strict=True):
+        assert masked.tokens.tolist() == [*plain.tokens.tolist(), mask]
+    with pytest.raises(BadInput, match="--with-mask needs --read 0"):
+        Evaluate(corpus=knowledge.folder, questions=questions, with_mask=True)
 
 
 # --- the reader's warm-up ---------------------------------------------------------------------------------------------------------------
