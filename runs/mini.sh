@@ -16,30 +16,43 @@ loop="--loop.seed $seed --loop.log-every $(scaled 100) --loop.checkpoint-every $
 held="--hold-out $out/held-out.jsonl"
 train=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 
+# Every stage by track: what is searched and learned from, the model to begin with, the warm-up (masked LM, ICT), joint pre-training.
 case $track in
 clean)
-  passages="--train-tokenizer 16000 --max-passages 5"
+  searched="--train-tokenizer 16000 --max-passages 5" # the first passages of each article; what follows them is learned from
   shape="--layers 6 --hidden 384 --heads 6 --projection 128"
-  reader="--reader.steps $(scaled 4000) --reader.batch $(scaled 256) --reader.lr 1e-3"
-  retriever="--retriever.steps $(scaled 1000) --retriever.batch $(scaled 2048) --retriever.lr 5e-4"
-  rates="--optim.lr 3e-4 --optim.retriever-lr 1e-4"
+  joint="--text $out/text --pointing 1 --optim.steps $(scaled 800) --optim.lr 2e-4 --optim.retriever-lr 1e-4 --freeze-retriever $(scaled 50)"
+  text() {
+    echo "corpus $data/articles --out $out/text --tokenizer $out/corpus --max-wordpieces 128 --skip-passages 5"
+    [ -d "$out/text/spans" ] || echo "spans $out/text"
+  }
+  warm_up() { # the reader on the searched passages, then on the rest; ICT from its encoder
+    echo "warmup --from $out/begin --corpus $out/corpus --out $out/reading $read $held --reader.steps $(scaled 4000) --reader.lr 1e-3 --retriever.steps 0 $loop"
+    echo "warmup --from $out/reading/model --corpus $out/text --out $out/reading-on $read --reader.steps $(scaled 3000) --reader.lr 6e-4 --retriever.steps 0 $loop"
+    echo "warmup --from $out/reading/model --corpus $out/text --out $out/finding --towers-as-reader --reader.steps 0 --retriever.steps $(scaled 1000) --retriever.batch $(scaled 2048) --retriever.lr 5e-4 $loop"
+    echo "graft --towers $out/finding/model --reader $out/reading-on/model --out $out/warmup/model"
+  }
   ;;
 warm)
-  passages="--tokenizer $ENCODER"
+  searched="--tokenizer $ENCODER"
   shape="--checkpoint $ENCODER --projection 384 --freeze-embeddings"
-  reader="--reader.steps $(scaled 6000) --reader.batch $(scaled 256) --reader.lr 4e-4"
-  retriever="--retriever.steps 0"
-  rates="--optim.lr 1e-4 --optim.retriever-lr 1e-5"
+  joint="--optim.steps $(scaled 1500) --optim.lr 1e-4 --optim.retriever-lr 1e-5 --freeze-retriever $(scaled 100)"
+  text() { :; }
+  warm_up() {
+    echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup $read $held --reader.steps $(scaled 6000) --reader.lr 4e-4 --retriever.steps 0 $loop"
+  }
   ;;
 esac
+read="--pairing recurring --pointing 1 --reader.batch $(scaled 256)"
 
 {
-  echo "corpus $data/articles --out $out/corpus $passages --max-wordpieces 128"
+  echo "corpus $data/articles --out $out/corpus $searched --max-wordpieces 128"
   [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
+  text
   echo "clozes $out/corpus --out $out/held-out.jsonl --count $(scaled 2000)"
   echo "model --corpus $out/corpus --out $out/begin $shape --pooling mean --reading together --read-titles --seed $seed"
-  echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup --pairing recurring --pointing 1 $held $reader $retriever $loop"
-  echo "pretrain --from $out/warmup/model --corpus $out/corpus --out $out/pretrain $held --optim.steps $(scaled 1500) --optim.batch $(scaled 128) $rates --freeze-retriever $(scaled 100) --refresh.every-steps $(scaled 100) $loop"
+  warm_up
+  echo "pretrain --from $out/warmup/model --corpus $out/corpus --out $out/pretrain $held $joint --optim.batch $(scaled 128) --refresh.every-steps $(scaled 100) $loop"
   for model in warmup pretrain; do
     echo "evaluate --model $out/$model/model --corpus $out/corpus --questions $out/held-out.jsonl --read 7 --report $out/reports/$model-held-out.json --predictions $out/predictions/$model-held-out.jsonl"
     for file in $train; do

@@ -25,7 +25,7 @@ def data(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     by_title: dict[str, list[str]] = {}
     for row in rows:
         by_title.setdefault(row["title"], []).append(row["text"])
-    articles = [{"title": title, "text": "\n".join(texts * 5)} for title, texts in by_title.items()]
+    articles = [{"title": title, "text": "\n".join(texts * 40)} for title, texts in list(by_title.items())[::8]]
     (folder / "articles" / "all.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
     for kind, part in (("train", "questions-train"), ("dev", "questions-held-out")):
         lines = (world / f"{part}.jsonl").read_text("utf-8").splitlines()[:12]
@@ -62,6 +62,14 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     again = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
     assert again.count("done before") >= len(reports)
     arms_are_compared(out, data)
+
+
+@pytest.mark.slow
+def test_the_clean_track_ends_with_answers(data: Path, tmp_path: Path) -> None:
+    run("mini.sh", "clean", tmp_path / "out", data, SCALE="0.005")
+    reports = {file.stem: json.loads(file.read_text("utf-8")) for file in (tmp_path / "out" / "reports").glob("*.json")}
+    assert len(reports) == 2 * (1 + 2 + 2)
+    assert "−log p(y|x)" in reports["pretrain-held-out"]["nats"]
 
 
 def arms_are_compared(base: Path, data: Path) -> None:
