@@ -5,8 +5,10 @@
 #
 #   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
 #
-# Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null own-passage recurring glimpses tagger news
-#       realm-retriever realm-reader (of realm with the same seed, the other half from the warm-up) bm25 hard-em (of the warm-up, with questions)
+# Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null recurring glimpses tagger news
+#       same-text own-passage (both learn from the corpus itself, X = Z; the second may retrieve a sentence's own passage)
+#       realm-retriever realm-reader (of realm with the same seed, the other half from the warm-up)
+#       bm25 hard-em warmup-projection (of the warm-up, questions only) realm-projection (of realm; of both only the query's projection learns them)
 # `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
@@ -18,7 +20,7 @@ loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(
 fused=${COMPILE:+--loop.compile}
 held="--hold-out $base/held-out.jsonl"
 pointing="--pointing 1"
-text=$([ ! -d "$base/text" ] || echo "--text $base/text") # another text X, where there is one
+text=$([ ! -d "$base/text" ] || echo "$base/text") # another text X, where there is one
 often="--refresh.every-steps $(scaled 100) --freeze-retriever $(scaled 50)"
 sets() { ls "$data"/questions/*-"$1".*; }
 name_of() { basename "$1" | sed "s/-[a-z]*\..*//"; }
@@ -26,7 +28,7 @@ evaluate() { # name, model, questions, flags
   echo "evaluate --model $2 --corpus $corpus --questions $3 ${*:4} --report $out/reports/$1.json --predictions $out/predictions/$1.jsonl"
 }
 joint() { # flags of pretrain
-  echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $fused $text $*"
+  echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $fused ${text:+--text $text} $*"
 }
 measure() { # model: held-out sentences, and questions before any was seen
   evaluate held-out "$1" "$base/held-out.jsonl" --read 7
@@ -46,7 +48,8 @@ questions() { # model, retriever, flags of finetune
 commands() {
   model=$out/joint/model
   case $arm in
-  warmup | bm25 | hard-em) model=$warm ;;
+  warmup | bm25 | hard-em | warmup-projection) model=$warm ;;
+  realm-projection) model=$base/study/realm-$seed/joint/model ;;
   realm-retriever | realm-reader)
     model=$out/model taught=$base/study/realm-$seed/joint/model
     [ "$arm" = realm-reader ] && echo "graft --towers $warm --reader $taught --out $model" || echo "graft --towers $taught --reader $warm --out $model"
@@ -57,21 +60,24 @@ commands() {
   uniform | random-span) joint $often --masking "$arm" ;; # there is no one run of words to point at: to be compared with `plain`
   stale) joint $pointing --refresh.every-steps 0 --freeze-retriever "$(scaled 50)" ;;
   no-null) joint $pointing $often --no-null-document ;;
-  own-passage) joint $pointing $often --own-passage ;;
+  same-text | own-passage)
+    text=
+    joint $pointing $often $([ "$arm" = same-text ] || echo --own-passage)
+    ;;
   recurring) joint $pointing $often --recurring ;;
   glimpses) joint $pointing $often --glimpses 0.5 ;;
   news)
     echo "corpus $data/news --out $base/news --tokenizer $warm --max-wordpieces 128"
     [ -d "$base/news/spans" ] || echo "spans $base/news"
-    text="--text $base/news"
+    text=$base/news
     joint $pointing $often
     ;;
-  tagger) # the same corpus, marked otherwise
+  tagger) # the same text, marked otherwise
     if [ ! -d "$base/tagged/spans" ]; then
-      [ -d "$base/tagged" ] || { mkdir "$base/tagged" && find "$corpus" -maxdepth 1 -type f -exec cp {} "$base/tagged" \;; }
+      [ -d "$base/tagged" ] || { mkdir "$base/tagged" && find "${text:-$corpus}" -maxdepth 1 -type f -exec cp {} "$base/tagged" \;; }
       echo "spans $base/tagged --tagger learned --learned $TAGGER"
     fi
-    text="--text $base/tagged"
+    text=$base/tagged
     joint $pointing $often
     ;;
   ict)
@@ -85,8 +91,9 @@ commands() {
     exit 2
     ;;
   esac
-  case $arm in bm25 | hard-em) ;; *) measure "$model" ;; esac
+  case $arm in bm25 | hard-em | *-projection) ;; *) measure "$model" ;; esac
   case $arm in
+  *-projection) questions "$model" learned --query projection ;;
   bm25) questions "$model" bm25 ;;
   hard-em) questions "$model" learned --objective hard-em ;;
   *) [ -z "${QUESTIONS:-}" ] || questions "$model" learned ;;

@@ -30,7 +30,8 @@ ARMS = {
     "tagger": "spans of the learned tagger",
     "stale": "index never refreshed",
     "no-null": "no null document",
-    "own-passage": "own passage allowed",
+    "same-text": "X = Z",
+    "own-passage": "X = Z, own passage allowed",
     "news": "X = Wikinews",
 }
 ANSWERING = {
@@ -42,6 +43,8 @@ ANSWERING = {
     "realm": "REALM, pointing",
     "glimpses": "REALM, pointing, glimpses",
     "news": "REALM, pointing, X = Wikinews",
+    "warmup-projection": "ICT only, of the query tower the projection alone learns",
+    "realm-projection": "REALM, pointing, the same",
 }
 Take = Callable[[dict[str, Any]], float]
 Values = dict[str, np.ndarray]  # of every arm one value a question, the mean over its seeds
@@ -110,7 +113,8 @@ def table_1(folder: Path, part: str) -> None:
     print("| | seeds | " + " | ".join(names) + " | all | vs ORQA |\n" + "| --- " * (len(names) + 4) + "|")
     for arm, title in ANSWERING.items():
         if all(arm in scores[name] for name in names):
-            known = [other for other in (arm, "warmup") if all(other in scores[name] for name in names)]
+            baseline = "warmup-projection" if arm == "realm-projection" else "warmup"
+            known = [other for other in (arm, baseline) if all(other in scores[name] for name in names)]
             pooled = {other: np.concatenate([scores[name][other] for name in names]) for other in known}
             cells = []
             for name in [*names, ""]:
@@ -118,7 +122,7 @@ def table_1(folder: Path, part: str) -> None:
                 low, high = bootstrap_interval(values)
                 cells.append(f"{values.mean():.1f} [{low:.1f}, {high:.1f}]")
             count = seeds.get(arm, seeds.get("warmup", 1))
-            print(f"| {title} | {count} | " + " | ".join(cells) + f" | {against(pooled, arm, 'warmup', 1)} |")
+            print(f"| {title} | {count} | " + " | ".join(cells) + f" | {against(pooled, arm, baseline, 1)} |")
     print(f"\nExact match on the {part} questions, percent with 95% intervals.")
 
 
