@@ -24,6 +24,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def cpu_has_bfloat16() -> bool:
+    """Does this CPU multiply matrices of bfloat16 natively (AVX-512 BF16, AMX)? Where torch cannot say, it is taken not to."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
 def release_memory() -> None:
     """Give the GPU's memory back that torch keeps for later: another process may want it."""
     gc.collect()

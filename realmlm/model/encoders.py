@@ -5,7 +5,7 @@ N sequences, L wordpieces, H hidden size, D vector size, M masks, V vocabulary, 
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,8 @@ class Encoder(nn.Module):
         self._sees_neighbours = getattr(config, "trigram_input", False)
         self._can_pack = can_pack(body)
         self._half = config.model_type != "deberta"  # its mask, transformers writes it, overflows in bfloat16
+        self.quick = False
+        """Compute in bfloat16 on a CPU too, for one that does so natively; what comes out is float32."""
 
     @property
     def hidden(self) -> int:
@@ -158,7 +160,7 @@ class Encoder(nn.Module):
         length = inputs.tokens_NL.shape[1]
 
         def padded(part: Inputs) -> Tensor:
-            hidden_nLH = self._run(part).last_hidden_state
+            hidden_nLH = self._wide(self._run(part).last_hidden_state)
             return F.pad(hidden_nLH, (0, 0, 0, length - hidden_nLH.shape[1]))
 
         return self._in_groups(inputs, padded)
@@ -181,8 +183,8 @@ class Encoder(nn.Module):
     def _pooled(self, inputs: Inputs, pooling: str) -> Tensor:
         output, place = self._run(inputs), inputs.layout.cls
         if pooling == "pooler":
-            return output.pooler_output
-        hidden_NLH = output.last_hidden_state
+            return self._wide(output.pooler_output)
+        hidden_NLH = self._wide(output.last_hidden_state)
         if pooling == "mean":
             weight_NL1 = inputs.attention_NL[:, :, None].to(hidden_NLH.dtype)
             return (hidden_NLH * weight_NL1).sum(1) / weight_NL1.sum(1)
@@ -204,8 +206,16 @@ class Encoder(nn.Module):
         if self._sees_neighbours:  # MobileBERT embeds three wordpieces together: the last one must see nothing where padding begins
             words_NLH = self.body.get_input_embeddings()(given.pop("input_ids"))
             given["inputs_embeds"] = words_NLH * inputs.attention_NL[:, :, None].to(words_NLH.dtype)
-        with nullcontext() if self._half else torch.autocast(inputs.tokens_NL.device.type, enabled=False):
+        with self._precision(inputs.tokens_NL.device.type):
             return self.body(**given)
+
+    def _precision(self, device: str) -> AbstractContextManager[object]:
+        if self.quick and device == "cpu":
+            return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._half)
+        return nullcontext() if self._half else torch.autocast(device, enabled=False)
+
+    def _wide(self, given: Tensor) -> Tensor:
+        return given.float() if self.quick else given
 
 
 class Tower(nn.Module):

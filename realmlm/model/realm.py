@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.device import cpu_has_bfloat16
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.encoders import Encoder, Reader, Tower, build_encoder, encoder_config, load_encoder, longest_input, undrawn
 from realmlm.model.packing import read_weights, write_weights
@@ -138,6 +139,12 @@ class Realm(nn.Module):
         self.config.check_one_encoder()
         for tower in (self.document, self.query):
             tower.encoder.load_state_dict(self.reader.encoder.state_dict())
+
+    def compute_quickly(self) -> None:
+        """Let the encoders compute in bfloat16 where this CPU does so natively: for answering; training and measuring stay exact."""
+        for module in self.modules():
+            if isinstance(module, Encoder):
+                module.quick = cpu_has_bfloat16()
 
     def compile_layers(self) -> None:
         """Fuse the work of every encoder's layers; weights and names stay as they are."""

@@ -46,6 +46,7 @@ class Engine:
         place, where = model_place(model), pick_device(device)
         with kept_packed() if where.type == "cpu" else nullcontext():
             self.model, self.wordpieces = Realm.from_pretrained(place, device=where)
+        self.model.compute_quickly()
         self._index_path = Path(index) if index else None
         self._reader: Answerer | None = None
         self._documents: list[Path] = []
