@@ -17,6 +17,7 @@ from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import NotEnough
+from realmlm.index.same import places_in
 from realmlm.log import progress
 from realmlm.model.answering import Answerer
 from realmlm.model.marginal import marginal_log_likelihood, posterior
@@ -36,20 +37,22 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
         raise NotEnough(f"k = {k} needs {k} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
     retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, known))
     answerer = Answerer(realm, wordpieces, known, retriever)
-    sentences = Spans.open(source)
+    sentences, own = Spans.open(source), places_in(known, source)
     numbers = spread(len(sentences), limit or len(sentences))
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     with progress("aligning", len(numbers), unit="sentences") as bar:
         for first in range(0, len(numbers), answerer.at_once):
             some = numbers[first : first + answerer.at_once]
-            lines += [json.dumps(row, ensure_ascii=False) for row in _rows(answerer, source, sentences, some, k=k)]
+            lines += [json.dumps(row, ensure_ascii=False) for row in _rows(answerer, source, sentences, own, some, k=k)]
             bar.advance(len(some))
     write_text(out, "".join(f"{line}\n" for line in lines))
     return len(lines)
 
 
-def _rows(answerer: Answerer, source: Corpus, sentences: Spans, numbers: list[int], *, k: int) -> Iterator[dict[str, Any]]:
+def _rows(
+    answerer: Answerer, source: Corpus, sentences: Spans, own: np.ndarray | None, numbers: list[int], *, k: int
+) -> Iterator[dict[str, Any]]:
     masking, longest, mask = SalientSpan(), answerer.model.config.max_query, answerer.wordpieces.mask
     queries, targets, texts = [], [], []
     for number in numbers:
@@ -61,8 +64,7 @@ def _rows(answerer: Answerer, source: Corpus, sentences: Spans, numbers: list[in
         hidden = masking.choose(tokens, inside, np.random.default_rng(number))
         targets.append(tokens[hidden])
         tokens[hidden] = mask
-        own = sentence.passage if source.fingerprint == answerer.corpus.fingerprint else None
-        queries.append(Query("", tokens, source=own))
+        queries.append(Query("", tokens, source=None if own is None or own[sentence.passage] < 0 else int(own[sentence.passage])))
         texts.append(sentence)
     if not queries:
         return

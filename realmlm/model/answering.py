@@ -29,7 +29,7 @@ _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 AT_ONCE, AT_ONCE_GPU = 16, 96  # questions
-SCORED_AT_ONCE = 512  # wordpieces whose spans a CPU scores at once: each is a vector
+SCORED_AT_ONCE, SCORED_AT_ONCE_GPU = 512, 2**17  # wordpieces whose spans are scored at once: each is a vector
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,29 @@ class Answerer:
             raise BadInput("the question is empty; ask with words: Who …?")
         return Query(text, tokens)
 
+    def sentence(self, text: str) -> Query:
+        """A sentence that someone wants filled in."""
+        query = self.query(text)
+        if (masks := len(self._masks(query))) > MOST_MASKS:
+            raise BadInput(f"{masks} [MASK]s are too many to fill in at once; {MOST_MASKS} at most")
+        return query
+
+    def _masks(self, query: Query) -> np.ndarray:
+        """Where its masks stand; there must be one."""
+        places = np.flatnonzero(query.tokens[: self.model.config.max_query] == self.wordpieces.mask)
+        if not len(places):
+            raise BadInput(
+                f'nothing to fill in: "{query.text}" has no [MASK] among its first {self.model.config.max_query} wordpieces; write one'
+            )
+        return places
+
     # --- questions -------------------------------------------------------------------------------------------------------------------
 
     def ask(self, questions: list[str], *, read: int = 5) -> list[Answer]:
         """An answer to each question."""
-        return self._in_batches(questions, read, self.read_spans)
+        return self._in_batches([self.query(question) for question in questions], read, self.read_spans)
 
-    def _in_batches(self, texts: list[str], read: int, way: Callable[[list[Query], Retrieved], list[Answer]]) -> list[Answer]:
-        queries = [self.query(text) for text in texts]
+    def _in_batches(self, queries: list[Query], read: int, way: Callable[[list[Query], Retrieved], list[Answer]]) -> list[Answer]:
         batches = [queries[first : first + self.at_once] for first in range(0, len(queries), self.at_once)]
         return [answer for batch in batches for answer in way(batch, self.retriever(batch, read))]
 
@@ -176,9 +191,9 @@ class Answerer:
         return joint_inputs(queries, passages, self.corpus, self.wordpieces, self.model.config).to(self.model.device)
 
     def _span_scores(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Scores and which are allowed, as `Reader.spans` has them, for a few pairs after the others on a CPU."""
+        """Scores and which are allowed, as `Reader.spans` has them, for a few pairs after the others."""
         hidden_NLH, head = self.model.reader.encoder(inputs), self.model.reader.span_head
-        few = max(1, SCORED_AT_ONCE // hidden_NLH.shape[1]) if hidden_NLH.device.type == "cpu" else len(inputs)
+        few = max(1, (SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else SCORED_AT_ONCE) // hidden_NLH.shape[1])
         scores_NLW = torch.cat([head(some_NLH) for some_NLH in hidden_NLH.split(few)])
         return scores_NLW.cpu(), head.allowed(inputs).cpu()
 
@@ -240,7 +255,7 @@ class Answerer:
 
     def fill(self, sentences: list[str], *, read: int = 5) -> list[Answer]:
         """What stands at the [MASK]s of each sentence; each [MASK] is one wordpiece."""
-        return self._in_batches(sentences, read, self.fill_masks)
+        return self._in_batches([self.sentence(sentence) for sentence in sentences], read, self.fill_masks)
 
     def fill_masks(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
         """The likeliest wordpiece of each mask under the mixture over passages, from what was retrieved."""
@@ -262,14 +277,7 @@ class Answerer:
     @torch.inference_mode()
     def read_masks(self, queries: list[Query], retrieved: Retrieved) -> "MaskReading":
         """What the reader expects at the masks, in each passage and in the null document where that is weighed."""
-        places = [np.flatnonzero(query.tokens[: self.model.config.max_query] == self.wordpieces.mask) for query in queries]
-        for query, masks in zip(queries, places, strict=True):
-            if not len(masks):
-                raise BadInput(
-                    f'nothing to fill in: "{query.text}" has no [MASK] among its first {self.model.config.max_query} wordpieces; write one'
-                )
-            if len(masks) > MOST_MASKS:
-                raise BadInput(f"{len(masks)} [MASK]s are too many to fill in at once; {MOST_MASKS} at most")
+        places = [self._masks(query) for query in queries]
         null = retrieved.null_B is not None
         scores_BK = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1) if null else retrieved.scores_BK  # type: ignore[index]
         k = scores_BK.shape[1]

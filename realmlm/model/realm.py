@@ -59,6 +59,8 @@ class ModelConfig:
     (docs/decisions/001)."""
     read_titles: bool = False
     """The reader reads a passage's title before its body, as the document tower does; the paper's reads the body alone."""
+    null_document: bool = True
+    """The null document has a weight among the passages of a masked sentence; pre-training decides."""
     trained_on_questions: bool = False
     """Fine-tuning has taught the span head; before that its answers to questions mean nothing."""
     span_hidden: int = 256

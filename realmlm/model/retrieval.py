@@ -37,7 +37,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a retriever offers for reading: passages best first, their scores f(x,z), and f(x,∅) where it weighs the null document."""
+    """What a retriever offers for reading: passages best first, their scores f(x,z), and f(x,∅): −inf where the
+    null document has no weight, None where it is not offered at all."""
 
     ids_BK: Tensor
     scores_BK: Tensor
@@ -76,7 +77,10 @@ class LearnedRetriever:
         null_D = null_vector(self.model, self.wordpieces) if self._null_D is None else self._null_D
         own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
         hits = self.index.search(query_BD, k, exclude_Q=own_B if bool((own_B >= 0).any()) else None)
-        return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), inner_products(query_BD, null_D[None])[:, 0].cpu())
+        null_B = (
+            inner_products(query_BD, null_D[None])[:, 0] if self.model.config.null_document else torch.full((len(queries),), -torch.inf)
+        )
+        return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), null_B.cpu())
 
 
 def embed_documents(model: Realm, wordpieces: Wordpieces, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:

@@ -122,7 +122,7 @@ class Engine:
 
     def _fill(self, sentence: str, *, read: int) -> Iterable[tuple[Answer, list[MaskWords]]]:
         """One after the other: of every mask in every passage the whole vocabulary is held at once."""
-        queries = [self._answerer.query(sentence)]
+        queries = [self._answerer.sentence(sentence)]
         retrieved = self._answerer.retriever(queries, self._at_most(read))
         reading = self._answerer.read_masks(queries, retrieved)
         return zip(self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True)

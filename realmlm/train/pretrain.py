@@ -6,6 +6,7 @@ V vocabulary.
 
 from collections import defaultdict
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,7 @@ def pretrain(
         known = run.open_corpus(corpus)
         source_corpus = known if text is None else run.open_corpus(text)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
+        realm.config = replace(realm.config, null_document=null_document)
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
         same = places_in(known, source_corpus) if hold_out or not own_passage else None

@@ -14,6 +14,8 @@ from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
+from realmlm.evaluate.clozes import make_clozes
+from realmlm.evaluate.report import evaluate
 from realmlm.index.exact import ExactIndex
 from realmlm.index.same import places_in
 from realmlm.model.inputs import reader_inputs
@@ -33,6 +35,14 @@ def test_without_the_null_document_and_with_the_own_passage(tiny_model_folder: P
     row = json.loads((tmp_path / "no-null" / "metrics.jsonl").read_text().splitlines()[-1])
     assert "null_share" not in row
     assert "log_p" in row
+    write_questions(tmp_path / "held.jsonl", make_clozes(knowledge, count=10, max_query=32, seed=0))
+    asked: dict[str, Any] = {"corpus": knowledge.folder, "questions": tmp_path / "held.jsonl", "read": 3, "device": "cpu"}
+    report = evaluate(model=tmp_path / "no-null" / "model", predictions=tmp_path / "predictions.jsonl", **asked)
+    for line in (tmp_path / "predictions.jsonl").read_text("utf-8").splitlines():
+        shares = {item["passage_id"]: item["retrieval_probability"] for item in json.loads(line)["evidence"]}
+        assert shares.pop(None) == 0, "no weight when it is measured either"
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+    assert np.isfinite(report.nats["retrieval utility"].value), "what it says by itself is known all the same"
 
 
 def test_joint_training_points_at_what_it_retrieves(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
