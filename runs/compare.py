@@ -32,7 +32,7 @@ def compare(recipe: str, folder: Path) -> bool:
                 print(f"{name:32s} {measure:>15s} {expected:>16s} {'not measured':>16s}")
                 continue
             here, width = measured(json.loads(file.read_text("utf-8")), measure)
-            far = abs(here - value) > half + width
+            far = abs(here - value) > half
             agrees = agrees and not far
             print(f"{name:32s} {measure:>15s} {expected:>16s} {here:9.1f} ± {width:.1f}{'   other than expected' if far else ''}")
     return agrees

@@ -31,7 +31,7 @@ joint() { # flags of pretrain
   echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $fused ${text:+--text $text} $*"
 }
 measure() { # model: held-out sentences, and questions before any was seen
-  evaluate held-out "$1" "$base/held-out.jsonl" --read 7
+  evaluate held-out "$1" "$base/held-out.jsonl" --read "$([ "$arm" = no-null ] && echo 8 || echo 7)"
   for file in $(sets train); do
     evaluate "zero-shot-$(name_of "$file")" "$1" "$file" --read 0
     evaluate "with-mask-$(name_of "$file")" "$1" "$file" --read 0 --with-mask

@@ -1,7 +1,8 @@
 """Tables 1 and 2 in miniature on real text, from what runs/text_study.sh has made. `python runs/text_table.py FOLDER [dev|test]`
 
-Each cell is a mean over all questions (or held-out sentences) and seeds; brackets are 95% intervals of the paired difference to the arm
-that is named, bootstrapped over questions, after the mean over an arm's seeds was taken for each question.
+Each cell is a mean over all questions (or held-out sentences) and seeds, the seeds' own means in parentheses; brackets are 95% intervals of
+the paired difference to the arm that is named, bootstrapped over questions, after the mean over an arm's seeds was taken for each
+question: how much another seed would change is not in them, the parentheses show it.
 """
 
 import json
@@ -47,7 +48,7 @@ ANSWERING = {
     "realm-projection": "REALM, pointing, the same",
 }
 Take = Callable[[dict[str, Any]], float]
-Values = dict[str, np.ndarray]  # of every arm one value a question, the mean over its seeds
+Values = dict[str, np.ndarray]  # of every arm one value a seed and question [S, N]
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ def measured(folder: Path, prefix: str, take: Take) -> tuple[Values, dict[str, i
     for place, files in found.items():
         if files and len(files) == most:
             by_arm[place.name.rpartition("-")[0]].append(np.array([take(row) for file in files for row in rows(file)]))
-    return {arm: np.mean(seeds, axis=0) for arm, seeds in by_arm.items()}, {arm: len(seeds) for arm, seeds in by_arm.items()}
+    return {arm: np.array(seeds) for arm, seeds in by_arm.items()}, {arm: len(seeds) for arm, seeds in by_arm.items()}
 
 
 def within(depth: int) -> Take:
@@ -73,12 +74,15 @@ def within(depth: int) -> Take:
 def against(values: Values, arm: str, other: str, digits: int) -> str:
     if arm not in values or other not in values or arm == other:
         return ""
-    low, high = paired_interval(values[arm], values[other])
+    low, high = paired_interval(values[arm].mean(0), values[other].mean(0))
     return f"{values[arm].mean() - values[other].mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def mean(values: Values, arm: str, digits: int = 1) -> str:
-    return f"{values[arm].mean():.{digits}f}" if arm in values else "–"
+    if arm not in values:
+        return "–"
+    seeds = [f"{seed.mean():.{digits}f}" for seed in values[arm]]
+    return f"{values[arm].mean():.{digits}f}" + (f" ({', '.join(seeds)})" if len(seeds) > 1 else "")
 
 
 def table_2(folder: Path) -> None:
@@ -94,7 +98,7 @@ def table_2(folder: Path) -> None:
             cells = [mean(loss, arm, 2), against(loss, arm, "frozen", 2), mean(held, arm)]
             cells += [mean(asked, arm), mean(with_mask, arm), against(better, arm, "ict", 1)]
             print(f"| {title} | {seeds[arm]} | " + " | ".join(cells) + " |")
-    sentences, questions = (len(next(iter(values.values()))) for values in (loss, asked))
+    sentences, questions = (next(iter(values.values())).shape[1] for values in (loss, asked))
     print(f"\n{sentences:,} held-out sentences, {questions:,} questions of the training sets, none seen.\n")
 
 
@@ -115,12 +119,12 @@ def table_1(folder: Path, part: str) -> None:
         if all(arm in scores[name] for name in names):
             baseline = "warmup-projection" if arm == "realm-projection" else "warmup"
             known = [other for other in (arm, baseline) if all(other in scores[name] for name in names)]
-            pooled = {other: np.concatenate([scores[name][other] for name in names]) for other in known}
+            pooled = {other: np.concatenate([scores[name][other] for name in names], axis=1) for other in known}
             cells = []
             for name in [*names, ""]:
                 values = scores[name][arm] if name else pooled[arm]
-                low, high = bootstrap_interval(values)
-                cells.append(f"{values.mean():.1f} [{low:.1f}, {high:.1f}]")
+                low, high = bootstrap_interval(values.mean(0))
+                cells.append(f"{mean(pooled, arm) if not name else f'{values.mean():.1f}'} [{low:.1f}, {high:.1f}]")
             count = seeds.get(arm, seeds.get("warmup", 1))
             print(f"| {title} | {count} | " + " | ".join(cells) + f" | {against(pooled, arm, baseline, 1)} |")
     print(f"\nExact match on the {part} questions, percent with 95% intervals.")

@@ -21,7 +21,7 @@ arm() { # name, flags of pretrain
   measure "$name" "$out/$name/model"
 }
 measure() { # name, model: held-out sentences before any question
-  echo "evaluate --model $2 --corpus $out/knowledge --questions $w/clozes-held-out.jsonl --read 4 --device cpu --report $out/reports/$1.json --predictions $out/predictions/$1.jsonl"
+  echo "evaluate --model $2 --corpus $out/knowledge --questions $w/clozes-held-out.jsonl --read ${passages:-4} --device cpu --report $out/reports/$1.json --predictions $out/predictions/$1.jsonl"
 }
 questions() { # name, model: the same fine-tuning, then held-out questions
   echo "finetune --from $2 --corpus $out/knowledge --questions $w/questions-train.jsonl --out $out/questions-$1 --candidates 500 --optim.steps 450 --optim.batch 32 --optim.lr 3e-3 --optim.retriever-lr 1e-3 $loop"
@@ -43,7 +43,7 @@ questions() { # name, model: the same fine-tuning, then held-out questions
   arm uniform $other $often --masking uniform
   arm random-span $other $often --masking random-span
   arm stale $other --refresh.every-steps 0
-  arm no-null $other $often --no-null-document
+  passages=5 arm no-null $other $often --no-null-document # in the null document's place one more is read
   arm same-text $often
   arm own-passage $often --own-passage
   echo "warmup $from --out $out/ict --reader.steps 0 --retriever.steps $steps --retriever.batch 128 --retriever.lr 2e-3 $loop"

@@ -43,6 +43,12 @@ TINY_MODEL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers on every CPU: none computes in bfloat16, unless a test asks for it."""
+    monkeypatch.setattr("realmlm.model.realm.cpu_has_bfloat16", lambda: False)
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a tiny world."""

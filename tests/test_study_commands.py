@@ -3,17 +3,23 @@
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from realmlm.cli import main
+from realmlm.corpus.build import build_corpus
 from realmlm.corpus.store import Corpus
-from realmlm.errors import ArtefactExists
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import ArtefactExists, BadInput
 from realmlm.evaluate.align import align
+from realmlm.index.same import places_in
+from realmlm.model.answering import MOST_MASKS, Answerer
 from realmlm.model.create import create_model, graft
 from realmlm.model.packing import read_weights, write_weights
 from realmlm.model.realm import Realm
+from realmlm.model.retrieval import NoRetriever
 from tests.conftest import TINY_MODEL
 
 
@@ -136,6 +142,31 @@ def test_an_alignment_names_passages_and_their_posterior(
     assert len((tmp_path / "other.jsonl").read_text().splitlines()) == 20
     with pytest.raises(ArtefactExists):
         align(**places, out=tmp_path / "own.jsonl", text=None)  # type: ignore[arg-type]
+
+
+def test_the_own_passage_is_left_out_of_another_cut_too(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+    lines = (world / "knowledge.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "half.jsonl").write_text("".join(lines[::2]), "utf-8")
+    how: dict[str, Any] = {"tokenizer": str(world / "tokenizer.json"), "max_wordpieces": 64, "workers": 1}
+    half = build_corpus([tmp_path / "half.jsonl"], tmp_path / "half", **how)
+    align(model=tiny_model_folder, corpus=half.folder, out=tmp_path / "aligned.jsonl", text=knowledge.folder, k=4, limit=60, device="cpu")
+    own, there = places_in(half, knowledge), 0
+    assert own is not None
+    for line in (tmp_path / "aligned.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        there += own[row["source"]] >= 0
+        assert own[row["source"]] not in [passage["id"] for passage in row["passages"]]
+    assert there > 20
+
+
+def test_what_is_hidden_may_be_long(tiny_model: tuple[Realm, Wordpieces], knowledge: Corpus) -> None:
+    """More masks than someone may ask to be filled in: what is measured does not stop at them."""
+    answerer = Answerer(*tiny_model, knowledge, NoRetriever())
+    long = " [MASK]" * (MOST_MASKS + 1)
+    with pytest.raises(BadInput, match="too many to fill in"):
+        answerer.fill([f"The town{long}."])
+    query = answerer.query(f"The town{long}.")
+    assert answerer.read_masks([query], answerer.retriever([query], 0)).masks == [MOST_MASKS + 1]
 
 
 def test_frozen_embeddings_are_held_once_and_saved_for_each(knowledge: Corpus, tmp_path: Path) -> None:

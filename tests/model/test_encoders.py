@@ -270,6 +270,26 @@ def test_half_precision_is_finite(subject: Subject, record_property: Record) -> 
     assert torch.allclose(exact, masks, atol=0.5)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_cpu_that_can_computes_quickly_and_gives_the_same_in_float32(
+    subject: Subject, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realmlm.model.realm.cpu_has_bfloat16", lambda: native)
+    model, texts = subject.model(), (subject.texts[0], subject.texts[1])
+
+    def both() -> list[Tensor]:
+        spans = model.reader.spans(subject.joint(texts, ("a heron", "a bird")))[0]
+        return [model.document(subject.document(texts, ("", ""))), spans[spans > -1e4]]
+
+    with torch.inference_mode():
+        exact = both()
+        model.compute_quickly()
+        for one, other in zip(exact, both(), strict=True):
+            assert other.dtype == torch.float32
+            assert torch.equal(one, other) or native
+            assert torch.allclose(one, other, atol=0.1)
+
+
 # --- what is not of one family ---------------------------------------------------------------------------------------------------------
 
 
