@@ -87,12 +87,12 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     try:
         yield draft
         _seal(draft, kind=kind)
-        if path.exists():
+        if replace and path.exists():
             aside = _aside(path)
             temporary.rename(path)
             shutil.rmtree(aside)
         else:
-            temporary.rename(path)
+            _rename_to_new(temporary, path)
         _fsync_folder(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -103,6 +103,14 @@ def refuse_existing(path: Path) -> None:
     """What is to be made must not be there yet."""
     if path.exists():
         raise ArtefactExists(f"{path} already exists; choose another place or remove it first")
+
+
+def _rename_to_new(temporary: Path, path: Path) -> None:
+    try:
+        temporary.rename(path)
+    except OSError:  # a folder with something in it is not renamed over: another process was quicker
+        refuse_existing(path)
+        raise
 
 
 @contextmanager

@@ -83,6 +83,19 @@ def test_nothing_is_written_over_unless_asked(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def overtaken(path: Path) -> None:
+    with publish(path, kind="note") as draft:
+        (draft.path / "slow.txt").write_text("slow")
+        make(path, "quick")  # as another process would
+
+
+def test_who_comes_second_is_told_and_takes_nothing_away(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactExists, match="choose another place or remove it first"):
+        overtaken(tmp_path / "a")
+    assert set(open_artefact(tmp_path / "a", kind="note").files) == {"deep/words.txt", "more.txt"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_sweep_removes_leftovers_only(tmp_path: Path) -> None:
     make(tmp_path / "a")
     for name in (".b.12345678.tmp", ".a.12345678.old"):

@@ -18,14 +18,16 @@ from realmlm.artefact import (
     Manifest,
     count_edits,
     edit_place,
+    locked,
     map_array,
     map_arrays,
     open_artefact,
     publish,
+    read_manifest,
     save_arrays,
 )
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, Mismatch
 
 # P passages, A articles, T wordpieces
 
@@ -224,6 +226,8 @@ class Corpus:
 
     def _lay_over(self, folder: Path) -> None:
         manifest = open_artefact(folder, kind="corpus-edit")
+        if manifest.parents.get("corpus", self.fingerprint) != self.fingerprint:
+            raise Mismatch(f"{folder} is an edit of another corpus than the one that was opened; open {self.folder} again")
         segment = Segment.of_edit(folder)
         written, removed = manifest.config["ids"], manifest.config["removed"]
         self._overlay |= {number: (segment, row) for row, number in enumerate(written)} | dict.fromkeys(removed)
@@ -241,6 +245,10 @@ class Corpus:
     def is_current(self) -> bool:
         """Were all edits laid over that there are now? A resumed run reads the corpus as it was."""
         return self.edits == count_edits(self.folder)
+
+    def newest(self) -> "Corpus":
+        """It with the edits that were written since; itself if there are none, which costs one look whether the next is there."""
+        return Corpus(self.folder, self.manifest, before=self) if edit_place(self.folder, self.edits + 1).exists() else self
 
     @property
     def max_wordpieces(self) -> int:
@@ -348,12 +356,11 @@ class Corpus:
     ) -> tuple["Corpus", list[int]]:
         """Write one edit and return the corpus as it is then, with the ids of the added passages. All of it happens, or nothing.
 
+        What others edited since it was opened stays: this comes after it, and is refused if they changed a passage that it changes.
         An article longer than a passage cannot replace one: remove it and add the new text.
         """
         from realmlm.corpus.build import cut_articles  # the knife uses this module's records
 
-        if not self.is_current:
-            raise BadInput(f"{self.folder} was edited since it was opened here, or opened as it was earlier; open it again, then edit")
         replace, gone = dict(replace or {}), sorted({int(number) for number in remove})
         for number in (*replace, *gone):
             self._place(number)
@@ -363,10 +370,21 @@ class Corpus:
         if not np.array_equal(written.articles, np.arange(len(replace))):
             raise BadInput(f"a replacing text must fit one passage of {self.max_wordpieces} wordpieces; remove the old and add the new")
         added = cut_articles(list(add), self.wordpieces, max_wordpieces=self.max_wordpieces)
-        first = int(max([len(self._base) - 1, *self._overlay])) + 1
-        new = list(range(first, first + len(added.articles)))
-        with publish(edit_place(self.folder, self.edits + 1), kind="corpus-edit") as draft:
-            save_arrays(draft.path / _EDIT, _edit_arrays([written, added]))
-            draft.config |= {"ids": [*replace, *new], "removed": gone}
-            draft.parents["corpus"] = self.fingerprint
-        return Corpus(self.folder, self.manifest, before=self), new
+        with locked(self.folder / ".edits.lock"):
+            now = self._to_edit({*replace, *gone})
+            first = int(max([len(now._base) - 1, *now._overlay])) + 1
+            new = list(range(first, first + len(added.articles)))
+            with publish(edit_place(self.folder, now.edits + 1), kind="corpus-edit") as draft:
+                save_arrays(draft.path / _EDIT, _edit_arrays([written, added]))
+                draft.config |= {"ids": [*replace, *new], "removed": gone}
+                draft.parents["corpus"] = self.fingerprint
+        return now.newest(), new
+
+    def _to_edit(self, changing: set[int]) -> "Corpus":
+        """The newest state, if these passages may be changed in it by someone who knows this state. The lock must be held."""
+        if read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint or count_edits(self.folder) < self.edits:
+            raise Mismatch(f"{self.folder} was made anew, or edits of it were removed, since it was opened here; open it again, then edit")
+        now = self.newest()
+        if changed := sorted(changing & set().union(*now.changes_since(self.edits))):
+            raise BadInput(f"passage {changed[0]} of {self.folder} was edited since it was opened here; open it again, then edit")
+        return now

@@ -104,6 +104,7 @@ class Engine:
 
     def ask_all(self, questions: list[str], *, read: int = 5) -> list[Answer]:
         """Answers to several questions, worked out together."""
+        self.follow()
         return self._answerer.ask(questions, read=self._at_most(read))
 
     def ask_without_reading(self, questions: list[str]) -> list[Answer]:
@@ -118,6 +119,7 @@ class Engine:
 
     def fill_all(self, sentences: list[str], *, read: int = 5) -> list[tuple[Answer, list[MaskWords]]]:
         """The same for several sentences, with the likeliest words of each mask."""
+        self.follow()
         return [filled for sentence in sentences for filled in self._fill(sentence, read=read)]
 
     def _fill(self, sentence: str, *, read: int) -> Iterable[tuple[Answer, list[MaskWords]]]:
@@ -136,12 +138,22 @@ class Engine:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
         if not self.editable:
             raise BadInput("passages of documents follow their files; change the files and read them again")
+        self.follow()
         corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
+        self._follow(corpus)
+        return added
+
+    def follow(self) -> None:
+        """Take up what other processes edited since; questions and edits do it first. Documents are read again instead."""
+        if self.editable and (corpus := self.corpus.newest()) is not self.corpus:
+            self._follow(corpus)
+
+    def _follow(self, corpus: Corpus) -> None:
+        """Answer from this later state of the corpus from now on. If it fails, the earlier one stays and the next question tries again."""
         if self._kept.follow(corpus):
             self._answerer.corpus = corpus
         else:
             self._take_up(corpus)
-        return added
 
     def find(self, text: str, *, limit: int = 20) -> list[Passage]:
         """The first passages with this in title, text or source, upper and lower case alike."""

@@ -76,7 +76,12 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
 
     async def alone(work: Callable[[], Any]) -> Any:
         """Checks belong into the work: before it others may change what was checked."""
-        return await asyncio.wrap_future(worker.alone(work))
+
+        def on_newest() -> Any:
+            engine.follow()
+            return work()
+
+        return await asyncio.wrap_future(worker.alone(on_newest))
 
     @routes.get("/passages", summary="Find passages")
     async def find(

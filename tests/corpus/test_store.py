@@ -1,3 +1,7 @@
+import multiprocessing
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,7 @@ from realmlm.cli import main
 from realmlm.corpus.build import cut_articles
 from realmlm.corpus.store import Article, Corpus, Passage, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactMissing, BadInput
+from realmlm.errors import ArtefactMissing, BadInput, Mismatch
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDPIECES = Wordpieces.from_pieces([*LETTERS, *(f"##{letter}" for letter in LETTERS), "."])
@@ -175,12 +179,63 @@ def test_an_edit_happens_whole_or_not_at_all(corpus):
     assert Corpus.open(corpus.folder).edits == 0
 
 
-def test_only_the_newest_state_can_be_edited(corpus):
-    corpus.edit(remove=[0])
-    with pytest.raises(BadInput, match="open it again"):
-        corpus.edit(add=[Article("", "Abc.")])
-    with pytest.raises(BadInput, match="open it again"):
-        Corpus.open(corpus.folder, edits=0).edit(remove=[1])
+def test_an_edit_is_laid_over_what_others_edited_since(corpus):
+    theirs, (first,) = corpus.edit(add=[Article("", "Abc.")], replace={1: Article("", "Stu.")}, remove=[0])
+    for earlier in (corpus, Corpus.open(corpus.folder, edits=0)):
+        for options in ({"remove": [0]}, {"replace": {1: Article("", "Vwx.")}}):
+            with pytest.raises(BadInput, match=r"passage [01] of .* was edited since .*; open it again, then edit"):
+                earlier.edit(**options)
+    ours, (second,) = corpus.edit(add=[Article("", "Def.")], remove=[2])
+    assert (first, second) == (5, 6)
+    for known in (ours, Corpus.open(corpus.folder)):
+        assert {number: known[number].text for number in known.ids.tolist()} == {1: "Stu.", 3: "Xyz.", 4: "é.", 5: "Abc.", 6: "Def."}
+    assert (theirs.newest().ids.tolist(), ours.newest() is ours) == (ours.ids.tolist(), True)
+
+
+def add_one_by_one(folder: Path, who: str) -> list[int]:
+    """What an editor does who does not know of the others; the ids that were promised."""
+    corpus, ids = Corpus.open(folder), []
+    for letter in LETTERS[:12]:
+        corpus, added = corpus.edit(add=[Article(who, f"{who} {letter}.")])
+        ids += added
+    return ids
+
+
+def test_nothing_is_lost_where_several_edit_at_once(corpus):
+    names = ("abc", "def", "ghi")
+    with ProcessPoolExecutor(len(names), mp_context=multiprocessing.get_context("spawn")) as pool:
+        promised = dict(zip(names, pool.map(add_one_by_one, [corpus.folder] * len(names), names), strict=True))
+    now = Corpus.open(corpus.folder)
+    assert sorted(number for ids in promised.values() for number in ids) == now.ids[5:].tolist()
+    for who, ids in promised.items():
+        assert [now[number].text for number in ids] == [f"{who} {letter}." for letter in LETTERS[:12]]
+
+
+def test_a_corpus_that_was_made_anew_must_be_opened_again(corpus):
+    edited, _ = corpus.edit(remove=[0])
+    shutil.rmtree(corpus.folder / "edits")
+    with pytest.raises(Mismatch, match="open it again"):
+        edited.edit(remove=[1])
+    shutil.rmtree(corpus.folder)
+    other = write(corpus.folder, ARTICLES[:2])
+    with pytest.raises(Mismatch, match="open it again"):
+        corpus.edit(remove=[1])
+    other.edit(remove=[1])
+    with pytest.raises(Mismatch, match="another corpus"):
+        corpus.newest()
+    assert Corpus.open(corpus.folder).ids.tolist() == [0, 2, 3]
+
+
+def test_a_corpus_that_cannot_be_written_is_opened_and_searched(corpus):
+    edited, _ = corpus.edit(remove=[0])
+    (corpus.folder / ".edits.lock").unlink()
+    corpus.folder.chmod(0o555)
+    try:
+        known = Corpus.open(corpus.folder)
+        assert (known.newest() is known, known.ids.tolist(), len(known.find("xyz", limit=3))) == (True, edited.ids.tolist(), 1)
+        assert not (corpus.folder / ".edits.lock").exists()
+    finally:
+        corpus.folder.chmod(0o755)
 
 
 def test_arrays_cannot_be_written_back(corpus):

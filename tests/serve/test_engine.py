@@ -13,7 +13,7 @@ from torch import Tensor
 from realmlm import artefact
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Article, Corpus
-from realmlm.model import answering, inputs
+from realmlm.model import answering, inputs, retrieval
 from realmlm.model.answering import Answer
 from realmlm.model.inputs import Inputs
 from realmlm.serve.engine import Engine
@@ -139,4 +139,51 @@ def test_an_index_that_others_changed_or_removed_is_opened_or_made_again(
     check_kept(editable, tiny_model_folder)
     shutil.rmtree(editable.corpus.folder / "index")
     edit(editable, 4)
+    check_kept(editable, tiny_model_folder)
+
+
+QUINCE = Article("Nerrow", "The arms of Nerrow show a quince.")
+
+
+def test_what_others_edit_is_known_to_the_next_answer(editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others, (number,) = Corpus.open(editable.corpus.folder).edit(add=[QUINCE], remove=[0])
+    editable.ask("What do the arms of Nerrow show?")
+    assert (number in editable.corpus, 0 in editable.corpus) == (True, False)
+    check_kept(editable, tiny_model_folder)
+    others.edit(remove=[number])
+    editable.fill("The arms of Nerrow show a [MASK].")
+    assert number not in editable.corpus
+    embedded: list[int] = []
+    embed = retrieval.embed_passages
+    monkeypatch.setattr(
+        retrieval, "embed_passages", lambda corpus, ids, *rest, **options: embedded.extend(ids) or embed(corpus, ids, *rest, **options)
+    )
+    _, (theirs,) = Corpus.open(editable.corpus.folder).edit(add=[QUINCE])
+    (ours,) = editable.edit(add=[QUINCE])
+    assert (theirs, ours, embedded) == (number + 1, number + 2, [number + 1, number + 2])
+    check_kept(editable, tiny_model_folder)
+
+
+def test_a_question_looks_once_whether_others_edited(editable: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        edit(editable, number)
+    looks: list[Path] = []
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: looks.append(path) or exists(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(artefact.os, "listdir", lambda path: pytest.fail(f"{path} is listed"))
+    editable.ask("What do the arms of Nerrow show?")
+    assert [path.name for path in looks] == ["000006"]
+
+
+def test_an_edit_that_could_not_be_taken_up_is_taken_up_later(
+    editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(retrieval, "embed_passages", lambda *_, **options: pytest.fail("no memory left"))
+        with pytest.raises(pytest.fail.Exception):
+            editable.edit(add=[QUINCE])
+    assert editable.corpus.ids.tolist() == editable.index.ids.tolist()
+    before = len(editable.corpus)
+    edit(editable, 0)
+    assert len(editable.corpus) == before + 2
     check_kept(editable, tiny_model_folder)

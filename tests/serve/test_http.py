@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the service is not installed: pip install 'realmlm[serve]'")
 from fastapi.testclient import TestClient
 
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import Article, Corpus
 from realmlm.serve.engine import Engine
 from realmlm.serve.http import MOST_BODY, create_app
 from realmlm.serve.shapes import MOST_CHARACTERS, MOST_TEXT
@@ -156,6 +156,22 @@ def test_the_last_passage_stays_however_many_remove_at_once(tiny_model_folder: P
         statuses = [response.status_code for response in pool.map(client.delete, ("/passages/0", "/passages/1"))]
         assert sorted(statuses) == [204, 400]
         assert len(client.post("/ask", json={"question": "Who?"}).json()["evidence"]) == 1
+
+
+def test_passages_that_others_edited_can_be_edited_here(client: TestClient, own_corpus: Path) -> None:
+    new = {"title": "Nerrow", "text": "The arms of Nerrow show a quince."}
+    article = Article(**new)
+    theirs, (first,) = Corpus.open(own_corpus).edit(add=[article])
+    assert client.put(f"/passages/{first}", json=new | {"text": "The arms of Nerrow show a heron."}).status_code == 200
+    theirs, (second,) = theirs.edit(add=[article])
+    assert client.delete(f"/passages/{second}").status_code == 204
+    theirs, (third,) = theirs.edit(add=[article])
+    assert [passage["id"] for passage in client.post("/passages", json=new).json()] == [third + 1]
+    known = Corpus.open(own_corpus)
+    assert [known[number].text for number in known.ids[-3:]] == ["The arms of Nerrow show a heron.", new["text"], new["text"]]
+    known.edit(remove=known.ids[:-1].tolist())
+    assert "last passage" in failed(client.delete(f"/passages/{third + 1}"), 400)
+    assert client.get("/health").json()["passages"] == 1
 
 
 def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
