@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,3 +175,24 @@ def test_a_part_that_was_left_out_cannot_be_made_later(
         cli.main(["warmup", "--resume", str(warmup.out), "--reader.steps", "40"])
     assert "the reader's part" in capsys.readouterr().err
     assert read_run(warmup.out)["config"] == record(warmup)
+
+
+def test_a_rows_speed_is_that_of_the_steps_since_the_clock_began(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off at step 3 with a row every 4 steps, each step taking a second."""
+    steps, one_step = [0], training._one_step
+
+    def counted(*parts: Any, **rest: Any) -> Any:
+        steps[0] += 1
+        return one_step(*parts, **rest)
+
+    monkeypatch.setattr(training, "_one_step", counted)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: float(steps[0]), perf_counter=time.perf_counter))
+    loop = Loop(log_every=4, checkpoint_every=3, threads=1, device="cpu")
+    changed = flat(settings) | {"loop": loop, "optim": JointOptim(steps=10, batch=4)}
+    with monkeypatch.context() as patch:
+        fail_at(3, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**changed)
+    pretrain(**changed)
+    rows = read_metrics(settings.out / "metrics.jsonl")
+    assert [(row["step"], row["queries/s"]) for row in rows] == [(4, 4.0), (8, 4.0), (10, 4.0)]
