@@ -41,8 +41,9 @@ from realmlm.model.marginal import evidence_log_likelihood, inner_products
 from realmlm.model.realm import ModelConfig, Realm
 from realmlm.model.retrieval import LearnedRetriever, index_for
 from realmlm.settings import together
-from realmlm.train.examples import MaskedSentences, SentenceSource, places_of, sources_of
+from realmlm.train.examples import MaskedSentences, SentenceSource, places_of
 from realmlm.train.finetune import finetune
+from realmlm.train.hold_out import held_out_passages
 from realmlm.train.loop import Clock, Stateless, prepare, train_model
 from realmlm.train.run import Run
 
@@ -184,7 +185,8 @@ def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pa
     with Run.begin(out / ADAPTING, stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
         device = prepare(loop)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
-        limits: dict[str, Any] = {"max_query": realm.config.max_query, "held_out": sources_of(out / "held-out.jsonl"), "recurring": True}
+        held_out = held_out_passages(corpus, out / "held-out.jsonl")
+        limits: dict[str, Any] = {"max_query": realm.config.max_query, "held_out": held_out, "recurring": True}
         source = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, seed=loop.seed, **limits)
         learning = realm.free_query("projection")
         objective = FoundElsewhere(realm, corpus, source, index_for(realm, wordpieces, corpus), learning)

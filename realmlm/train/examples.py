@@ -5,13 +5,11 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
 from realmlm.corpus.masking import Masking, masking, window
-from realmlm.corpus.questions import read_questions
 from realmlm.corpus.spans import Spans, all_sentences
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -130,11 +128,6 @@ def glimpse(tokens: np.ndarray, positions: np.ndarray, rng: np.random.Generator)
     start = int(positions[0]) - int(rng.integers(length + 1))
     start = max(0, min(start, len(seen) - length))
     return seen[start : start + length]
-
-
-def sources_of(hold_out: Path | None) -> set[int]:
-    """The passages that held-out sentences come from."""
-    return {question.source for question in read_questions(hold_out) if question.source is not None} if hold_out else set()
 
 
 NULL_SHARE = 0.1  # of the reader's warm-up pairs

@@ -20,6 +20,7 @@ from realmlm.parallel import default_workers, ordered_map
 
 _CHUNK = 1024  # passages a worker searches at once
 _RARE = 16  # passages to one candidate of a question, above which patterns are looked up when they are needed
+_NO_SPANS = np.zeros((0, 2), dtype=np.int64)
 _FEW = 8  # chunks; fewer are searched here, sooner than workers could start
 
 
@@ -33,7 +34,8 @@ class Gold:
         self.questions = [corpus.wordpieces.encode(text) for text in self.texts]
         self._borders, self._passages, self._spans = arrays["borders"], arrays["passages"], arrays["spans"]
         self._corpus, self._asked = corpus, asked
-        self._looked_up: dict[tuple[int, int], np.ndarray] = {}
+        self._looked_up: dict[int, np.ndarray] = {}  # by question the passages, ascending; 8 bytes each, for most have nothing
+        self._found: dict[tuple[int, int], np.ndarray] = {}  # (question, passage) -> spans, where there are some
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -41,7 +43,8 @@ class Gold:
     def holds(self, question: int, ids_C: Tensor) -> Tensor:
         """Which of these passages hold an answer of the question."""
         if question >= len(self._borders) - 1:
-            return torch.tensor([len(self.spans(question, passage)) > 0 for passage in ids_C.tolist()])
+            self._look_up(question, ids_C.numpy())
+            return torch.tensor([(question, passage) in self._found for passage in ids_C.tolist()])
         found, ids = self._passages[self._borders[question] : self._borders[question + 1]], ids_C.numpy()
         place = np.searchsorted(found, ids)  # found is ascending; np.isin would sort it at every step
         return torch.from_numpy((place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids))
@@ -49,18 +52,23 @@ class Gold:
     def spans(self, question: int, passage: int) -> np.ndarray:
         """Spans [n, 2] of the answers in a passage."""
         if question >= len(self._borders) - 1:
-            return self._look_up(question, passage)
+            self._look_up(question, np.array([passage]))
+            return self._found.get((question, passage), _NO_SPANS)
         first, last = self._borders[question], self._borders[question + 1]
         start, end = np.searchsorted(self._passages[first:last], [passage, passage + 1]) + first
         return self._spans[start:end]
 
-    def _look_up(self, question: int, passage: int) -> np.ndarray:
-        known = self._looked_up.get((question, passage))
-        if known is None:
+    def _look_up(self, question: int, ids_C: np.ndarray) -> None:
+        """Look for the question's patterns in those of the passages where that was not done yet."""
+        known = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
+        new = np.setdiff1d(ids_C, known)
+        for passage in new.tolist():
             found = answer_spans(self._corpus[passage].text, self._asked[question])
-            known = _in_wordpieces(self._corpus.token_chars(passage), found)
-            self._looked_up[question, passage] = known
-        return known
+            spans = _in_wordpieces(self._corpus.token_chars(passage), found)
+            if len(spans):
+                self._found[question, passage] = spans
+        if len(new):
+            self._looked_up[question] = np.union1d(known, new)
 
 
 def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int | None = None) -> Gold:

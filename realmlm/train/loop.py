@@ -233,7 +233,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     if loop.compile:
         model.compile_layers()
     model.train()
-    begun = time.monotonic()
+    begun, counted = time.monotonic(), start
     extra: dict[str, Any] = {}
     last: dict[str, Any] = {}
     try:
@@ -245,19 +245,19 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
                 bar.advance()
                 done = step + 1
                 if done % loop.log_every == 0 or done == optim.steps:
-                    elapsed, since = time.monotonic() - begun, loop.log_every if done % loop.log_every == 0 else done % loop.log_every
+                    elapsed = time.monotonic() - begun
                     row = {
                         "step": done,
                         **rows.take(),
                         **extra,
-                        "queries/s": round(since * optim.batch / elapsed, 1),
+                        "queries/s": round((done - counted) * optim.batch / elapsed, 1),
                         "seconds": clock.take(),
                     }
                     metrics.row(row)
                     bar.clear()
                     say(show_row(row))
                     last = row
-                    begun, extra = time.monotonic(), {}
+                    begun, counted, extra = time.monotonic(), done, {}
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
                     with clock("checkpoint"):
                         run.save(_state(model, objective, optimizer, done))

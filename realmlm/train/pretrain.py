@@ -26,7 +26,8 @@ from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_input
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
-from realmlm.train.examples import MaskedSentences, SentenceSource, sources_of
+from realmlm.train.examples import MaskedSentences, SentenceSource
+from realmlm.train.hold_out import held_out_passages
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import Clock, prepare, train_model
 from realmlm.train.pointing import point, standing
@@ -196,16 +197,12 @@ def pretrain(
         realm.config = replace(realm.config, null_document=null_document)
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
-        same = places_in(known, source_corpus) if hold_out or not own_passage else None
-        own = None if own_passage else same
+        own = None if own_passage else places_in(known, source_corpus)
         needed = k - null_document + (own is not None)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
-        held_out = [] if same is None else np.flatnonzero(np.isin(same, list(sources_of(hold_out)))).tolist()
-        if hold_out and not held_out:
-            say(f"{source_corpus.folder} has none of the passages that {hold_out} was made of in {corpus}: nothing has to be held out")
-        limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out}
-        limits |= {"recurring": recurring, "glimpses": glimpses}
+        limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "recurring": recurring, "glimpses": glimpses}
+        limits["held_out"] = held_out_passages(source_corpus, hold_out)
         source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
         questions = read_questions(probe) if probe else []
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:

@@ -27,6 +27,12 @@ from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
 
 KEEP = 2
 
+# The parts of a warm-up: what is there when a part is over, and the settings that are its own.
+_PARTS = {
+    "reader": (("reader/model", "retriever"), ("model", "masking", "pairing", "pointing", "reader")),
+    "retriever": (("retriever/model",), ("towers_as_reader", "remove_sentence", "retriever")),
+}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -139,9 +145,23 @@ def amend_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
     try:
         if run.finished:
             raise BadInput(f"{folder} has ended; to train on, begin another run with --model {folder}/model")
+        if stage == "warmup":
+            _check_parts(Path(folder), config)
         write_run(folder, stage=stage, config=config)
     finally:
         run.close()
+
+
+def _check_parts(folder: Path, config: dict[str, Any]) -> None:
+    """No setting of a part of a warm-up that is over may change: the record would tell what did not happen."""
+    known = filled(STAGES["warmup"], read_run(folder)["config"])
+    for part, (signs, settings) in _PARTS.items():
+        changed = [name for name in settings if known[name] != config[name]]
+        if changed and any((folder / sign).exists() for sign in signs):
+            raise BadInput(
+                f"the {part}'s part of {folder} has ended, so its settings ({', '.join(changed)}) cannot change any more; "
+                "resume without them, or begin another run with another --out"
+            )
 
 
 def _is_same(known: dict[str, Any], stage: str, config: dict[str, Any]) -> bool:

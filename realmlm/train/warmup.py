@@ -4,6 +4,7 @@ Without the second everything goes to the null document; without the first a rea
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from realmlm.model.inputs import NULL, Inputs, Masked, document_inputs, joint_in
 from realmlm.model.marginal import in_batch_contrast, inner_products
 from realmlm.model.realm import ModelConfig, Realm
 from realmlm.model.retrieval import check_readable
-from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource, sources_of
+from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource
+from realmlm.train.hold_out import held_out_passages
 from realmlm.train.loop import Clock, Objective, Stateless, prepare, train_model
 from realmlm.train.pointing import point, standing
 from realmlm.train.run import Run
@@ -110,9 +112,12 @@ def warm_up(
         if towers_as_reader:  # said before the reader is trained
             ModelConfig(**open_artefact(Path(model), kind="model").config).check_one_encoder()
 
+        @cache
+        def held_out() -> list[int]:
+            return held_out_passages(known, hold_out)
+
         def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
-            held_out = sources_of(hold_out)
-            limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out}
+            limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out()}
             source = SentenceSource(known, wordpieces=wordpieces, seed=loop.seed, **limits)
             pairs = ReadingPairs(source, pairing=pairing, seed=loop.seed)
             return MaskedReading(realm, wordpieces, known, pairs, pointing=pointing)
@@ -120,7 +125,7 @@ def warm_up(
         def finding(realm: Realm, wordpieces: Wordpieces) -> InverseCloze:
             if towers_as_reader:
                 realm.begin_towers_as_reader()
-            pairs = ClozePairs(known, remove=remove_sentence, seed=loop.seed, held_out=sources_of(hold_out))
+            pairs = ClozePairs(known, remove=remove_sentence, seed=loop.seed, held_out=held_out())
             return InverseCloze(realm, wordpieces, pairs)
 
         place = _stage("reader", Path(model), whole, known, reading, optim=reader, loop=loop)

@@ -1,6 +1,7 @@
 """Fine-tuning otherwise: other objectives, other retrievers, answers that are patterns."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,23 @@ def test_patterns_are_looked_up_in_the_passages_that_come_up(knowledge: Corpus, 
     assert [len(answer) for answer in later.answers][1:] == [0, 0, 0]
     only = locate_answers(knowledge, questions[2:], candidates=2)
     assert len(only) == 2
+
+
+def test_patterns_that_are_nowhere_are_looked_up_once_and_cost_little(knowledge: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [Question(f"Which is it, {number}?", (f"nowhere {number}",), is_regex=True) for number in range(40)]
+    word = knowledge[7].text.split()[1]
+    gold = locate_answers(knowledge, [*asked, Question("Where?", (word,), is_regex=True)], candidates=2)
+    numbers, ids = range(len(gold)), torch.from_numpy(knowledge.ids)
+    tracemalloc.start()
+    before = [gold.holds(number, ids[: 200 + number]) for number in numbers]
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 40 * sum(200 + number for number in numbers), "bytes for all that was looked up"
+    monkeypatch.setattr("realmlm.train.gold.answer_spans", None)  # looked up before: not looked for again
+    assert all(torch.equal(gold.holds(number, ids[: 200 + number]), before[number]) for number in numbers)
+    assert gold.spans(0, 7).shape == (0, 2)
+    assert len(gold.spans(40, 7))
+    assert not any(found.any() for found in before[:40])
 
 
 def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:

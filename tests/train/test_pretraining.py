@@ -146,7 +146,7 @@ def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
         return search(index, queries, k, exclude_Q=exclude_Q)
 
     monkeypatch.setattr(ExactIndex, "search", watched)
-    held = [Question(text="[MASK].", answers=("heron",), id="0", source=0)]
+    held = [Question(text="Town0 bears a [MASK] on its arms.", answers=("heron",), id="0", source=0)]
     write_questions(tmp_path / "held.jsonl", held)
     optim, still = JointOptim(steps=6, batch=8), Refresh(every_steps=0)
     run_pretrain(

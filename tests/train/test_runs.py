@@ -2,20 +2,24 @@
 
 import os
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from realmlm import cli
-from realmlm.config import JointOptim, Loop, Pretrain, Refresh, flat, record
+from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup, flat, record
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Article, Corpus
 from realmlm.errors import Mismatch, NotEnough
+from realmlm.log import read_metrics
 from realmlm.train import loop as training
 from realmlm.train.gold import locate_answers
 from realmlm.train.pretrain import pretrain
 from realmlm.train.run import Run, read_run, write_run
+from realmlm.train.warmup import run_warmup
 from tests.conftest import world_corpus
 from tests.train.test_resume import same, weights
 
@@ -123,3 +127,72 @@ def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pyt
     assert end.value.code == 2
     assert f"--model {settings.out}/model" in capsys.readouterr().err
     assert read_run(settings.out)["config"] == record(settings)
+
+
+def cut_in_the_retriever(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> Warmup:
+    """A warm-up whose reader has ended after 2 steps and whose retriever was cut off at 3 of 4."""
+    optims = {"reader": Optim(steps=2, batch=4), "retriever": Optim(steps=4, batch=4)}
+    warmup = Warmup(model=settings.model, corpus=settings.corpus, out=settings.out, masking="uniform", loop=LOOP, **optims)
+    with monkeypatch.context() as patch:
+        fail_at(3, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            run_warmup(warmup)
+    return warmup
+
+
+@pytest.mark.parametrize("flag", [("--reader.steps", "40"), ("--reader.steps", "0"), ("--masking", "whole-word"), ("--pointing", "1")])
+def test_a_part_that_has_ended_is_not_made_to_lie(
+    settings: Pretrain, flag: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warmup = cut_in_the_retriever(settings, monkeypatch)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["warmup", "--resume", str(warmup.out), *flag])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert f"the reader's part of {warmup.out} has ended" in said
+    assert "begin another run" in said
+    assert read_run(warmup.out)["config"] == record(warmup)
+
+
+def test_the_part_that_still_runs_may_change(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmup = cut_in_the_retriever(settings, monkeypatch)
+    cli.main(["warmup", "--resume", str(warmup.out), "--retriever.steps", "6", "--remove-sentence", "0.5", "--loop.log-every", "1"])
+    assert [row["step"] for row in read_metrics(warmup.out / "retriever" / "metrics.jsonl")] == [3, 4, 5, 6]
+    known = read_run(warmup.out)["config"]
+    assert (known["reader"]["steps"], known["retriever"]["steps"], known["remove_sentence"]) == (2, 6, 0.5)
+
+
+def test_a_part_that_was_left_out_cannot_be_made_later(
+    settings: Pretrain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The retriever's checkpoint has the reader it began with: what another one learned would be lost."""
+    none, some = Optim(steps=0, batch=4), Optim(steps=4, batch=4)
+    warmup = Warmup(model=settings.model, corpus=settings.corpus, out=settings.out, reader=none, retriever=some, loop=LOOP)
+    fail_at(3, NotEnough("power cut"), monkeypatch)
+    with pytest.raises(NotEnough):
+        run_warmup(warmup)
+    with pytest.raises(SystemExit):
+        cli.main(["warmup", "--resume", str(warmup.out), "--reader.steps", "40"])
+    assert "the reader's part" in capsys.readouterr().err
+    assert read_run(warmup.out)["config"] == record(warmup)
+
+
+def test_a_rows_speed_is_that_of_the_steps_since_the_clock_began(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off at step 3 with a row every 4 steps, each step taking a second."""
+    steps, one_step = [0], training._one_step
+
+    def counted(*parts: Any, **rest: Any) -> Any:
+        steps[0] += 1
+        return one_step(*parts, **rest)
+
+    monkeypatch.setattr(training, "_one_step", counted)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: float(steps[0]), perf_counter=time.perf_counter))
+    loop = Loop(log_every=4, checkpoint_every=3, threads=1, device="cpu")
+    changed = flat(settings) | {"loop": loop, "optim": JointOptim(steps=10, batch=4)}
+    with monkeypatch.context() as patch:
+        fail_at(3, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**changed)
+    pretrain(**changed)
+    rows = read_metrics(settings.out / "metrics.jsonl")
+    assert [(row["step"], row["queries/s"]) for row in rows] == [(4, 4.0), (8, 4.0), (10, 4.0)]

@@ -1,0 +1,82 @@
+"""Which passages must not be trained on, because held-out sentences stand in them."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from realmlm.corpus.questions import Question, read_questions
+from realmlm.corpus.store import Corpus
+from realmlm.log import progress, say
+
+_RUN = 4  # words in a row: fewer of a sentence, at the edge of a passage, say nothing of where they come from
+_WORD = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")  # Chinese and Japanese put no space between words: each character is one
+
+
+def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
+    """The passages that the masked sentences of a file come from, ascending.
+
+    If each of them stands in the passage it names, they were made of this corpus. Else the ids are another's, and every passage is held
+    out that has one of the sentences, or as much of it as a cut elsewhere has left.
+    """
+    if hold_out is None:
+        return []
+    questions = read_questions(hold_out)
+    if all(_stands_in_source(corpus, question) for question in questions):
+        return sorted({question.source for question in questions if question.source is not None})
+    sentences, found = _Sentences(map(_filled_in, questions)), []
+    with progress("looking for what is held out", len(corpus), unit="passages") as bar:
+        for number in corpus.ids.tolist():
+            if sentences.overlap(corpus[number].text):
+                found.append(number)
+            bar.advance(1)
+    if not found:
+        say(f"none of the sentences of {hold_out} stands in {corpus.folder}: nothing has to be held out")
+    return found
+
+
+def _filled_in(question: Question) -> str:
+    return question.text.replace("[MASK]", question.answers[0])
+
+
+def _stands_in_source(corpus: Corpus, question: Question) -> bool:
+    return question.source is not None and question.source in corpus and _filled_in(question) in corpus[question.source].text
+
+
+class _Sentences:
+    """Sentences that are recognised in a passage, whole or cut off at its edge; only their words count, in lower case."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._begin: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)  # by their first words
+        self._go_on: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)  # what is left of them from these words on
+        self._short: list[str] = []
+        for text in texts:
+            words = _words(text)
+            if len(words) < _RUN:
+                self._short.append(text)
+                continue
+            for place, run in enumerate(_runs(words)):
+                (self._go_on if place else self._begin)[run].append(words[place:])
+
+    def overlap(self, text: str) -> bool:
+        words = _words(text)
+        if any(_agree(rest, words) for rest in self._go_on.get(tuple(words[:_RUN]), ())):
+            return True
+        if not self._begin.keys().isdisjoint(_runs(words)):  # seldom, and found out fast
+            for place, run in enumerate(_runs(words)):
+                if any(_agree(sentence, words[place:]) for sentence in self._begin.get(run, ())):
+                    return True
+        return any(sentence in text for sentence in self._short)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _runs(words: list[str]) -> Iterable[tuple[str, ...]]:
+    return zip(*(words[first:] for first in range(_RUN)), strict=False)
+
+
+def _agree(words: list[str], others: list[str]) -> bool:
+    """Are they the same as far as both go?"""
+    return all(word == other for word, other in zip(words, others, strict=False))
