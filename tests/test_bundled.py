@@ -43,13 +43,23 @@ def notes(elsewhere: Path) -> Path:
 # --- names --------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_names_stand_for_places(mini: Path, elsewhere: Path) -> None:
+def test_names_stand_for_places(mini: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert model_place() == model_place("mini") == model_place(Path("mini")) == mini
     assert model_place("other/mini") == Path("other/mini")
     assert text_place("pocket") == realmlm.pocket
     assert realmlm.pocket.is_file()
+    assert capsys.readouterr().err == ""
     (elsewhere / "pocket").mkdir()
-    assert text_place("pocket") == Path("pocket")
+    assert text_place("pocket") == realmlm.pocket
+    assert f"named by its whole path: {elsewhere / 'pocket'}\n" in capsys.readouterr().err
+    assert text_place(elsewhere / "pocket") == elsewhere / "pocket"
+
+
+def test_a_corpus_named_as_documents_says_which_flag_it_needs(mini: Path, knowledge: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["ask", "Which bird?"], ["adapt", "--out", "adapted"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--docs", str(knowledge.folder)])
+        assert f"is a corpus, not a folder with documents; it is searched with --corpus {knowledge.folder}" in capsys.readouterr().err
 
 
 def test_a_model_of_that_name_here_is_named_by_its_path(

@@ -218,7 +218,8 @@ def build_corpus(
     faults = _Faults(skip_bad)
     with publish(Path(out), kind="corpus") as draft:
         files, unknown = find_files([Path(source) for source in sources], on_bad=faults)
-        _say_unknown(unknown)
+        if unknown:
+            say(other_kinds(unknown))
         if train_tokenizer is not None:
             pieces = _train(files, train_tokenizer, skip_bad=skip_bad)
             had = f"trained on these sources, {train_tokenizer} pieces asked for"
@@ -274,10 +275,10 @@ class _Faults:
             say(f"{self.count:,} pieces of bad input left out" + (f", the first {_SAID} are named above" if self.count > _SAID else ""))
 
 
-def _say_unknown(unknown: list[Path]) -> None:
-    if unknown:
-        suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
-        say(f"{len(unknown):,} files of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes))
+def other_kinds(unknown: list[Path]) -> str:
+    """What is said of files that no reader knows."""
+    suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
+    return f"{len(unknown):,} files of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
 
 
 def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say) -> Iterator[Article]:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from xml.parsers import expat
 
+from realmlm.artefact import read_manifest
 from realmlm.corpus.dump import Dump, NoDump
 from realmlm.corpus.markup import html_to_text, markdown_to_text, row_line, wiki_to_text
 from realmlm.corpus.office import LARGEST, Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.store import Article
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, RealmError
 from realmlm.log import say
 
 OnBad = Callable[[BadInput], None]
@@ -51,8 +52,17 @@ def apart(places: Sequence[Path]) -> list[Path]:
     for path in places:
         if not path.exists():
             raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
+        if _is_corpus(path):
+            raise BadInput(f"{path} is a corpus, not a folder with documents; it is searched with --corpus {path}")
     whole = {path.resolve(): Path(os.path.abspath(path)) for path in reversed(places)}
     return sorted(named for path, named in whole.items() if not any(parent in whole for parent in path.parents))
+
+
+def _is_corpus(path: Path) -> bool:
+    try:
+        return read_manifest(path, kind="corpus").kind == "corpus"
+    except RealmError:
+        return False
 
 
 def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:
