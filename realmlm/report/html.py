@@ -135,8 +135,8 @@ def _verdict(verdict: Verdict) -> Node:
     ]
     caption = f"{verdict.held_out:,} held out, before and after: means with their 95% intervals, in percent where no unit is said"
     gain, low, high = (f"{number:+.3f}".replace("-", "−") for number in verdict.gain)
-    decided = "better: the model was kept" if verdict.kept else "not surely better: nothing was kept"
-    said = _node("p", f"{verdict.gained}: {gain} [{low}, {high}]. ", _node("b", f"{decided[0].upper()}{decided[1:]}."))
+    decided = "Better: the model was kept." if verdict.kept else "Not surely better: nothing was kept."
+    said = _node("p", f"{verdict.gained[:1].upper()}{verdict.gained[1:]}: {gain} [{low}, {high}]. ", _node("b", decided))
     return _node("section", _node("h2", f"Adapting: {verdict.name}"), _table(caption, [head], rows), said)
 
 
