@@ -6,6 +6,8 @@ from realmlm.errors import ArtefactMissing
 
 MINI = Path("mini")
 """The model that commands take where none is named."""
+POCKET = Path("pocket")
+"""The encyclopedia, where documents are named."""
 MODEL = Path(__file__).parent / "mini"
 TEXT = Path(__file__).parent / "pocket" / "encyclopedia.jsonl"
 
@@ -25,5 +27,11 @@ def model_place(model: str | Path = MINI) -> Path:
 
 
 def text_place(docs: str | Path) -> Path:
-    """The folder or file of documents: the one named, or the bundled encyclopedia for `pocket` where nothing here is called so."""
-    return TEXT if Path(docs) == Path("pocket") and not Path(docs).exists() else Path(docs)
+    """The folder or file of documents: the one named, or the bundled encyclopedia for `pocket`."""
+    from realmlm.log import say
+
+    if Path(docs) != POCKET:
+        return Path(docs)
+    if POCKET.exists():
+        say(f"pocket is the encyclopedia that comes with realmlm; what is here is another, named by its whole path: {POCKET.absolute()}")
+    return TEXT

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +369,9 @@ def run_command(name: str, arguments: list[str]) -> None:
     if name not in COMMANDS:
         raise BadInput(f"no command '{name}'; there are: {', '.join(COMMANDS)}")
     kind, work = COMMANDS[name]
+    words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+    if name == "ask" and len(words) > 1:
+        raise BadInput(f'put the question in quotes: realmlm ask "{" ".join(words)}" …')
     settings = parse(name, kind, arguments)
     if hasattr(settings, "model"):
         settings = dataclasses.replace(settings, model=model_place(settings.model))

@@ -20,7 +20,7 @@ step "3/4  the retriever adapts to a folder, this project's documents, without a
 realmlm adapt --docs docs --out "$out/adapted"
 
 step "4/4  the curves and the numbers as one page: $out/report.html"
-realmlm report "$out/adapted/adapting" --evaluations "$out/questions.json" --out "$out/report.html"
+realmlm report "$out/adapted" --evaluations "$out/questions.json" --out "$out/report.html"
 
 if [ -n "${SERVE:-}" ]; then
   step "the page: ask, fill in, change what it knows, look at the training (Ctrl-C ends it)"

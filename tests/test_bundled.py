@@ -43,13 +43,23 @@ def notes(elsewhere: Path) -> Path:
 # --- names --------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_names_stand_for_places(mini: Path, elsewhere: Path) -> None:
+def test_names_stand_for_places(mini: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert model_place() == model_place("mini") == model_place(Path("mini")) == mini
     assert model_place("other/mini") == Path("other/mini")
     assert text_place("pocket") == realmlm.pocket
     assert realmlm.pocket.is_file()
+    assert capsys.readouterr().err == ""
     (elsewhere / "pocket").mkdir()
-    assert text_place("pocket") == Path("pocket")
+    assert text_place("pocket") == realmlm.pocket
+    assert f"named by its whole path: {elsewhere / 'pocket'}\n" in capsys.readouterr().err
+    assert text_place(elsewhere / "pocket") == elsewhere / "pocket"
+
+
+def test_a_corpus_named_as_documents_says_which_flag_it_needs(mini: Path, knowledge: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["ask", "Which bird?"], ["adapt", "--out", "adapted"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--docs", str(knowledge.folder)])
+        assert f"is a corpus, not a folder with documents; it is searched with --corpus {knowledge.folder}" in capsys.readouterr().err
 
 
 def test_a_model_of_that_name_here_is_named_by_its_path(
@@ -157,8 +167,11 @@ def test_documents_are_served_and_stay_as_they_are(
     testclient = pytest.importorskip("fastapi.testclient")
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
+    (notes / "photo.jpg").write_bytes(b"\0")
     main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--device", "cpu"])
-    assert "can change the passages" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "can change the passages" not in said
+    assert "2 passages of 2 files; 1 files of other kinds passed over: .jpg 1\n" in said
     with testclient.TestClient(served[0], raise_server_exceptions=False) as client:
         assert client.get("/health").json()["passages"] == 2
         assert len(client.post("/ask", json={"question": "Which bird?", "read": 2}).json()["evidence"]) == 2

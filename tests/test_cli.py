@@ -256,6 +256,8 @@ def test_evaluate_agrees_with_its_predictions(
         "recall",
         "gold_recall",
         "seconds",
+        "model",
+        "corpus",
     }
     rows = [json.loads(line) for line in predictions.read_text().splitlines()]
     asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]

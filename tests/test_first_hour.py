@@ -91,7 +91,11 @@ WITHOUT_RUN = [
     ("model --corpus {desk}/bare --out {out} --family bart", r"encoder of the family 'bart' \(it has a decoder as well\); try modernbert"),
     ("model --corpus {desk}/bare --out {out} --family gpt2", r"encoder of the family 'gpt2' \(it is no masked language model"),
     ("model --corpus {desk}/bare --out {out} --checkpoint {desk}/no/bert", r"no encoder to load at .*a folder with config\.json"),
-    ("index --model {desk}/gone --corpus {desk}/corpus --out {out}", r"no model in .*/gone; make one: realmlm model --corpus"),
+    (
+        "index --model {desk}/gone --corpus {desk}/corpus --out {out}",
+        r"no model in .*/gone; mini comes with realmlm; make one: realmlm model --corpus",
+    ),
+    ("ask Who leads the canteen? --docs {desk}/notes", r'put the question in quotes: realmlm ask "Who leads the canteen\?" …'),
     ("index --model {desk}/corpus --corpus {desk}/corpus --out {out}", r"/corpus is of the kind 'corpus', where 'model' is needed"),
     (
         "index --model {desk}/model --corpus {desk}/other --out {out}",

@@ -218,7 +218,8 @@ def build_corpus(
     faults = _Faults(skip_bad)
     with publish(Path(out), kind="corpus") as draft:
         files, unknown = find_files([Path(source) for source in sources], on_bad=faults)
-        _say_unknown(unknown)
+        if unknown:
+            say(other_kinds(unknown))
         if train_tokenizer is not None:
             pieces = _train(files, train_tokenizer, skip_bad=skip_bad)
             had = f"trained on these sources, {train_tokenizer} pieces asked for"
@@ -274,15 +275,15 @@ class _Faults:
             say(f"{self.count:,} pieces of bad input left out" + (f", the first {_SAID} are named above" if self.count > _SAID else ""))
 
 
-def _say_unknown(unknown: list[Path]) -> None:
-    if unknown:
-        suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
-        say(f"{len(unknown):,} files of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes))
+def other_kinds(unknown: list[Path]) -> str:
+    """What is said of files that no reader knows."""
+    suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
+    return f"{len(unknown):,} files of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
 
 
-def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad) -> Iterator[Article]:
+def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say) -> Iterator[Article]:
     with progress(what, sum(file.path.stat().st_size for file in files), unit="bytes") as bar:
-        yield from read_files(files, on_bad=on_bad, on_bytes=bar.advance)
+        yield from read_files(files, on_bad=on_bad, on_bytes=bar.advance, on_guess=on_guess)
 
 
 def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpieces:
@@ -290,7 +291,8 @@ def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpie
         if not skip_bad:
             _Faults(skip=False)(error)  # counted and said when the articles are read again to be cut
 
-    texts = sample_texts((article.text for article in _read(files, "reading for the tokenizer", on_bad)), most=_SAMPLE)
+    articles = _read(files, "reading for the tokenizer", on_bad, on_guess=lambda text: None)
+    texts = sample_texts((article.text for article in articles), most=_SAMPLE)
     if not texts:
         raise BadInput("there is no text to train a tokenizer on; name files or folders with text in them")
     say(f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {sum(map(len, texts)):,} characters")

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from realmlm.artefact import discard, locked, map_array, publish, sha256_of, write_text
-from realmlm.corpus.build import write_articles
+from realmlm.corpus.build import other_kinds, write_articles
 from realmlm.corpus.readers import SourceFile, apart, find_files, read_files
 from realmlm.corpus.store import CONTENT_MARK, Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -28,7 +29,9 @@ from realmlm.parallel import default_workers
 
 DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
 _EDITS = 64  # after so many the corpus is made anew, without what was removed
-_SAID = 10  # files that cannot be read are named up to this many
+_SAID = 10  # files that cannot be read are named with the reason up to this many, when they are met
+_NAMED = 3  # and up to this many each time
+_READING = 2  # raised when files are read otherwise than before: what was made of them is made again
 
 
 def cache_folder() -> Path:
@@ -44,15 +47,19 @@ def open_documents(
     Until `held` is closed others who want the same wait. Make its index before: later the corpus may be edited, or made anew in its place.
     """
     places = apart(documents)
-    identity = "\n".join([*map(str, places), wordpieces.fingerprint, str(max_wordpieces)])
+    identity = "\n".join([*map(str, places), wordpieces.fingerprint, str(max_wordpieces), f"reading {_READING}"])
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"
     held.enter_context(_kept_in(folder))
     held.enter_context(locked(folder / f".{name}.lock"))
     seen = _Seen(folder / f"{name}.seen.json")
-    files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(places, seen)}
+    found, unknown = _find(places)
+    files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(found, seen)}
     corpus = _follow(folder / name, files, seen, wordpieces, max_wordpieces=max_wordpieces)
     seen.keep(files)
+    unread = [file.name for source, file in files.items() if source in seen.unreadable]
+    if unread or unknown:
+        _say_left_out(corpus, len(files) - len(unread), unread, unknown, seen)
     return corpus
 
 
@@ -70,15 +77,16 @@ def _kept_in(folder: Path) -> Iterator[None]:
 
 
 class _Seen:
-    """What need not be looked at again: checksums of files by size and time, and sources that could not be read."""
+    """What need not be looked at again: checksums of files by size and time, and sources that could not be read, with the reason."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self.file = file
+        self.waiting: set[str] = set()  # of those that could not be read: they can be once a library is installed
         try:
             self._before: dict[str, Any] = json.loads(file.read_text("utf-8"))
-            self.digests, self.unreadable = dict(self._before["digests"]), set(self._before["unreadable"])
+            self.digests, self.unreadable = dict(self._before["digests"]), dict(self._before["unreadable"])
         except (OSError, ValueError, TypeError, KeyError):
-            self._before, self.digests, self.unreadable = {}, {}, set()
+            self._before, self.digests, self.unreadable = {}, {}, {}
 
     def digest(self, file: Path) -> str:
         """A part of the file's checksum; it is not read for it while its size and time stay."""
@@ -92,18 +100,33 @@ class _Seen:
         """Write it down for the files there are now."""
         names = {str(file.path) for file in files.values()}
         digests = {name: entry for name, entry in self.digests.items() if name in names}
-        now = {"digests": digests, "unreadable": sorted(self.unreadable & set(files))}
+        known = {source: why for source, why in self.unreadable.items() if source in files and source not in self.waiting}
+        now = {"digests": digests, "unreadable": known}
         if now != self._before:
-            write_text(self._file, json.dumps(now))
+            write_text(self.file, json.dumps(now, ensure_ascii=False, indent=1))
 
 
-def _digests(places: Sequence[Path], seen: _Seen) -> Iterator[tuple[SourceFile, str]]:
+def _find(places: Sequence[Path]) -> tuple[list[SourceFile], list[Path]]:
+    """The files to read, and those of other kinds."""
     faults: list[BadInput] = []
-    files = find_files(places, on_bad=faults.append)[0]
+    files, unknown = find_files(places, on_bad=faults.append)
     if faults and not files:
         raise faults[0]
     for fault in faults[:_SAID]:
         say(f"left out: {fault}")
+    return files, unknown
+
+
+def _say_left_out(corpus: Corpus, read: int, unread: Sequence[str], unknown: list[Path], seen: _Seen) -> None:
+    """One line each time: who asks later should know, too, what is not there to be found."""
+    said = [f"{len(corpus):,} passages of {read:,} files"]
+    if unread:
+        more = f" …; all, and why: {seen.file}" if len(unread) > _NAMED else ""
+        said.append(f"{len(unread):,} could not be read ({', '.join(unread[:_NAMED])}{more})")
+    say("; ".join([*said, *([other_kinds(unknown)] if unknown else [])]))
+
+
+def _digests(files: Sequence[SourceFile], seen: _Seen) -> Iterator[tuple[SourceFile, str]]:
     for file in files:
         try:
             digest = seen.digest(file.path)
@@ -123,9 +146,11 @@ def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpiece
     new = {source: file for source, file in files.items() if source not in known and source not in seen.unreadable}
     if known and not gone and not new:
         return corpus
-    left_out = _LeftOut()
+    left_out = _LeftOut(seen)
     if known and corpus.edits < _EDITS and len(gone) < len(known):
-        say(f"{len(new)} files are new or changed, {len(gone)} are gone or were changed")
+        names, former = {file.name for file in new.values()}, {source.rpartition(CONTENT_MARK)[0] for source in gone}
+        counts = {"new": names - former, "changed": names & former, "removed": former - names}
+        say("files: " + ", ".join(f"{len(some):,} {what}" for what, some in counts.items() if some))
         removed = [number for source in gone for number in known[source]]
         added = list(_articles(new, left_out))
         corpus = corpus.edit(add=added, remove=removed)[0] if added or removed else corpus
@@ -140,7 +165,8 @@ def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpiece
             draft.config |= {"sources": sorted({file.name.split("/")[0] for file in files.values()}), "tokenizer": "of the model"}
             draft.counts["skipped"] = 0
         corpus = Corpus.open(place)
-    seen.unreadable = set(files) - set(_contained(corpus)) - left_out.waiting
+    wordless = dict.fromkeys(set(files) - set(_contained(corpus)), "there are no words in it")
+    seen.unreadable = {source: seen.unreadable.get(source, why) for source, why in wordless.items()}
     return corpus
 
 
@@ -158,12 +184,15 @@ def _put_aside(place: Path) -> None:
 class _LeftOut:
     """What could not be read; the first few are said."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: _Seen) -> None:
+        self._seen = seen
         self.errors: list[RealmError] = []
-        self.waiting: set[str] = set()  # sources that can be read once a library is installed
 
-    def __call__(self, error: RealmError) -> None:
+    def __call__(self, source: str, error: RealmError) -> None:
         self.errors.append(error)
+        self._seen.unreadable[source] = str(error)
+        if isinstance(error, MissingExtra):
+            self._seen.waiting.add(source)
         if len(self.errors) <= _SAID:
             say(f"left out: {error}")
 
@@ -177,11 +206,10 @@ def _articles(files: Mapping[str, SourceFile], left_out: _LeftOut) -> Iterator[A
     with progress("reading", len(files), unit="files") as bar:
         for source, file in files.items():
             try:
-                for article in read_files([file], on_bad=left_out):
+                for article in read_files([file], on_bad=partial(left_out, source)):
                     yield replace(article, source=source)
             except MissingExtra as error:
-                left_out.waiting.add(source)
-                left_out(MissingExtra(f"{file.path}: {error}"))
+                left_out(source, MissingExtra(f"{file.path}: {error}"))
             bar.advance()
     left_out.conclude()
 

@@ -1,7 +1,7 @@
 """Markup to plain text: wiki, HTML and Markdown, each through a maintained parser (extra `formats`)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from realmlm.errors import require
@@ -60,6 +60,18 @@ def _wiki_pieces(code: Any, nodes: Any, hidden_links: frozenset[str]) -> Iterato
                 yield from _wiki_pieces(node.contents, nodes, hidden_links)
 
 
+def row_line(names: Sequence[str], cells: Sequence[str]) -> str:
+    """A row of a table as one line, each cell behind its column's name: "town: Oslo; river: Aker". Empty cells are left out."""
+    said = ((name, " ".join(cell.split())) for name, cell in zip(names, cells, strict=True))
+    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in said if cell)
+
+
+def table_lines(rows: Sequence[Sequence[str]], *, header: bool) -> list[str]:
+    """The rows of a table as lines; the first names the columns if it is a header, of the rows that are as long."""
+    names = rows[0] if header and any(len(row) == len(rows[0]) for row in rows[1:]) else ()
+    return [row_line(names if len(row) == len(names) else [""] * len(row), row) for row in rows[1 if names else 0 :]]
+
+
 def html_to_text(html: str) -> tuple[str, str]:
     """Title (`<title>`, else the first `<h1>`, else "") and visible text of a page, block elements on lines of their own."""
     parser = require("selectolax.lexbor", extra="formats", why="reading HTML")
@@ -78,12 +90,27 @@ def _html_pieces(body: Any) -> Iterator[str]:
             yield node
         elif node.is_text_node:
             yield node.text_content if verbatim else re.sub(r"\s+", " ", node.text_content)
+        elif node.is_element_node and node.tag == "table" and (lines := _html_table(node)) is not None:
+            yield "\n".join(["", *lines, ""])
         elif node.is_element_node and node.tag not in _HIDDEN_HTML:
             if node.tag in _BLOCKS:
                 yield "\n"
                 stack.append(("\n", False))
             inside = verbatim or node.tag == "pre"
             stack += [(child, inside) for child in reversed(list(node.iter(include_text=True)))]
+
+
+def _html_table(table: Any) -> list[str] | None:
+    """The lines of a table: its caption, then its rows. None of one that only arranges a page: with tables or paragraphs in its cells."""
+    if any(child.css_first("table") is not None for child in table.iter()):
+        return None
+    found = [[cell for cell in row.iter() if cell.tag in ("td", "th")] for row in table.css("tr")]
+    rows = [[_tidy("".join(_html_pieces(cell))) for cell in cells] for cells in found if cells]
+    header = any(found) and all(cell.tag == "th" for cell in next(filter(None, found)))
+    if not header and any("\n" in cell for row in rows for cell in row):
+        return None
+    captions = [_tidy("".join(_html_pieces(caption))) for caption in table.css("caption")]
+    return [*captions, *table_lines(rows, header=header)]
 
 
 def markdown_to_text(markdown: str) -> tuple[str, str]:
@@ -93,18 +120,25 @@ def markdown_to_text(markdown: str) -> tuple[str, str]:
     stated = _FRONT_TITLE.search(front[1]) if front else None
     title = stated[1].strip("\"'") if stated else ""
     pieces: list[str] = []
+    rows: list[list[str]] = []
     tokens = parser.MarkdownIt("commonmark").enable("table").parse(markdown[front.end() :] if front else markdown)
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.type == "inline":
             line = "".join(_inline_pieces(token.children))
             title = title or (" ".join(line.split()) if before is not None and before.type == "heading_open" else "")
-            pieces += [line, "\t" if before is not None and before.type in ("td_open", "th_open") else "\n"]
+            if before is not None and before.type in ("td_open", "th_open"):
+                rows[-1].append(line)
+            else:
+                pieces += [line, "\n"]
         elif token.type in ("fence", "code_block"):
             pieces.append(token.content)
         elif token.type == "html_block":
             pieces += [html_to_text(token.content)[1], "\n"]
-        elif token.type == "tr_close":
-            pieces.append("\n")
+        elif token.type == "tr_open":
+            rows.append([])
+        elif token.type == "table_close":
+            pieces += [f"{row}\n" for row in table_lines(rows, header=True)]
+            rows = []
     return title, _tidy("".join(pieces))
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from realmlm.corpus.markup import table_lines
 from realmlm.errors import require
 
 LARGEST = 2**28  # bytes of a document
@@ -149,19 +150,30 @@ def word_to_text(data: bytes) -> tuple[str, str]:
 def _word_lines(document: Any) -> tuple[list[str], str]:
     """The lines of a document, and its first heading."""
     names = {style.style_id: str(style.name) for style in document.styles}
-    lines, heading = [], ""
-    for element in document.element.body.iter(_word("p"), _word("tr")):
-        if next(element.iterancestors(_word("tr")), None) is not None:  # what is in a cell is said with its row
+    lines: list[str] = []
+    heading = ""
+    for element in document.element.body.iter(_word("p"), _word("tbl")):
+        if next(element.iterancestors(_word("tbl")), None) is not None:  # what is in a cell is said with its row
             continue
-        if element.tag == _word("tr"):
-            cells = (cell for cell in element.iter(_word("tc")) if next(cell.iterancestors(_word("tr"))) is element)
-            line = "\t".join(" ".join(filter(None, map(_words, cell.iter(_word("p"))))) for cell in cells).strip()
-        else:
-            line = _words(element)
-            if not heading and re.match("Title|Heading", names.get(element.style or "", "")):
-                heading = line
+        if element.tag == _word("tbl"):
+            lines += filter(None, _word_table(element))
+            continue
+        line = _words(element)
+        if not heading and re.match("Title|Heading", names.get(element.style or "", "")):
+            heading = line
         lines += [line] if line else []
     return lines, heading
+
+
+def _word_table(table: Any) -> list[str]:
+    """A line a row. The first is a header if the table says so, as Word's do unless it was switched off."""
+
+    def own(kind: str, within: Any) -> list[Any]:
+        return [found for found in within.iter(_word(kind)) if next(found.iterancestors(within.tag)) is within]
+
+    rows = [[" ".join(filter(None, map(_words, cell.iter(_word("p"))))) for cell in own("tc", row)] for row in own("tr", table)]
+    looks = [look.get(_word("firstRow")) for look in own("tblLook", table)]
+    return table_lines(rows, header=bool(own("tblHeader", table)) or "1" in looks)
 
 
 def _words(paragraph: Any) -> str:

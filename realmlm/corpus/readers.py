@@ -1,6 +1,7 @@
 """Sources to articles: folders and files of many kinds, streamed, so that an article is the most that is in memory at once."""
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -11,14 +12,18 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 from xml.parsers import expat
 
-from realmlm.corpus.markup import HIDDEN_LINKS, html_to_text, markdown_to_text, wiki_to_text
+from realmlm.artefact import read_manifest
+from realmlm.corpus.dump import Dump, NoDump
+from realmlm.corpus.markup import html_to_text, markdown_to_text, row_line, wiki_to_text
 from realmlm.corpus.office import LARGEST, Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.store import Article
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, RealmError
+from realmlm.log import say
 
 OnBad = Callable[[BadInput], None]
 """Told of each thing that cannot be read: it raises, or it counts and the thing is left out."""
@@ -27,6 +32,9 @@ _UNPACK: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.o
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _FIELD_LIMIT = 2**24  # characters of one CSV field; a quote that is never closed would swallow the file
 _CHUNK = 2**16
+_TABLE = 2**20  # characters of a table's rows that are one document
+_CONTROLS = 100  # one control character in so many bytes is the most that a text has
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,17 @@ def apart(places: Sequence[Path]) -> list[Path]:
     for path in places:
         if not path.exists():
             raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
+        if _is_corpus(path):
+            raise BadInput(f"{path} is a corpus, not a folder with documents; it is searched with --corpus {path}")
     whole = {path.resolve(): Path(os.path.abspath(path)) for path in reversed(places)}
     return sorted(named for path, named in whole.items() if not any(parent in whole for parent in path.parents))
+
+
+def _is_corpus(path: Path) -> bool:
+    try:
+        return read_manifest(path, kind="corpus").kind == "corpus"
+    except RealmError:
+        return False
 
 
 def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:
@@ -108,7 +125,7 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                     on_bad(BadInput(f"{link} is a link to {target}, a folder that it is in; remove the link"))
                 else:
                     tops.append(link)
-            for path in (folder / file for file in names if not file.startswith(".")):
+            for path in (folder / file for file in names if not file.startswith((".", "~$"))):  # ~$: an office's lock
                 try:
                     if path.is_file():
                         yield path
@@ -132,10 +149,17 @@ def _kinds() -> str:
     return f"{' '.join(_READERS)}, each also with {' '.join(_UNPACK)}"
 
 
-def read_files(files: Sequence[SourceFile], *, on_bad: OnBad, on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[Article]:
-    """The articles of files, in order; `on_bytes` hears how many bytes (compressed, as on disk) were read since it was last called."""
+def read_files(
+    files: Sequence[SourceFile],
+    *,
+    on_bad: OnBad,
+    on_bytes: Callable[[int], None] = lambda count: None,
+    on_guess: Callable[[str], None] = say,
+) -> Iterator[Article]:
+    """The articles of files, in order; `on_bytes` hears how many bytes (compressed, as on disk) were read since it was last called,
+    `on_guess` of each file whose encoding was guessed."""
     for file in files:
-        reading = _Reading(file, on_bad)
+        reading = _Reading(file, on_bad, on_guess)
         try:
             with open(file.path, "rb", buffering=0) as raw:
                 counted: BinaryIO = io.BufferedReader(_Counted(raw, on_bytes), _CHUNK)
@@ -165,9 +189,10 @@ class _Counted(io.RawIOBase):
 class _Reading:
     """One file being read: makes its articles, words what is wrong with it, and counts both."""
 
-    def __init__(self, file: SourceFile, on_bad: OnBad) -> None:
-        self.file, self._on_bad = file, on_bad
+    def __init__(self, file: SourceFile, on_bad: OnBad, on_guess: Callable[[str], None]) -> None:
+        self.file, self._on_bad, self._on_guess = file, on_bad, on_guess
         self.found = self.faults = 0
+        self._guessed = False
 
     def bad(self, what: str, *, line: int | None = None) -> None:
         self.faults += 1
@@ -188,19 +213,44 @@ class _Reading:
         yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
 
     def decode(self, data: bytes, *, line: int | None = None) -> str | None:
+        """UTF-8; UTF-16 by its mark; else the bytes of old Windows programs if they look like text, which is said. Or a complaint."""
+        utf_16 = line is None and data.startswith(_UTF_16)
         try:
-            return data.decode("utf-8-sig" if line in (None, 1) else "utf-8")
+            return data.decode("utf-16" if utf_16 else "utf-8-sig" if line in (None, 1) else "utf-8")
         except UnicodeDecodeError as error:
+            if not utf_16 and self.file.kind not in _ONLY_UTF_8 and (text := _windows_text(data)) is not None:
+                if not self._guessed:
+                    self._on_guess(f"{self.file.path}: not UTF-8, read as Windows-1252; if letters look wrong, convert the file to UTF-8")
+                self._guessed = True
+                return text
             where = line or data.count(b"\n", 0, error.start) + 1
-            self.bad(f"byte 0x{data[error.start]:02x} is not UTF-8; convert the file to UTF-8", line=where)
+            name = "UTF-16, as its first bytes say" if utf_16 else "UTF-8"
+            self.bad(f"byte 0x{data[error.start]:02x} is not {name}; convert the file to UTF-8", line=where)
             return None
 
-    def lines(self, stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    def lines(self, stream: Any) -> Iterator[tuple[int, str]]:
         """Lines with their numbers from 1; undecodable ones are left out with a complaint."""
+        if stream.peek(2)[:2] in _UTF_16:
+            number = 0
+            try:
+                for number, line in enumerate(io.TextIOWrapper(stream, "utf-16", newline="\n"), start=1):
+                    yield number, line
+            except UnicodeDecodeError:
+                self.bad("is not UTF-16, as its first bytes say; convert the file to UTF-8", line=number + 1)
+            return
         for number, data in enumerate(stream, start=1):
-            line = self.decode(data, line=number)
-            if line is not None:
-                yield number, line
+            text = self.decode(data, line=number)
+            if text is not None:
+                yield number, text
+
+
+def _windows_text(data: bytes) -> str | None:
+    """The text of bytes in Windows-1252, or None where they do not look like text."""
+    controls = sum(data.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r")
+    try:
+        return None if 0 in data or controls * _CONTROLS > len(data) else data.decode("cp1252")
+    except UnicodeDecodeError:
+        return None
 
 
 def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -287,6 +337,7 @@ def _read_tsv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 
 
 def _read_table(reading: _Reading, stream: BinaryIO, delimiter: str) -> Iterator[Article]:
+    """An article a row of a table with a column `text`; another's rows are lines, each with its columns' names, of one document."""
     csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
     latest = 0
 
@@ -296,26 +347,37 @@ def _read_table(reading: _Reading, stream: BinaryIO, delimiter: str) -> Iterator
             latest = number
             yield line
 
-    rows = csv.reader(plain_lines(), delimiter=delimiter, strict=True)
+    lines = plain_lines()
+    head = next(lines, "")
+    delimiter = ";" if delimiter == "," and "," not in head and ";" in head else delimiter  # as spreadsheets write it in much of Europe
+    rows = csv.reader(chain([head] if head else [], lines), delimiter=delimiter, strict=True)
     columns: list[str] = []
+    gathered: list[str] = []
+    size, first = 0, 1
     while True:
-        first = latest + 1
         try:
             row = next(rows, None)
         except csv.Error as error:
             reading.bad(f"is a broken row ({error})", line=first)
+            first = latest + 1
             continue
+        if gathered and (row is None or size > _TABLE):
+            yield from reading.article(_stem(reading.file), "\n".join(gathered))
+            gathered, size = [], 0
         if row is None:
             return
         if not columns and row:
-            columns = [name.strip().lower() for name in row]
-            if "text" not in columns:
-                return reading.bad(f"the header has no column 'text', only {_listed(columns)}", line=first)
+            columns = [" ".join(name.split()) for name in row]
+            names = [name.lower() for name in columns]
         elif row and len(row) != len(columns):
             reading.bad(f"has {len(row)} fields where the header has {len(columns)}", line=first)
-        elif row:
-            record = dict(zip(columns, row, strict=True))
+        elif row and "text" in names:
+            record = dict(zip(names, row, strict=True))
             yield from reading.article(record.get("title", ""), record["text"], identity=record.get("id"), line=first)
+        elif row and (line := row_line(columns, row)):
+            gathered.append(line)
+            size += len(line)
+        first = latest + 1
 
 
 def _listed(names: Any) -> str:
@@ -324,7 +386,7 @@ def _listed(names: Any) -> str:
 
 def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     """A MediaWiki dump's articles. Pages without prose (a table, a template) are no fault of the dump: they are left out."""
-    dump = _Dump()
+    dump = Dump()
     try:
         while chunk := stream.read(_CHUNK):
             dump.parser.Parse(chunk)
@@ -333,77 +395,17 @@ def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
         yield from _pages(reading, dump)
     except expat.ExpatError as error:
         reading.bad(f"is not well-formed XML ({expat.ErrorString(error.code)})", line=error.lineno)
-    except _Refused as error:
+    except NoDump as error:
         reading.bad(str(error), line=dump.parser.CurrentLineNumber)
     if not (reading.found or reading.faults) and dump.pages:
         reading.bad(f"none of its {dump.pages} pages is an article with text")
 
 
-def _pages(reading: _Reading, dump: "_Dump") -> Iterator[Article]:
+def _pages(reading: _Reading, dump: Dump) -> Iterator[Article]:
     for page in dump.take():
         text = wiki_to_text(page["text"], hidden_links=dump.hidden_links)
         if text:
             yield from reading.article(page["title"], text, identity=page["id"])
-
-
-class _Refused(Exception):
-    """XML that is no MediaWiki dump."""
-
-
-class _Dump:
-    """Picks the pages out of a dump as it streams by. No tree is built, and a DOCTYPE is refused: entities that expand without end
-    (or read other files) can only be declared there."""
-
-    _FIELDS = frozenset({("page", "title"), ("page", "ns"), ("page", "id"), ("revision", "text")})
-
-    def __init__(self) -> None:
-        self.parser = expat.ParserCreate()
-        self.parser.buffer_text = True
-        self.parser.StartDoctypeDeclHandler = self._refuse
-        self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
-        self.parser.CharacterDataHandler = self._characters
-        self.hidden_links = HIDDEN_LINKS
-        self.pages = 0
-        self._path: list[str] = []
-        self._page: dict[str, str] = {}
-        self._gathered: list[str] | None = None
-        self._done: list[dict[str, str]] = []
-
-    def take(self) -> list[dict[str, str]]:
-        done, self._done = self._done, []
-        return done
-
-    def _refuse(self, *_: object) -> None:
-        raise _Refused("has a DOCTYPE, which no MediaWiki dump has")
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if not self._path and name != "mediawiki":
-            raise _Refused(f"begins with <{name}>, not with <mediawiki>: it is no MediaWiki dump")
-        if name == "page":
-            self._page = {"title": "", "ns": "0", "id": "", "text": ""}
-        elif name == "redirect":
-            self._page["redirect"] = ""
-        names_links = name == "namespace" and attributes.get("key") in ("6", "14")
-        self._gathered = [] if names_links or (self._path and (self._path[-1], name) in self._FIELDS) else None
-        self._path.append(name)
-
-    def _characters(self, data: str) -> None:
-        if self._gathered is not None:
-            self._gathered.append(data)
-
-    def _end(self, name: str) -> None:
-        self._path.pop()
-        if self._gathered is not None:
-            gathered, self._gathered = "".join(self._gathered), None
-            if name == "namespace":
-                self.hidden_links |= {gathered.strip().lower()}
-            else:
-                self._page[name] = gathered
-        elif name == "page":
-            self.pages += 1
-            redirects = "redirect" in self._page or self._page["text"].lstrip()[:9].upper() == "#REDIRECT"
-            if self._page["ns"].strip() == "0" and not redirects:
-                self._done.append(self._page)
 
 
 _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
@@ -421,3 +423,4 @@ _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
     ".pdf": _read_pdf,
     ".docx": _read_word,
 }
+_ONLY_UTF_8 = {".jsonl", ".ndjson"}  # by the standard: another byte in it is damage

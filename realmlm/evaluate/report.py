@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,8 @@ class Report:
     recall: dict[int, Score] = field(default_factory=dict)
     gold_recall: dict[int, Score] = field(default_factory=dict)
     seconds: float = 0.0
+    model: str = ""
+    corpus: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -132,7 +134,8 @@ def evaluate(
     outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall, with_mask=with_mask))
     if predictions is not None:
         write_text(Path(predictions), "".join(json.dumps(_prediction(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
-    return summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
+    report = summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
+    return replace(report, model=str(model), corpus=str(corpus))
 
 
 def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, index: Path | None) -> Retriever:

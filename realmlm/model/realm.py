@@ -198,7 +198,11 @@ class Realm(nn.Module):
         """A model and its tokenizer, as saved."""
         folder = Path(folder)
         within = folder / "model"  # a run keeps its model there
-        hint = f"did you mean {within}?" if within.is_dir() else f"make one: realmlm model --corpus CORPUS --out {folder}"
+        hint = (
+            f"did you mean {within}?"
+            if within.is_dir()
+            else f"mini comes with realmlm; make one: realmlm model --corpus CORPUS --out {folder}"
+        )
         manifest = open_artefact(folder, kind="model", hint=hint)
         with undrawn():
             model = cls(ModelConfig(**manifest.config))

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from realmlm.artefact import refuse_existing, write_text
 from realmlm.errors import BadInput
 from realmlm.report.predictions import Change, Prediction, Read, compare, read_predictions
-from realmlm.report.sources import Evaluation, Run, names_of, read_evaluation, read_run
+from realmlm.report.sources import Evaluation, Interval, Run, Verdict, names_of, read_evaluation, read_run, read_verdict, short_path
 
 PAGE = Path(__file__).parent.parent / "serve" / "page"
 SHOWN = 3  # passages of an example, on each side
@@ -36,11 +36,15 @@ def write_report(
 ) -> str:
     """Write the report; says what is in it. On an error nothing is written."""
     refuse_existing(out)
-    sections, parts, title = [], [], out.stem
+    sections: list[Node] = []
+    parts, title = [], out.stem
     if runs:
-        shown = [part for folder, name in zip(runs, names_of(runs), strict=True) for part in read_run(folder, name)]
+        named = list(zip(runs, names_of(runs), strict=True))
+        shown = [part for folder, name in named for part in read_run(folder, name)]
+        verdicts = [verdict for folder, name in named if (verdict := read_verdict(folder, name))]
+        sections += map(_verdict, verdicts)
         sections.append(_curves(shown))
-        parts.append(_counted(len(shown), "run"))
+        parts += [_counted(len(shown), "run"), *([_counted(len(verdicts), "verdict")] if verdicts else [])]
         title = ", ".join(run.name for run in shown)
     if evaluations:
         sections.append(_evaluations([read_evaluation(file, name) for file, name in zip(evaluations, names_of(evaluations), strict=True)]))
@@ -91,7 +95,7 @@ def _document(title: str, sections: list[Node]) -> str:
 
 
 def _curves(runs: list[Run]) -> Node:
-    data = [{"name": run.name, "place": place, "curves": run.curves} for place, run in enumerate(runs)]
+    data = [{"name": run.name, "place": number, "curves": run.curves} for number, run in enumerate(runs)]
     section = _node("section", _node("h2", "Training"))
     said = ["Beside each name: the last value, or the one under the pointer."]
     if any(len(point) > 2 for run in runs for points in run.curves.values() for point in points):
@@ -112,7 +116,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_shown, value)) or "–"
     if isinstance(value, str):
-        return "/".join(Path(value).parts[-2:]) if value.startswith("/") else value
+        return short_path(value)
     return "–" if value is None else json.dumps(value)
 
 
@@ -121,6 +125,19 @@ def _table(caption: str, head: list[Node], rows: list[Node]) -> Node:
     return _node(
         "div", table, class_="wide", role="region", aria_label=caption, tabindex="0"
     )  # wider than a phone: it scrolls, with the keyboard too
+
+
+def _verdict(verdict: Verdict) -> Node:
+    head = _node("tr", _node("td"), _node("th", "before"), _node("th", "after"))
+    rows = [
+        _node("tr", _node("th", title), *(_score(side, digits=2 if title.endswith("nats") else 1) for side in sides))
+        for title, sides in verdict.measures.items()
+    ]
+    caption = f"{verdict.held_out:,} held out, before and after: means with their 95% intervals, in percent where no unit is said"
+    gain, low, high = (f"{number:+.3f}".replace("-", "−") for number in verdict.gain)
+    decided = "Better: the model was kept." if verdict.kept else "Not surely better: nothing was kept."
+    said = _node("p", f"{verdict.gained[:1].upper()}{verdict.gained[1:]}: {gain} [{low}, {high}]. ", _node("b", decided))
+    return _node("section", _node("h2", f"Adapting: {verdict.name}"), _table(caption, [head], rows), said)
 
 
 def _evaluations(evaluations: list[Evaluation]) -> Node:
@@ -136,7 +153,7 @@ def _evaluations(evaluations: list[Evaluation]) -> Node:
     return _node("section", _node("h2", "Evaluation"), table)
 
 
-def _score(score: tuple[float, float, float] | None, *, digits: int) -> Node:
+def _score(score: Interval | None, *, digits: int) -> Node:
     if score is None:
         return _node("td", "–")
     value, low, high = (f"{number:.{digits}f}".replace("-", "−") for number in score)

@@ -14,6 +14,7 @@ from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
 from realmlm.names import short_names
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns
+Interval = tuple[float, float, float]  # a mean, and the lower and the upper end of its 95% interval
 Points = list[tuple[float | None, ...]]  # (step, value), the value None where it is not finite; or (step, mean, lowest, highest)
 
 
@@ -24,6 +25,11 @@ def names_of(paths: Sequence[Path]) -> list[str]:
         if place in places[:number]:
             raise BadInput(f"{paths[number]} is named twice; leave one out, or name another")
     return [name.removesuffix(".jsonl").removesuffix(".json") for name in short_names(places)]
+
+
+def short_path(path: str) -> str:
+    """A path as it is shown: of a whole one, the end."""
+    return "/".join(Path(path).parts[-2:]) if path.startswith("/") else path
 
 
 def read_text(file: Path) -> str:
@@ -79,6 +85,36 @@ def read_run(folder: Path, name: str) -> Iterator[Run]:
         yield Run(name if file.parent == folder else f"{name}/{file.parent.name}", settings, points)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What an `adapt` decided, as its folder tells it: each measure on what was held out, before and after, and the gain."""
+
+    name: str
+    held_out: int
+    measures: dict[str, tuple[Interval, Interval]]
+    gained: str
+    gain: Interval
+    kept: bool
+
+
+def read_verdict(folder: Path, name: str) -> Verdict | None:
+    """The verdict in the folder of an `adapt`; None in that of another run."""
+    file = folder / "verdict.json"
+    if not file.is_file():
+        return None
+    try:
+        record = json.loads(read_text(file))
+        measures = {title: (_interval(sides["before"]), _interval(sides["after"])) for title, sides in record["measures"].items()}
+        gain = _interval({"value": record["gain"], **record})
+        return Verdict(name, int(record["held_out"]), measures, str(record["gained"]), gain, bool(record["kept"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); remove it, or leave the run out") from error
+
+
+def _interval(score: dict[str, Any]) -> Interval:
+    return float(score["value"]), float(score["low"]), float(score["high"])
+
+
 def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
         if isinstance(value, dict):
@@ -132,8 +168,8 @@ class Evaluation:
     """A report of `realmlm evaluate`: mean and 95% interval of each measure."""
 
     name: str
-    about: tuple[str, str]
-    scores: dict[Column, tuple[float, float, float]]
+    about: tuple[str, ...]
+    scores: dict[Column, Interval]
 
 
 def read_evaluation(file: Path, name: str) -> Evaluation:
@@ -150,8 +186,9 @@ def read_evaluation(file: Path, name: str) -> Evaluation:
         for place, (key, group) in enumerate({"recall": strings, "gold_recall": "recall of the gold passage, %"}.items(), 2):
             for k, score in record[key].items():
                 found[Column(place, group, int(k), f"@{k}")] = score
-        scores = {column: (float(score["value"]), float(score["low"]), float(score["high"])) for column, score in found.items()}
-        about = (f"{int(record['questions']):,} questions", f"{record['retriever']}, {int(record['read'])} read")
+        scores = {column: _interval(score) for column, score in found.items()}
+        about: tuple[str, ...] = (f"{int(record['questions']):,} questions", f"{record['retriever']}, {int(record['read'])} read")
+        about += tuple(f"{part} {short_path(str(record[part]))}" for part in ("model", "corpus") if record.get(part))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{file} is not a report; make one: realmlm evaluate … --report {file}") from error
     return Evaluation(name, about, scores)

@@ -6,11 +6,12 @@ their own it learns these, and so does the reader. Passages and index stay as th
 B sentences, C candidates each, D vector size.
 """
 
+import json
 import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realmlm.artefact import discard, open_artefact, refuse_existing
+from realmlm.artefact import discard, open_artefact, refuse_existing, write_text
 from realmlm.bundled import model_place, text_place
 from realmlm.config import Adapt, JointOptim, Loop, Refresh, flat, record
 from realmlm.config_model import ADAPTING
@@ -32,7 +33,7 @@ from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.intervals import paired_interval
-from realmlm.evaluate.report import Outcome, Report, measure, summarise
+from realmlm.evaluate.report import Outcome, Report, Score, measure, summarise
 from realmlm.index.exact import Index
 from realmlm.log import say
 from realmlm.model.answering import Answerer
@@ -44,7 +45,7 @@ from realmlm.settings import together
 from realmlm.train.examples import MaskedSentences, SentenceSource, places_of
 from realmlm.train.finetune import finetune
 from realmlm.train.hold_out import held_out_passages
-from realmlm.train.loop import Clock, Stateless, prepare, train_model
+from realmlm.train.loop import Clock, Stateless, fit, prepare
 from realmlm.train.run import Run
 
 READ = 5  # passages
@@ -106,14 +107,24 @@ class Verdict:
     def kept(self) -> bool:
         return self.low > 0
 
-    def table(self) -> str:
-        """For a terminal."""
+    def rows(self) -> list[tuple[str, Score, Score]]:
+        """Each measure before and after."""
         rows = [(f"recall@{k}", score, self.after.recall[k]) for k, score in self.before.recall.items() if k <= READ]
         rows += [(f"{name}, nats", score, self.after.nats[name]) for name, score in self.before.nats.items()]
         if self.before.exact_match and self.after.exact_match:
             rows.append(("exact match", self.before.exact_match, self.after.exact_match))
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        """For `verdict.json`, which reports show."""
+        measures = {name: {"before": asdict(before), "after": asdict(after)} for name, before, after in self.rows()}
+        gain = {"gained": self.gained, "gain": self.gain, "low": self.low, "high": self.high, "kept": self.kept}
+        return {"held_out": self.before.questions, "measures": measures, **gain}
+
+    def table(self) -> str:
+        """For a terminal."""
         lines = [f"{f'{self.before.questions} held out':28s} {'before':>20s} {'after':>22s}"]
-        lines += [f"{name:28s} {before!s:>20s} {after!s:>22s}" for name, before, after in rows]
+        lines += [f"{name:28s} {before!s:>20s} {after!s:>22s}" for name, before, after in self.rows()]
         return "\n".join([*lines, "", f"{self.gained}: {self.gain:+.3f}  [{self.low:+.3f}, {self.high:+.3f}]"])
 
 
@@ -148,6 +159,7 @@ def _adapt(model: Path, docs: list[Path], out: Path, asked: list[Question], *, m
     made = learn(model, corpus, out, minutes=minutes, pair_seconds=pair_seconds, loop=loop)
     after, _ = _measured(made, corpus, held_out, loop.device)
     verdict = _compare(before, after, labelled=bool(asked))
+    write_text(out / "verdict.json", json.dumps(verdict.as_json(), ensure_ascii=False))
     if verdict.kept:
         made.rename(out / "model")
     else:
@@ -193,8 +205,10 @@ def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pa
         seconds = BATCH * pair_seconds / 3  # a sentence is a third as long as sentence and passage together
         steps = _steps(minutes, seconds=seconds, examples=len(source.sentences))
         optim = JointOptim(steps=steps, batch=BATCH, retriever_lr=2e-4)
-        how: dict[str, Any] = {"corpus": corpus, "optim": optim, "loop": _rows(loop, steps), "device": device}
-        return train_model(realm, wordpieces, objective, run, **how, title="adapting")
+        fit(realm, objective, run, optim=optim, loop=_rows(loop, steps), device=device, title="adapting")
+        realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": corpus.fingerprint})
+        run.tidy()
+        return run.folder / "model"
 
 
 def _learn_questions(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:

@@ -1,5 +1,6 @@
 """A folder of documents: made once, followed by content, never half."""
 
+import json
 import os
 import shutil
 import sys
@@ -119,13 +120,47 @@ def test_what_cannot_be_read_is_not_tried_again_until_it_changes(
     for _ in range(2):
         capsys.readouterr()
         assert opened(notes, pieces, tmp_path).edits == 0
-        assert capsys.readouterr().err == ""
+        assert capsys.readouterr().err == "4 passages of 3 files; 2 could not be read (notes/bad.txt, notes/controls.txt)\n"
     (notes / "bad.txt").write_text("Mended.")
     mended = texts(opened(notes, pieces, tmp_path))
     assert "Mended." in mended
     for file in (tmp_path / "cache" / "documents").glob("*.seen.json"):
         file.write_text('{"digests": []')  # cut off: looked at again, nothing else
     assert texts(opened(notes, pieces, tmp_path)) == mended
+
+
+def test_what_was_left_out_is_said_each_time(
+    notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = ["ask", "Which bird?", "--docs", str(notes), "--model", str(tiny_model_folder), "--read", "2", "--device", "cpu"]
+    main(command)
+    assert "could not be read" not in capsys.readouterr().err
+    for name in ("a.json", "b.jpg", "c.jpg"):
+        (notes / name).write_bytes(b"{}")
+    for number in range(5):
+        (notes / f"bad{number}.txt").write_bytes(b"\xff\xfe\x00broken")
+    for _ in range(3):
+        main(command)
+        (line,) = [line for line in capsys.readouterr().err.split("\n") if "could not be read" in line and "left out" not in line]
+        assert line.startswith(
+            "4 passages of 3 files; 5 could not be read (notes/bad0.txt, notes/bad1.txt, notes/bad2.txt …; all, and why: "
+        )
+        assert line.endswith("; 3 files of other kinds passed over: .jpg 2, .json 1")
+    kept = json.loads(Path(line.partition("why: ")[2].partition(")")[0]).read_text("utf-8"))["unreadable"]
+    assert len(kept) == 5
+    assert all("not UTF-16" in why for why in kept.values())
+
+
+def test_changes_are_counted_by_file(notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened(notes, pieces, tmp_path)
+    capsys.readouterr()
+    (notes / "heron.txt").write_text("The stork is the bird of the town.")
+    (notes / "table.csv").unlink()
+    (notes / "new.txt").write_text("A new note.")
+    (notes / "newer.txt").write_text("A newer note.")
+    opened(notes, pieces, tmp_path)
+    assert "files: 2 new, 1 changed, 1 removed\n" in capsys.readouterr().err
 
 
 def test_a_file_that_may_not_be_read_is_left_out(

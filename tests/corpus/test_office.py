@@ -200,13 +200,23 @@ def test_a_word_document_is_read_in_its_order(tmp_path: Path) -> None:
     (tmp_path / "birds.docx").write_bytes(saved(document))
     (article,) = read(tmp_path / "birds.docx")
     assert article.title == "Wading birds"
-    assert article.text == "The heron stands.\nbird\theight\nheron\t90 cm\nIt waits."
+    assert article.text == "The heron stands.\nbird: heron; height: 90 cm\nIt waits."
     document.core_properties.title = "On herons"
     assert word_to_text(saved(document))[0] == "On herons"
     plain = docx.Document()
     plain.add_paragraph("No heading.")
     (tmp_path / "plain.docx").write_bytes(saved(plain))
     assert read(tmp_path / "plain.docx")[0].title == "plain"
+
+
+def test_a_table_without_a_header_names_nothing() -> None:
+    document = docx.Document()
+    table = document.add_table(2, 2)
+    for place, text in (((0, 0), "bird"), ((0, 1), "heron"), ((1, 0), "height"), ((1, 1), "90 cm")):
+        table.cell(*place).text = text
+    for look in table._tbl.iter("{http://schemas.openxmlformats.org/wordprocessingml/2006/main}tblLook"):
+        look.set("{http://schemas.openxmlformats.org/wordprocessingml/2006/main}firstRow", "0")
+    assert word_to_text(saved(document))[1] == "bird; heron\nheight; 90 cm"
 
 
 def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None:
@@ -224,7 +234,7 @@ def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None
     )
     document.element.body.insert(0, changed)
     document.element.body.insert(1, control)
-    assert word_to_text(saved(document))[1] == "added kept\nwithin a control\nboth\tthird"
+    assert word_to_text(saved(document))[1] == "added kept\nwithin a control\nboth; third"
 
 
 def word_xml(xml: str) -> object:
@@ -243,7 +253,7 @@ def test_a_table_in_a_table_is_read_once() -> None:
         inner.cell(*place).text = text
     controlled = word_xml("<w:sdt><w:sdtContent><w:tc><w:p><w:r><w:t>last</w:t></w:r></w:p></w:tc></w:sdtContent></w:sdt>")
     outer.rows[0]._tr.append(controlled)
-    assert word_to_text(saved(document))[1] == "left\tright a b c d\tlast"
+    assert word_to_text(saved(document))[1] == "left; right a b c d; last"
 
 
 def test_what_was_moved_stands_where_it_went() -> None:

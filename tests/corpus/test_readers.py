@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realmlm.corpus import readers
 from realmlm.corpus.markup import html_to_text, markdown_to_text, wiki_to_text
 from realmlm.corpus.readers import find_files, read_articles, read_files
 from realmlm.corpus.store import Article
@@ -53,7 +54,10 @@ def test_a_folder_is_walked_in_sorted_order(tmp_path):
     ("name", "data", "says"),
     [
         ("a.txt", b"", "no text"),
-        ("a.txt", b"one\ntwo \xff", "line 2.*0xff is not UTF-8"),
+        ("a.txt", b"one\ntwo \xff\0", "line 2.*0xff is not UTF-8"),
+        ("a.txt", b"\x01\x02\x03 \xe9", "line 1.*0xe9 is not UTF-8"),
+        ("a.txt", b"\xff\xfea\0b", "not UTF-16, as its first bytes say"),
+        ("a.csv", b"\xff\xfea\0b", "line 1.*not UTF-16, as its first bytes say"),
         ("a.md", b"\n\n", "no text"),
         ("a.html", b"<script>x</script>", "no text"),
         ("a.jsonl", b"", "is empty"),
@@ -67,7 +71,8 @@ def test_a_folder_is_walked_in_sorted_order(tmp_path):
         ("a.jsonl", b'{"text": "x"}\n\xfe\n', "line 2.*UTF-8"),
         ("a.jsonl", b"[" * 100_000, "line 1.*not JSON"),
         ("a.csv", b"", "is empty"),
-        ("a.csv", b"id,body\n1,x\n", "line 1.*no column 'text', only 'id', 'body'"),
+        ("a.csv", b"id,body\n", "is empty"),
+        ("a.csv", b"id,body\n1,x\n2\n", "line 3.*1 fields where the header has 2"),
         ("a.csv", b"id,text\n1,x\n2\n", "line 3.*1 fields where the header has 2"),
         ("a.csv", b'id,text\n1,x\n2,"never closed\n3,y\n', "line 3.*broken row"),
         ("a.xml", b"", "not well-formed"),
@@ -184,6 +189,44 @@ def test_byte_order_marks_and_line_ends(tmp_path):
     assert [(a.title, a.text) for a in read(*sorted(tmp_path.iterdir()))] == [("a", "éa\r\nb"), ("", "c"), ('f "g"', "d,\ne")]
 
 
+def test_a_table_without_a_text_is_one_document_a_line_a_row(tmp_path, monkeypatch):
+    (tmp_path / "people.csv").write_text('Name, office ,phone\nAda,Oslo,12\n\n"Bo\nBerg",,13\n')
+    (tmp_path / "semicolons.csv").write_text("name;office\nAda;Oslo, Norway\n")
+    (tmp_path / "tabs.tsv").write_text("name\t\nAda\tOslo\n")
+    (tmp_path / "texts.csv").write_text("Title;TEXT\nOtter;It swims.\n")
+    articles = read(*sorted(tmp_path.iterdir()))
+    assert [(article.title, article.text) for article in articles] == [
+        ("people", "Name: Ada; office: Oslo; phone: 12\nName: Bo Berg; phone: 13"),
+        ("semicolons", "name: Ada; office: Oslo, Norway"),
+        ("tabs", "name: Ada; Oslo"),
+        ("Otter", "It swims."),
+    ]
+    monkeypatch.setattr(readers, "_TABLE", 30)  # a large table is not held whole
+    assert [article.text.count("\n") for article in read(tmp_path / "people.csv")] == [0, 0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("packing", sorted(PACKERS))
+def test_texts_of_other_encodings_are_read(tmp_path, encoding, packing, capsys):
+    texts = {"a.txt": "Café “Zoë”,\r\nOslo", "b.csv": "name,city\r\nZoë,Orléans\r\nJosé,Köln\r\n", "c.md": "# Café\n\nZoë"}
+    for name, text in texts.items():
+        (tmp_path / (name + packing)).write_bytes(PACKERS[packing](text.encode(encoding)))
+    assert [(article.title, article.text) for article in read(tmp_path)] == [
+        ("a", "Café “Zoë”,\r\nOslo"),
+        ("b", "name: Zoë; city: Orléans\nname: José; city: Köln"),
+        ("Café", "Zoë"),
+    ]
+    said = capsys.readouterr().err
+    assert said.count("read as Windows-1252") == (3 if encoding == "cp1252" else 0)
+
+
+def test_lock_files_of_offices_are_passed_over(tmp_path):
+    (tmp_path / "~$report.docx").write_bytes(b"\x08Somebody")
+    (tmp_path / "report.txt").write_text("Said.")
+    assert find_files([tmp_path], on_bad=strict)[1] == []
+    assert [article.text for article in read(tmp_path)] == ["Said."]
+
+
 @given(st.lists(st.tuples(PLAIN, FULL), min_size=1, max_size=5), st.sampled_from(sorted(PACKERS)))
 def test_tables_and_json_lines_give_back_what_was_written(tmp_path_factory, rows, packing):
     folder = tmp_path_factory.mktemp("round")
@@ -254,11 +297,23 @@ def test_html():
     assert html_to_text("<div>" * 20_000 + "deep") == ("", "deep")
 
 
+def test_rows_of_html_tables_are_lines_with_the_headers_words():
+    head = "<thead><tr><th>Supplies<th>Supplier</thead>"
+    page = f"<p>Who:<table><caption>Of 2026</caption>{head}<tr><td>Glass<td><p>Vitrum <b>Ltd</b></p><tr><td colspan=2>more</table>end"
+    assert html_to_text(page)[1] == "Who:\nOf 2026\nSupplies: Glass; Supplier: Vitrum Ltd\nmore\nend"
+    assert html_to_text("<table><tr><td>Glass<td><td>Vitrum<tr><td>Sand<td>x<td>y</table>")[1] == "Glass; Vitrum\nSand; x; y"
+    assert html_to_text("<table><tr><th>Only<th>heads</table>")[1] == "Only; heads"
+    arranged = "<table><tr><td>menu<td><p>One.<p>Two.<table><tr><td>a<td>b</table></table>"  # no table, but a page's columns
+    assert html_to_text(arranged)[1] == "menu\nOne.\nTwo.\na; b"
+    assert html_to_text("<table></table><table><tr></table>x")[1] == "x"
+    assert html_to_text("<table><tr><td>" * 5_000 + "deep")[1] == "deep"
+
+
 def test_markdown():
     source = (
         "# Head *it*\n\nPara `code` [link](http://x) ![alt](y)\nsoft\n\n- a\n- b\n\n|x|y|\n|-|-|\n|1|2|\n\n```\nfn()\n```\n<div>raw</div>\n"
     )
-    assert markdown_to_text(source) == ("Head it", "Head it\nPara code link alt soft\na\nb\nx y\n1 2\nfn()\nraw")
+    assert markdown_to_text(source) == ("Head it", "Head it\nPara code link alt soft\na\nb\nx: 1; y: 2\nfn()\nraw")
     assert markdown_to_text('---\ntitle: "Front"\ntags: x\n---\nBody') == ("Front", "Body")
     assert markdown_to_text("plain") == ("", "plain")
 

@@ -5,11 +5,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from realmlm.cli import main
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.train.pretrain import run_pretrain
-from tests.report.made import EVIL, evaluation, make_run, prediction, report, rows, score, write_lines
+from tests.report.made import EVIL, evaluation, make_run, prediction, refused, report, rows, score, write_lines
 
 
 def test_a_pipeline_is_reported_from_what_its_commands_wrote(
@@ -66,6 +68,24 @@ def test_adapting_is_found_in_the_folder_that_adapt_made(tmp_path: Path) -> None
     assert first["curves"] == second["curves"]
 
 
+def test_the_verdict_of_an_adapt_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, kept in (("better", True), ("same", False)):
+        make_run(tmp_path / name / "adapting", rows())
+        measures = {
+            "recall@1": {"before": score(40.0), "after": score(50.0)},
+            "utility, nats": {"before": score(-1.0), "after": score(1.0)},
+        }
+        gain = {"gained": "rank gained", "gain": 0.1 if kept else -0.1, "low": -0.2, "high": 0.2, "kept": kept}
+        (tmp_path / name / "verdict.json").write_text(json.dumps({"held_out": 1234, "measures": measures, **gain}))
+    page = report(tmp_path / "better", tmp_path / "same", out=tmp_path / "report.html")
+    assert page.texts["h2"] == ["Adapting: better", "Adapting: same", "Training"]
+    assert page.cells()[:4] == ["40.0", "50.0", "−1.00", "1.00"]
+    assert page.texts["b"] == ["Better: the model was kept.", "Not surely better: nothing was kept."]
+    assert "Rank gained: −0.100 [−0.200, +0.200]. " in page.texts["p"]
+    (tmp_path / "same" / "verdict.json").write_text('{"held_out": 3}')
+    assert "verdict.json is damaged" in refused(capsys, tmp_path / "same", out=tmp_path / "other.html")
+
+
 def test_a_row_cut_off_is_left_out_and_what_is_no_number_breaks_the_line(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": 1.0}])
     with open(run / "metrics.jsonl", "a") as stream:
@@ -77,13 +97,17 @@ def test_a_row_cut_off_is_left_out_and_what_is_no_number_breaks_the_line(tmp_pat
 def test_evaluations_are_one_table_with_a_gap_where_nothing_was_measured(tmp_path: Path) -> None:
     nats = {"−log p(y|x)": {"value": 2.106, "low": 2.07, "high": 2.14}, "retrieval utility": {"value": -0.5, "low": -0.6, "high": -0.4}}
     (tmp_path / "clozes.json").write_text(json.dumps(evaluation(nats=nats, recall={"5": score(80), "1": score(40), "20": score(90)})))
-    (tmp_path / "questions.json").write_text(json.dumps(evaluation(exact_match=None, retriever="bm25", gold_recall={"1": score(33)})))
+    (tmp_path / "questions.json").write_text(
+        json.dumps(evaluation(exact_match=None, retriever="bm25", gold_recall={"1": score(33)}, model="/a/qa/model", corpus="corpus"))
+    )
     page = report("--evaluations", tmp_path / "clozes.json", tmp_path / "questions.json", out=tmp_path / "report.html")
     heads = ["answers, %", "nats", "recall of the answer string (dpr), %", "recall of the gold passage, %"]
     columns = ["exact match", "−log p(y|x)", "retrieval utility", "@1", "@5", "@20", "@1"]
     assert page.texts["th"] == [*heads, *columns, "clozes", "questions"]
     assert page.cells() == ["60.0", "2.11", "−0.50", "40.0", "80.0", "90.0", "–", "–", "–", "–", "40.2", "–", "–", "33.0"]
-    assert {"1,200 questions", "bm25, 4 read", "[−0.60, −0.40]", "[38.8, 41.8]"} <= set(page.texts["small"])
+    assert {"1,200 questions", "bm25, 4 read", "model qa/model", "corpus corpus", "[−0.60, −0.40]", "[38.8, 41.8]"} <= set(
+        page.texts["small"]
+    )
     assert [attributes["colspan"] for tag, attributes in page.tags if tag == "th" and attributes] == ["1", "2", "3", "1"]
 
 

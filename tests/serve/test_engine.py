@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -155,9 +156,12 @@ def test_what_others_edit_is_known_to_the_next_answer(editable: Engine, tiny_mod
     assert number not in editable.corpus
     embedded: list[int] = []
     embed = retrieval.embed_passages
-    monkeypatch.setattr(
-        retrieval, "embed_passages", lambda corpus, ids, *rest, **options: embedded.extend(ids) or embed(corpus, ids, *rest, **options)
-    )
+
+    def noted(corpus: Corpus, ids: np.ndarray, *rest: Any, **options: Any) -> Tensor:
+        embedded.extend(ids)
+        return embed(corpus, ids, *rest, **options)
+
+    monkeypatch.setattr(retrieval, "embed_passages", noted)
     _, (theirs,) = Corpus.open(editable.corpus.folder).edit(add=[QUINCE])
     (ours,) = editable.edit(add=[QUINCE])
     assert (theirs, ours, embedded) == (number + 1, number + 2, [number + 1, number + 2])

@@ -42,8 +42,13 @@ def test_what_was_held_out_is_measured_before_and_after(settings: Adapt) -> None
     assert "mean reciprocal rank" in verdict.table()
     assert "retrieval utility, nats" in verdict.table()
     assert "recall@5" in verdict.table()
+    kept = json.loads((settings.out / "verdict.json").read_text("utf-8"))
+    assert (kept["held_out"], kept["gain"], kept["kept"]) == (12, verdict.gain, verdict.kept)
+    assert kept["measures"]["recall@5"]["after"]["value"] == verdict.after.recall[5].value
     main(["report", str(settings.out), "--out", str(settings.out / "report.html")])
-    assert "<title>adapted</title>" in (settings.out / "report.html").read_text("utf-8")
+    page = (settings.out / "report.html").read_text("utf-8")
+    assert "<title>adapted</title>" in page
+    assert "12 held out, before and after" in page
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -62,6 +67,7 @@ def test_it_is_kept_only_if_better(
     assert (settings.out / "model").exists() == better
     assert not (settings.out / "adapting" / "model").exists()
     assert ("better, and kept" in said) == better
+    assert "the model stands in" not in said  # it does not stay there
     assert ("nothing was kept" in said) != better
     if better:
         main(["ask", "Which animal?", "--docs", str(docs), "--model", str(settings.out / "model")])

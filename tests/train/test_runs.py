@@ -131,7 +131,7 @@ def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pyt
 
 def cut_in_the_retriever(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> Warmup:
     """A warm-up whose reader has ended after 2 steps and whose retriever was cut off at 3 of 4."""
-    optims = {"reader": Optim(steps=2, batch=4), "retriever": Optim(steps=4, batch=4)}
+    optims: dict[str, Any] = {"reader": Optim(steps=2, batch=4), "retriever": Optim(steps=4, batch=4)}
     warmup = Warmup(model=settings.model, corpus=settings.corpus, out=settings.out, masking="uniform", loop=LOOP, **optims)
     with monkeypatch.context() as patch:
         fail_at(3, NotEnough("power cut"), patch)
