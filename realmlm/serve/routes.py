@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from realmlm import __version__
 from realmlm.corpus.store import Article
@@ -20,8 +22,20 @@ from realmlm.serve.worker import Worker
 # --- questions --------------------------------------------------------------------------------------------------------------------------
 
 
+class _TakesJson(APIRoute):
+    """Takes the body as JSON whatever its content type says: `curl -d` calls everything a form.
+
+    Not for what changes passages: a form, unlike JSON, can be sent by any web page the browser has open.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+        scope["headers"] = [*others, (b"content-type", b"application/json")]
+        await super().handle(scope, receive, send)
+
+
 def question_routes(engine: Engine, worker: Worker) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=_TakesJson)
 
     async def together(work: Callable[[list[str]], list[Any]], text: str, *, key: Any) -> Any:
         return await asyncio.wrap_future(worker.together(work, text, key=key))

@@ -22,9 +22,9 @@ class Failure(BaseModel):
 
 
 class Request(BaseModel):
-    """What is sent must be as described: no `true` for 1, no "5" for 5."""
+    """What is sent must be as described: no `true` for 1, no "5" for 5, nothing that is not named here."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
 
 
 def _whole(value: Any) -> Any:

@@ -124,6 +124,27 @@ def test_bad_requests_have_one_shape(client: TestClient) -> None:
     failed(client.post("/passages", json={"text": ""}), 422)
 
 
+def test_a_question_is_json_whatever_its_content_type_says(client: TestClient) -> None:
+    for headers in ({"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}, {}):
+        assert client.post("/ask", content=b'{"question": "Who?"}', headers=headers).json()["answer"]
+        assert client.post("/fill", content=b'{"sentence": "the [MASK]"}', headers=headers).json()["answer"]
+        for change in (client.post, client.put):  # any web page can send a form here; that must not change what is known
+            refused = change("/passages" + "/0" * (change == client.put), content=b'{"text": "The heron."}', headers=headers)
+            assert failed(refused, 422) == "the body is not said to be JSON; send it with -H 'content-type: application/json'"
+    assert failed(client.post("/ask", content=b'{"question": }'), 422) == "the body is not JSON: Expecting value, at character 13"
+    assert failed(client.post("/ask", content=b"3"), 422).startswith("the body: ")
+
+
+def test_what_is_not_known_is_refused(client: TestClient) -> None:
+    assert failed(client.post("/ask", json={"question": "Who?", "reed": 2}), 422).startswith("reed: there is no such field")
+    assert failed(client.post("/fill", json={"sentence": "the [MASK]", "question": "Who?"}), 422).startswith("question: there is no")
+    assert failed(client.post("/passages", json={"text": "The heron.", "id": 3}), 422).startswith("id: there is no such field")
+    assert failed(client.get("/passages?query=heron"), 422) == "query: there is no such parameter; known are text, limit"
+    assert failed(client.post("/ask?read=2", json={"question": "Who?"}), 422) == "read: there is no such parameter; none is known here"
+    assert failed(client.get("/runs?limit=2"), 422).startswith("limit: there is no such parameter")
+    assert client.get("/?from=somewhere").is_success  # the page's address may carry what it likes
+
+
 def test_the_longest_texts_are_taken(client: TestClient) -> None:
     longest = json.dumps({"title": "\U0001f600" * 500, "text": "\U0001f600" * MOST_TEXT}, ensure_ascii=True)
     added = client.post("/passages", content=longest, headers={"content-type": "application/json"})
