@@ -157,6 +157,7 @@ def test_documents_are_served_and_stay_as_they_are(
     testclient = pytest.importorskip("fastapi.testclient")
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
+    monkeypatch.setattr("realmlm.cli._check_free", lambda host, port: None)  # nothing listens here
     main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--device", "cpu"])
     assert "can change the passages" not in capsys.readouterr().err
     with testclient.TestClient(served[0], raise_server_exceptions=False) as client:

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from realmlm import __version__
 from realmlm.corpus.store import Article
 from realmlm.errors import BadInput
-from realmlm.model.answering import Answer
+from realmlm.model.answering import Answer, Words
 from realmlm.serve.engine import Engine
-from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence, Words
+from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence
 from realmlm.serve.worker import Worker
 
 # --- questions --------------------------------------------------------------------------------------------------------------------------
@@ -43,27 +43,23 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
     @routes.post("/ask", summary="Answer a question")
     async def ask(asked: Question) -> Answered:
         answer = await together(lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read))
-        shown = Answered(**_answer(answer), others=_words(answer.others))
+        shown = Answered(**_answer(answer), others=list(answer.others))
         if asked.without_reading:
             known = await together(engine.ask_without_reading, asked.question, key="ask without reading")
-            shown.without_reading = Words(words=known.answer, probability=known.probability)
+            shown.without_reading = Words(known.answer, known.probability)
         return shown
 
     @routes.post("/fill", summary="Fill in a masked sentence")
     async def fill(asked: Sentence) -> Filled:
         key = ("fill", asked.read)
         answer, masks = await together(lambda texts: engine.fill_all(texts, read=asked.read), asked.sentence, key=key)
-        return Filled(**_answer(answer), masks=[Mask(read=_words(mask.read), unread=_words(mask.unread)) for mask in masks])
+        return Filled(**_answer(answer), masks=[Mask(read=list(mask.read), unread=list(mask.unread)) for mask in masks])
 
     return routes
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
     return {"answer": answer.answer, "probability": answer.probability, "evidence": [Read(**vars(one)) for one in answer.evidence]}
-
-
-def _words(pairs: tuple[tuple[str, float], ...]) -> list[Words]:
-    return [Words(words=words, probability=p) for words, p in pairs]
 
 
 # --- passages ---------------------------------------------------------------------------------------------------------------------------

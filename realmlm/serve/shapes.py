@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from realmlm.model.answering import Words
+
 MOST_CHARACTERS = 2_000  # of a question or masked sentence
 MOST_TEXT = 20_000  # of a passage
 
@@ -50,11 +52,6 @@ class Sentence(Request):
         json_schema_extra={"pattern": r"\[MASK\]"},  # what lacks one is refused with an explanation
     )
     read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
-
-
-class Words(BaseModel):
-    words: str
-    probability: float
 
 
 class Read(BaseModel):

@@ -22,7 +22,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from realmlm.corpus.store import Corpus  # noqa: E402
-from realmlm.model.answering import Answer, Evidence  # noqa: E402
+from realmlm.model.answering import Answer, Evidence, Words  # noqa: E402
 from realmlm.serve.engine import Engine  # noqa: E402
 from realmlm.serve.http import create_app  # noqa: E402
 
@@ -76,7 +76,7 @@ def _read_off(engine: Engine, question: str) -> Answer:
     text = engine.corpus[0].text
     match = list(re.finditer(r"\w+", text))[-1]
     evidence = Evidence(0, engine.corpus[0].title, text, match.start(), match.end(), 0.8, 0.5)
-    return Answer(match[0], 0.4, (evidence,), (("another", 0.1),))
+    return Answer(match[0], 0.4, (evidence,), (Words("another", 0.1),))
 
 
 @pytest.fixture
