@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from realmlm import __version__
-from realmlm.corpus.store import Article
+from realmlm.corpus.store import Article, Passage
 from realmlm.errors import BadInput
 from realmlm.model.answering import Answer, Words
 from realmlm.serve.engine import Engine
@@ -77,7 +77,10 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     def known(number: int) -> KnownPassage:
         if number not in engine.corpus:
             raise HTTPException(404, f"there is no passage {number}; GET /passages finds those there are")
-        return KnownPassage(**vars(engine.corpus[number]))
+        return shown(engine.corpus[number])
+
+    def shown(passage: Passage) -> KnownPassage:
+        return KnownPassage(**vars(passage), file=passage.file)
 
     def article(new: NewPassage) -> Article:
         if not len(engine.wordpieces.encode(new.text)):
@@ -94,7 +97,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> Passages:
         found = await asyncio.to_thread(engine.find, text, limit=limit)
-        return Passages(total=len(engine.corpus), passages=[KnownPassage(**vars(passage)) for passage in found])
+        return Passages(total=len(engine.corpus), passages=[shown(passage) for passage in found])
 
     @routes.get("/passages/{number}", summary="Read a passage")
     async def read_passage(number: int) -> KnownPassage:

@@ -97,6 +97,7 @@ class KnownPassage(BaseModel):
     title: str
     text: str
     source: str
+    file: str = Field(description="The file it comes from: its source without the checksum that it may carry.")
 
 
 class Passages(BaseModel):
