@@ -1,7 +1,10 @@
 """The service: every route, every limit, one shape of error, edits that stay."""
 
+import argparse
 import json
 import math
+import re
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator
@@ -168,6 +171,27 @@ def test_writing_needs_the_token_where_there_is_one(tiny_model_folder: Path, own
         assert client.get("/passages/0").status_code == 200
         assert client.post("/ask", json={"question": "Who?"}).status_code == 200
         assert client.post("/passages", json=new, headers={b"Authorization": f"Bearer {TOKEN}".encode()}).status_code == 201
+
+
+def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path) -> None:
+    lines = re.findall(r"^curl .*", (Path(__file__).parents[2] / "docs" / "service.md").read_text("utf-8"), flags=re.MULTILINE)
+    routes = set()
+    with TestClient(create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), token="A-LONG-SECRET")) as client:
+        for line in lines:
+            sent = argparse.ArgumentParser()
+            sent.add_argument("address")
+            sent.add_argument("-X", dest="method")
+            sent.add_argument("-d", dest="body")
+            sent.add_argument("-H", dest="headers", action="append", default=[])
+            given = sent.parse_args(shlex.split(line)[1:])
+            method, path = given.method or ("POST" if given.body else "GET"), given.address.removeprefix("127.0.0.1:8460")
+            headers = dict([("Content-Type", "application/x-www-form-urlencoded"), *(header.split(": ") for header in given.headers)])
+            response = client.request(method, path, content=given.body, headers=headers)
+            assert response.is_success, f"{line}: {response.text}"
+            routes.add(f"{method} /{path.split('/')[1].split('?')[0]}")
+    assert routes == {"GET /health", "GET /metrics", "GET /runs", "POST /ask", "POST /fill"} | {
+        f"{method} /passages" for method in ("GET", "POST", "PUT", "DELETE")
+    }
 
 
 def test_the_last_passage_stays_however_many_remove_at_once(tiny_model_folder: Path, own_corpus: Path) -> None:
