@@ -1,10 +1,12 @@
 """The command line: one command for each config, its flags and help generated from it; errors caught once."""
 
 import dataclasses
+import errno
 import gc
 import json
 import os
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -235,7 +237,7 @@ def _batch(settings: config.Batch) -> None:
 
 
 def _ask(settings: config.Ask) -> None:
-    from realmlm.serve.engine import Engine, as_json
+    from realmlm.serve.engine import Engine
 
     engine = Engine(settings.model, settings.corpus, docs=together(settings.docs), index=settings.index, device=settings.device)
     if settings.fill is not None:
@@ -244,7 +246,7 @@ def _ask(settings: config.Ask) -> None:
         if not engine.model.config.trained_on_questions:
             say(f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
-    print(json.dumps(as_json(answer), ensure_ascii=False) if settings.json else answer)
+    print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else answer)
 
 
 def _serve(settings: config.Serve) -> None:
@@ -254,6 +256,7 @@ def _serve(settings: config.Serve) -> None:
     from realmlm.serve.engine import Engine
     from realmlm.serve.http import create_app
 
+    _check_free(settings.host, settings.port)
     docs = together(settings.docs)
     engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
     if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None and not docs:
@@ -264,6 +267,19 @@ def _serve(settings: config.Serve) -> None:
     gc.freeze()  # what is loaded stays: looking through it for garbage would hold up every answer for 0.2 s, again and again
     limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}  # s; clients give up an idle connection before we do
     uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", **limits)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Before the model is loaded: can the service listen there?"""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does: connections that just ended do not matter
+            listener.bind(place)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise BadInput(f"port {port} is in use; choose another with --port") from None
+        raise BadInput(f"{host} port {port} cannot be listened at ({error.strerror}); choose another --host or --port") from None
 
 
 def _refuse(error: BadInput) -> None:

@@ -168,6 +168,7 @@ def test_documents_are_served_and_stay_as_they_are(
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
     (notes / "photo.jpg").write_bytes(b"\0")
+    monkeypatch.setattr("realmlm.cli._check_free", lambda host, port: None)  # nothing listens here
     main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--device", "cpu"])
     said = capsys.readouterr().err
     assert "can change the passages" not in said

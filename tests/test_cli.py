@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -209,6 +210,7 @@ def check_answer(answer: dict[str, Any], *, evidence: int) -> None:
         assert (item["start"] is None) == (item["end"] is None)
         if item["start"] is not None:
             assert item["passage"][item["start"] : item["end"]].casefold() == answer["answer"].casefold()
+    assert all(set(other) == {"words", "probability"} for other in answer["others"])  # as over HTTP
     assert sum(item["retrieval_probability"] for item in answer["evidence"]) == pytest.approx(1, abs=1e-5)
     joint = sum(item["retrieval_probability"] * item["reading_probability"] for item in answer["evidence"])
     assert answer["probability"] == pytest.approx(joint, abs=1e-6)  # p(y|x) = Σ p(z|x) p(y|z,x)
@@ -219,6 +221,7 @@ def test_ask_as_json(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check_answer(answer, evidence=7)
     corpus = Corpus.open(work / "corpus")
     assert answer["answer"]
+    assert answer["others"]
     assert any(item["start"] is not None for item in answer["evidence"])
     for item in answer["evidence"]:
         passage = corpus[item["passage_id"]]
@@ -229,6 +232,21 @@ def test_fill_as_json_weighs_the_null_document(work: Path, capsys: pytest.Captur
     answer = json.loads(said(["ask", "--fill", "The symbol of Taremo is the [MASK].", "--read", "4", "--json"], work, capsys))
     check_answer(answer, evidence=5)
     assert [item["passage_id"] for item in answer["evidence"]].count(None) == 1
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(SystemExit) as stopped:
+            main(["serve", "--corpus", "nowhere", "--port", str(port)])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [f"error: port {port} is in use; choose another with --port"]
+    with pytest.raises(SystemExit):
+        main(["serve", "--corpus", "nowhere", "--host", "192.0.2.1"])  # an address that no machine has
+    assert "192.0.2.1 port 8460 cannot be listened at" in capsys.readouterr().err
 
 
 def test_ask_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,14 @@ class Evidence:
         return text[first : self.start], text[self.start : self.end], text[self.end : last]
 
 
+@dataclass(frozen=True)
+class Words:
+    """Words that could stand there, with their probability."""
+
+    words: str
+    probability: float
+
+
 @dataclass(frozen=True, repr=False)
 class Answer:
     """An answer, p(y|x), and the passages it was read from, the weightiest first."""
@@ -66,7 +74,7 @@ class Answer:
     answer: str
     probability: float
     evidence: tuple[Evidence, ...]
-    others: tuple[tuple[str, float], ...] = ()
+    others: tuple[Words, ...] = ()
     """The next likeliest answers with p(y|x); none for masked sentences."""
 
     def __str__(self) -> str:
@@ -101,8 +109,8 @@ class Answer:
 class MaskWords:
     """The likeliest wordpieces of one mask: with retrieval, and from the null document alone."""
 
-    read: tuple[tuple[str, float], ...]
-    unread: tuple[tuple[str, float], ...]
+    read: tuple[Words, ...]
+    unread: tuple[Words, ...]
 
 
 @dataclass(frozen=True)
@@ -239,7 +247,7 @@ class Answerer:
             evidence.append(Evidence(passage.id, passage.title, passage.text, first, past, p, reads, passage.file))
         evidence.sort(key=lambda item: -item.retrieval_probability)
         rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
-        return Answer(surface[best], total[best], tuple(evidence), tuple((surface[words], total[words]) for words in rest))
+        return Answer(surface[best], total[best], tuple(evidence), tuple(Words(surface[words], total[words]) for words in rest))
 
     def _closed_book(self, queries: list[Query]) -> list[Answer]:
         """Each question followed by masks, as many as serve it best."""
@@ -292,10 +300,11 @@ class Answerer:
         """For each sentence and each of its masks the likeliest wordpieces, with what was read and, where it was weighed, without."""
         mixed_BMV = (read.log_BKMV + read.p_BK.log()[:, :, None, None]).logsumexp(1)
 
-        def likeliest(log_V: Tensor) -> tuple[tuple[str, float], ...]:
+        def likeliest(log_V: Tensor) -> tuple[Words, ...]:
             top = log_V.topk(most)
             return tuple(
-                (self.wordpieces.decode([number]), p) for number, p in zip(top.indices.tolist(), top.values.exp().tolist(), strict=True)
+                Words(self.wordpieces.decode([number]), p)
+                for number, p in zip(top.indices.tolist(), top.values.exp().tolist(), strict=True)
             )
 
         return [

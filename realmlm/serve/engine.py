@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -173,7 +171,3 @@ def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype:
     index = index_for(realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype))
     recall = getattr(index, "recall", None)
     return f"{len(index):,} passages, {index.dim} numbers each" + (f"; recall@8 against exact search {recall:.3f}" if recall else "")
-
-
-def as_json(answer: Answer) -> dict[str, Any]:
-    return asdict(answer)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
@@ -57,7 +57,7 @@ def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, ba
         run_routes(runs),
         operation_routes(engine, worker, meters),
     ):
-        app.include_router(routes)
+        app.include_router(routes, dependencies=[Depends(_known_parameters)])
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
 
     @app.get("/", include_in_schema=False)
@@ -106,13 +106,33 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return _failure(422, f"{where or 'the body'}: {first['msg']}")
+        return _failure(422, _what_is_wrong(error.errors()[0]))
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
         return _failure(500, f"something failed here ({type(error).__name__}); the service's log says more")
+
+
+def _what_is_wrong(first: dict[str, Any]) -> str:
+    """The first of what pydantic and FastAPI found, in words that say what to do."""
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON: {first['ctx']['error']}, at character {first['loc'][-1]}"
+    if isinstance(first["input"], bytes):
+        return "the body is not said to be JSON; send it with -H 'content-type: application/json'"
+    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    if first["type"] == "extra_forbidden":
+        return f"{where}: there is no such field; /openapi.json names those there are"
+    return f"{where}: {first['msg']}"
+
+
+def _known_parameters(request: Request) -> None:
+    """Refuses parameters in the address that the route does not know: a misspelt one would be passed over in silence."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            raise HTTPException(
+                422, f"{name}: there is no such parameter; " + (f"known are {', '.join(known)}" if known else "none is known here")
+            )
 
 
 class _Around:

@@ -6,22 +6,36 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from realmlm import __version__
-from realmlm.corpus.store import Article
+from realmlm.corpus.store import Article, Passage
 from realmlm.errors import BadInput
-from realmlm.model.answering import Answer
+from realmlm.model.answering import Answer, Words
 from realmlm.serve.engine import Engine
-from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence, Words
+from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence
 from realmlm.serve.worker import Worker
 
 # --- questions --------------------------------------------------------------------------------------------------------------------------
 
 
+class _TakesJson(APIRoute):
+    """Takes the body as JSON whatever its content type says: `curl -d` calls everything a form.
+
+    Not for what changes passages: a form, unlike JSON, can be sent by any web page the browser has open.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+        scope["headers"] = [*others, (b"content-type", b"application/json")]
+        await super().handle(scope, receive, send)
+
+
 def question_routes(engine: Engine, worker: Worker) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=_TakesJson)
 
     async def together(work: Callable[[list[str]], list[Any]], text: str, *, key: Any) -> Any:
         return await asyncio.wrap_future(worker.together(work, text, key=key))
@@ -29,27 +43,23 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
     @routes.post("/ask", summary="Answer a question")
     async def ask(asked: Question) -> Answered:
         answer = await together(lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read))
-        shown = Answered(**_answer(answer), others=_words(answer.others))
+        shown = Answered(**_answer(answer), others=list(answer.others))
         if asked.without_reading:
             known = await together(engine.ask_without_reading, asked.question, key="ask without reading")
-            shown.without_reading = Words(words=known.answer, probability=known.probability)
+            shown.without_reading = Words(known.answer, known.probability)
         return shown
 
     @routes.post("/fill", summary="Fill in a masked sentence")
     async def fill(asked: Sentence) -> Filled:
         key = ("fill", asked.read)
         answer, masks = await together(lambda texts: engine.fill_all(texts, read=asked.read), asked.sentence, key=key)
-        return Filled(**_answer(answer), masks=[Mask(read=_words(mask.read), unread=_words(mask.unread)) for mask in masks])
+        return Filled(**_answer(answer), masks=[Mask(read=list(mask.read), unread=list(mask.unread)) for mask in masks])
 
     return routes
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
     return {"answer": answer.answer, "probability": answer.probability, "evidence": [Read(**vars(one)) for one in answer.evidence]}
-
-
-def _words(pairs: tuple[tuple[str, float], ...]) -> list[Words]:
-    return [Words(words=words, probability=p) for words, p in pairs]
 
 
 # --- passages ---------------------------------------------------------------------------------------------------------------------------
@@ -67,7 +77,10 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     def known(number: int) -> KnownPassage:
         if number not in engine.corpus:
             raise HTTPException(404, f"there is no passage {number}; GET /passages finds those there are")
-        return KnownPassage(**vars(engine.corpus[number]))
+        return shown(engine.corpus[number])
+
+    def shown(passage: Passage) -> KnownPassage:
+        return KnownPassage(**vars(passage), file=passage.file)
 
     def article(new: NewPassage) -> Article:
         if not len(engine.wordpieces.encode(new.text)):
@@ -89,7 +102,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> Passages:
         found = await asyncio.to_thread(engine.find, text, limit=limit)
-        return Passages(total=len(engine.corpus), passages=[KnownPassage(**vars(passage)) for passage in found])
+        return Passages(total=len(engine.corpus), passages=[shown(passage) for passage in found])
 
     @routes.get("/passages/{number}", summary="Read a passage")
     async def read_passage(number: int) -> KnownPassage:

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from realmlm.model.answering import Words
+
 MOST_CHARACTERS = 2_000  # of a question or masked sentence
 MOST_TEXT = 20_000  # of a passage
 
@@ -22,9 +24,9 @@ class Failure(BaseModel):
 
 
 class Request(BaseModel):
-    """What is sent must be as described: no `true` for 1, no "5" for 5."""
+    """What is sent must be as described: no `true` for 1, no "5" for 5, nothing that is not named here."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
 
 
 def _whole(value: Any) -> Any:
@@ -50,11 +52,6 @@ class Sentence(Request):
         json_schema_extra={"pattern": r"\[MASK\]"},  # what lacks one is refused with an explanation
     )
     read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
-
-
-class Words(BaseModel):
-    words: str
-    probability: float
 
 
 class Read(BaseModel):
@@ -100,6 +97,7 @@ class KnownPassage(BaseModel):
     title: str
     text: str
     source: str
+    file: str = Field(description="The file it comes from: its source without the checksum that it may carry.")
 
 
 class Passages(BaseModel):

@@ -1,7 +1,10 @@
 """The service: every route, every limit, one shape of error, edits that stay."""
 
+import argparse
 import json
 import math
+import re
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator
@@ -124,6 +127,27 @@ def test_bad_requests_have_one_shape(client: TestClient) -> None:
     failed(client.post("/passages", json={"text": ""}), 422)
 
 
+def test_a_question_is_json_whatever_its_content_type_says(client: TestClient) -> None:
+    for headers in ({"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}, {}):
+        assert client.post("/ask", content=b'{"question": "Who?"}', headers=headers).json()["answer"]
+        assert client.post("/fill", content=b'{"sentence": "the [MASK]"}', headers=headers).json()["answer"]
+        for change in (client.post, client.put):  # any web page can send a form here; that must not change what is known
+            refused = change("/passages" + "/0" * (change == client.put), content=b'{"text": "The heron."}', headers=headers)
+            assert failed(refused, 422) == "the body is not said to be JSON; send it with -H 'content-type: application/json'"
+    assert failed(client.post("/ask", content=b'{"question": }'), 422) == "the body is not JSON: Expecting value, at character 13"
+    assert failed(client.post("/ask", content=b"3"), 422).startswith("the body: ")
+
+
+def test_what_is_not_known_is_refused(client: TestClient) -> None:
+    assert failed(client.post("/ask", json={"question": "Who?", "reed": 2}), 422).startswith("reed: there is no such field")
+    assert failed(client.post("/fill", json={"sentence": "the [MASK]", "question": "Who?"}), 422).startswith("question: there is no")
+    assert failed(client.post("/passages", json={"text": "The heron.", "id": 3}), 422).startswith("id: there is no such field")
+    assert failed(client.get("/passages?query=heron"), 422) == "query: there is no such parameter; known are text, limit"
+    assert failed(client.post("/ask?read=2", json={"question": "Who?"}), 422) == "read: there is no such parameter; none is known here"
+    assert failed(client.get("/runs?limit=2"), 422).startswith("limit: there is no such parameter")
+    assert client.get("/?from=somewhere").is_success  # the page's address may carry what it likes
+
+
 def test_the_longest_texts_are_taken(client: TestClient) -> None:
     longest = json.dumps({"title": "\U0001f600" * 500, "text": "\U0001f600" * MOST_TEXT}, ensure_ascii=True)
     added = client.post("/passages", content=longest, headers={"content-type": "application/json"})
@@ -147,6 +171,27 @@ def test_writing_needs_the_token_where_there_is_one(tiny_model_folder: Path, own
         assert client.get("/passages/0").status_code == 200
         assert client.post("/ask", json={"question": "Who?"}).status_code == 200
         assert client.post("/passages", json=new, headers={b"Authorization": f"Bearer {TOKEN}".encode()}).status_code == 201
+
+
+def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path) -> None:
+    lines = re.findall(r"^curl .*", (Path(__file__).parents[2] / "docs" / "service.md").read_text("utf-8"), flags=re.MULTILINE)
+    routes = set()
+    with TestClient(create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), token="A-LONG-SECRET")) as client:
+        for line in lines:
+            sent = argparse.ArgumentParser()
+            sent.add_argument("address")
+            sent.add_argument("-X", dest="method")
+            sent.add_argument("-d", dest="body")
+            sent.add_argument("-H", dest="headers", action="append", default=[])
+            given = sent.parse_args(shlex.split(line)[1:])
+            method, path = given.method or ("POST" if given.body else "GET"), given.address.removeprefix("127.0.0.1:8460")
+            headers = dict([("Content-Type", "application/x-www-form-urlencoded"), *(header.split(": ") for header in given.headers)])
+            response = client.request(method, path, content=given.body, headers=headers)
+            assert response.is_success, f"{line}: {response.text}"
+            routes.add(f"{method} /{path.split('/')[1].split('?')[0]}")
+    assert routes == {"GET /health", "GET /metrics", "GET /runs", "POST /ask", "POST /fill"} | {
+        f"{method} /passages" for method in ("GET", "POST", "PUT", "DELETE")
+    }
 
 
 def test_the_last_passage_stays_however_many_remove_at_once(tiny_model_folder: Path, own_corpus: Path) -> None:

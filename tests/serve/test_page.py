@@ -18,11 +18,12 @@ from tests.browser import need_browser, open_browser
 need_browser()
 uvicorn = pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
 
+from selenium.webdriver import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from realmlm.corpus.store import Corpus  # noqa: E402
-from realmlm.model.answering import Answer, Evidence  # noqa: E402
+from realmlm.model.answering import Answer, Evidence, Words  # noqa: E402
 from realmlm.serve.engine import Engine  # noqa: E402
 from realmlm.serve.http import create_app  # noqa: E402
 
@@ -49,17 +50,18 @@ def address(tiny_model_folder: Path, knowledge: Corpus, runs: Path, tmp_path_fac
     engine = Engine(tiny_model_folder, folder / "corpus", device="cpu")
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(engine, "ask_all", lambda questions, *, read: [_read_off(engine, question) for question in questions])
+    monkeypatch.setattr(engine, "ask_without_reading", lambda questions: [_guess(question) for question in questions])
     with served(engine, runs=[runs]) as place:
         yield place
 
 
 @contextmanager
-def served(engine: Engine, *, runs: Sequence[Path] = ()) -> Iterator[str]:
+def served(engine: Engine, *, runs: Sequence[Path] = (), token: str | None = None) -> Iterator[str]:
     """The address of a service while it runs."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=runs), port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=runs, token=token), port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -76,7 +78,12 @@ def _read_off(engine: Engine, question: str) -> Answer:
     text = engine.corpus[0].text
     match = list(re.finditer(r"\w+", text))[-1]
     evidence = Evidence(0, engine.corpus[0].title, text, match.start(), match.end(), 0.8, 0.5)
-    return Answer(match[0], 0.4, (evidence,), (("another", 0.1),))
+    more = [Evidence(n, "", "little", None, None, p, 0.0) for n, p in ((1, 0.19), (2, 0.006), (3, 0.004))] if "many" in question else []
+    return Answer(match[0], 0.4, (evidence, *more), (Words("another", 0.1),))
+
+
+def _guess(question: str) -> Answer:
+    return Answer("a guess", 0.009 if "many" in question else 0.011, ())
 
 
 @pytest.fixture
@@ -114,13 +121,31 @@ def ask(browser: Any, question: str) -> None:
 
 def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
     ask(browser, "What is last?")
-    assert "40% sure" in wait(lambda: one(browser, "#ask .note")).text
+    assert wait(lambda: one(browser, "#ask .note")).text == "p = 0.400"
     answer = one(browser, "#ask .answer").text
     assert one(browser, "#ask mark").text == answer
     numbers = [number.text for number in browser.find_elements(By.CSS_SELECTOR, "#ask .card .number")]
     assert numbers == ["80%", "50%", "100%"]
     assert "another 10%" in one(browser, "#ask .others").text
     assert one(browser, "#ask .card.null h3").text == "Without reading anything"
+    legend = one(browser, "#ask .words")
+    assert all(
+        words in legend.text for words in ("p: the model's own probability", "chosen:", "says so:", "share:", "even if no passage knows")
+    )
+    assert not browser.find_elements(By.CSS_SELECTOR, "#ask .result details, #ask .result [title]")
+
+
+def test_what_hardly_counts_is_folded_into_one_line(browser: Any) -> None:
+    def shown() -> list[Any]:
+        return [card for card in browser.find_elements(By.CSS_SELECTOR, "#ask .card") if card.is_displayed()]
+
+    ask(browser, "What is last of many?")
+    line = wait(lambda: one(browser, "#ask .result summary"))
+    assert line.text == "2 more passages were read"
+    assert ["Passage 1" in card.text for card in shown()] == [False, True]
+    line.send_keys(Keys.ENTER)
+    assert ["little" in card.text for card in shown()] == [False, True, True, True]
+    assert not browser.find_elements(By.CSS_SELECTOR, "#ask .card.null")
 
 
 def test_a_slow_answer_says_that_it_is_read(browser: Any) -> None:
@@ -137,6 +162,10 @@ def test_a_sentence_is_filled_in_with_and_without_retrieval(browser: Any) -> Non
     heads = [head.text for head in wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#fill th"))]
     assert heads == ["with retrieval", "", "without", ""]
     assert len(browser.find_elements(By.CSS_SELECTOR, "#fill .card")) == 6
+    right_of, left_of = (f"document.querySelectorAll('#fill td')[{cell}].firstChild" for cell in (1, 2))
+    edges = "const r = document.createRange(), edge = (text, side) => (r.selectNode(text), r.getBoundingClientRect()[side]);"
+    gap = browser.execute_script(f"{edges} return edge({left_of}, 'left') - edge({right_of}, 'right')")
+    assert gap >= 40  # px: the columns do not run together
 
 
 def test_an_error_is_shown_as_text(browser: Any) -> None:
@@ -157,8 +186,9 @@ def test_an_edit_changes_the_answer(browser: Any) -> None:
     text = one(browser, "#found textarea")
     text.clear()
     text.send_keys("The arms show a quince")
-    card.find_element(By.XPATH, ".//button[text()='Keep']").click()
+    card.find_element(By.XPATH, ".//button[text()='Save']").click()
     assert wait(lambda: "ask again" in one(browser, "#said").text)
+    assert browser.switch_to.active_element.text == "Edit"
     ask(browser, "What is last?")
     assert wait(lambda: one(browser, "#ask .answer").text == "quince")
 
@@ -172,8 +202,35 @@ def test_passages_are_found_added_and_removed(browser: Any) -> None:
     assert wait(lambda: "Added as" in one(browser, "#said").text)
     one(browser, "#find-text").send_keys("carve PIPES", Keys.ENTER)
     wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#found .card")) == 1)
+    assert one(browser, "#found .card .file").text == "written here"
     one(browser, "#found .card").find_element(By.XPATH, ".//button[text()='Remove']").click()
+    assert browser.switch_to.active_element.text == "Really remove?"
+    one(browser, "#find-text").click()  # a second thought
+    assert "Remove" in one(browser, "#found .card").text
+    assert "Really" not in one(browser, "#found .card").text
+    button = one(browser, "#found .card").find_element(By.XPATH, ".//button[text()='Remove']")
+    ActionChains(browser).double_click(button).perform()
+    assert button.text == "Really remove?"
+    assert wait(lambda: button.text == "Remove", seconds=10)  # after some seconds
+    assert "Nerrow" in one(browser, "#found .card").text
+    button.send_keys(Keys.ENTER)
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert wait(lambda: "is removed" in one(browser, "#said").text)
+
+
+def test_where_a_token_is_needed_its_field_opens(browser: Any, tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    shutil.copytree(knowledge.folder, tmp_path / "corpus", ignore=shutil.ignore_patterns("index", "answers"))
+    with served(Engine(tiny_model_folder, tmp_path / "corpus", device="cpu"), token="a long secret") as address:
+        browser.get(f"{address}#knowledge")
+        cards = wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#found .card"))
+        cards[0].find_element(By.XPATH, ".//button[text()='Edit']").click()
+        cards[0].find_element(By.XPATH, ".//button[text()='Save']").click()
+        assert wait(lambda: one(browser, "#said").text) == "Enter the service's token below"
+        assert wait(lambda: browser.switch_to.active_element.get_attribute("id") == "token")
+        assert one(browser, "#said").location["y"] < one(browser, "#token").location["y"]
+        browser.switch_to.active_element.send_keys("a long secret")
+        cards[0].find_element(By.XPATH, ".//button[text()='Save']").click()
+        assert wait(lambda: "is changed" in one(browser, "#said").text)
 
 
 def test_passages_of_documents_are_shown_without_what_would_change_them(
@@ -195,6 +252,24 @@ def test_passages_of_documents_are_shown_without_what_would_change_them(
         assert "Change the files" in wait(lambda: one(browser, "#why").text)
         assert offered() == []
         assert "The heron" in one(browser, "#found .card").text
+        assert one(browser, "#found .card .file").text == "heron.txt"  # without the checksum that the source has
+
+
+def test_the_views_first_field_has_the_focus(browser: Any, address: str) -> None:
+    def focused() -> str:
+        return str(browser.switch_to.active_element.get_attribute("id"))
+
+    assert wait(lambda: focused() == "question")
+    browser.get("about:blank")
+    browser.get(f"{address}#fill")
+    assert wait(lambda: focused() == "sentence")
+    time.sleep(0.5)
+    assert focused() == "sentence"  # and it stays
+    one(browser, "#tab-fill").send_keys(Keys.END)
+    assert focused() == "tab-training"
+    one(browser, "#tab-training").send_keys(Keys.HOME)
+    assert focused() == "tab-ask"
+    assert one(browser, "#question").is_displayed()
 
 
 def test_training_curves_and_the_keyboard(browser: Any) -> None:

@@ -14,7 +14,7 @@ async function call(route, options = {}) {
   }
   if (response.status === 204) return null;
   const body = await response.json().catch(() => null);
-  if (!response.ok) throw new Error(body?.error?.message ?? `The service says ${response.status}.`);
+  if (!response.ok) throw Object.assign(new Error(body?.error?.message ?? `The service says ${response.status}.`), { status: response.status });
   return body;
 }
 
@@ -57,9 +57,10 @@ function show(tab) {
 for (const [place, tab] of tabs.entries()) {
   tab.addEventListener("click", () => show(tab));
   tab.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = tabs[(place + step + tabs.length) % tabs.length];
+    const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: -1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault(); // Home and End would scroll
+    const next = tabs.at(to % tabs.length);
     next.focus();
     show(next);
   });
@@ -67,12 +68,13 @@ for (const [place, tab] of tabs.entries()) {
 
 // --- answers ----------------------------------------------------------------------------------------------------------------------------
 
+const LITTLE = 0.01; // what is shown folded, or not at all
 const percent = (share) => (share >= 0.9995 ? "100%" : `${(100 * share).toFixed(share < 0.1 || share >= 0.99 ? 1 : 0)}%`);
 
 function bars(list, rows) {
-  for (const [name, value, colour, title] of rows) {
+  for (const [name, value, colour] of rows) {
     const track = element("span", { class: "track", style: "display:block" }, element("span", { style: `width:${100 * Math.min(1, value)}%;background:var(${colour})` }));
-    list.append(element("dt", { title }, name), element("dd", {}, track), element("dd", { class: "number" }, percent(value)));
+    list.append(element("dt", {}, name), element("dd", {}, track), element("dd", { class: "number" }, percent(value)));
   }
 }
 
@@ -85,18 +87,23 @@ function marked(target, text, start, end) {
   }
 }
 
+const origin = (file) => (file === "service" ? "written here" : file);
+
+function shareOf(evidence, probability) {
+  return probability > 0 ? (evidence.retrieval_probability * evidence.reading_probability) / probability : 0;
+}
+
 function evidenceCard(evidence, probability) {
   const card = $("#card").content.cloneNode(true).firstElementChild;
   const alone = evidence.passage_id === null;
   card.classList.toggle("null", alone);
   $("h3", card).textContent = alone ? "Without reading anything" : evidence.title || `Passage ${evidence.passage_id}`;
-  $(".file", card).textContent = alone ? "" : evidence.file;
+  $(".file", card).textContent = alone ? "" : origin(evidence.file);
   if (!alone) marked($(".text", card), evidence.passage, evidence.start, evidence.end);
-  const share = probability > 0 ? (evidence.retrieval_probability * evidence.reading_probability) / probability : 0;
   bars($(".bars", card), [
-    ["chosen", evidence.retrieval_probability, "--prior", "p(z|x): how much this passage weighs"],
-    ["says so", evidence.reading_probability, "--reading", "p(y|z,x): how likely it gives this answer"],
-    ["share", share, "--share", "how much of the answer's probability comes from here"],
+    ["chosen", evidence.retrieval_probability, "--prior"],
+    ["says so", evidence.reading_probability, "--reading"],
+    ["share", shareOf(evidence, probability), "--share"],
   ]);
   return card;
 }
@@ -104,13 +111,23 @@ function evidenceCard(evidence, probability) {
 function answerHead(result) {
   return [
     element("p", { class: "answer" }, result.answer || "(no answer)"),
-    element("p", { class: "note", title: "p(y|x)" }, `${percent(result.probability)} sure`),
+    element("p", { class: "note" }, `p = ${result.probability.toFixed(3)}`),
   ];
+}
+
+// The cards; passages that hardly count are folded into one line, a null document that hardly counts is left out.
+function evidenceCards({ evidence, probability }) {
+  const counts = (one) => one.retrieval_probability >= LITTLE || shareOf(one, probability) >= LITTLE;
+  const cards = (some) => some.map((one) => evidenceCard(one, probability));
+  const rest = evidence.filter((one) => !counts(one) && one.passage_id !== null);
+  const line = rest.length === 1 ? "1 more passage was read" : `${rest.length} more passages were read`;
+  const folded = rest.length ? [element("details", {}, element("summary", {}, line), ...cards(rest))] : [];
+  return [...cards(evidence.filter(counts)), ...folded];
 }
 
 function wordTable(masks) {
   return masks.map((mask, number) => {
-    const table = element("table", {}, element("caption", { class: "note" }, masks.length > 1 ? `[MASK] ${number + 1}` : "[MASK]"));
+    const table = element("table", { class: "masks" }, element("caption", { class: "note" }, masks.length > 1 ? `[MASK] ${number + 1}` : "[MASK]"));
     table.append(element("tr", {}, element("th", {}, "with retrieval"), element("th", {}), element("th", {}, "without"), element("th", {})));
     mask.read.forEach((word, row) => {
       const other = mask.unread[row];
@@ -128,12 +145,13 @@ function showAnswer(place, result) {
     place.append(list);
   }
   if (result.masks) place.append(...wordTable(result.masks));
-  place.append(...result.evidence.map((evidence) => evidenceCard(evidence, result.probability)));
-  if (result.without_reading) {
+  place.append(...evidenceCards(result));
+  if (result.without_reading?.probability >= LITTLE) {
     const card = element("article", { class: "card null" }, element("h3", {}, "Without reading anything"));
     card.append(element("p", { class: "text" }, `${result.without_reading.words} (${percent(result.without_reading.probability)})`));
     place.append(card);
   }
+  if (result.evidence.length) place.append($("#words").content.cloneNode(true));
 }
 
 for (const form of document.querySelectorAll("form[data-route]")) {
@@ -160,6 +178,8 @@ for (const form of document.querySelectorAll("form[data-route]")) {
 
 // --- knowledge --------------------------------------------------------------------------------------------------------------------------
 
+const SECONDS_TO_THINK = 6; // before a button that asks "Really?" asks no more
+
 async function findPassages() {
   try {
     const found = await call(`/passages?${new URLSearchParams({ text: $("#find-text").value, limit: 30 })}`);
@@ -167,8 +187,16 @@ async function findPassages() {
     $("#found").replaceChildren(...(found.passages.length ? found.passages.map(passageCard) : [none]));
     showHealth();
   } catch (error) {
-    say(error.message, true);
+    complain(error);
   }
+}
+
+function complain(error) {
+  const needed = error.status === 401;
+  say(needed ? "Enter the service's token below" : error.message, true);
+  if (!needed) return;
+  $("#secret").open = true;
+  $("#token").focus();
 }
 
 function say(text, wrong = false) {
@@ -181,35 +209,65 @@ function passageCard(passage) {
   const read = () => {
     card.replaceChildren(
       element("h3", {}, `${passage.title || "Passage"} (${passage.id})`),
+      element("p", { class: "file note" }, origin(passage.file)),
       element("p", { class: "text" }, passage.text),
       element("button", { class: "change", onclick: edit }, "Edit"),
-      element("button", { class: "change", onclick: remove }, "Remove"),
+      removeButton(),
     );
+  };
+  const back = () => {
+    read();
+    $("button", card).focus();
   };
   const edit = () => {
     const title = element("input", { "aria-label": "Title", maxlength: 500 }), text = element("textarea", { "aria-label": "Text", rows: 5, maxlength: 20000 });
     title.value = passage.title;
     text.value = passage.text;
-    const keep = async () => {
+    const save = async () => {
       try {
         passage = await send(`/passages/${passage.id}`, "PUT", { title: title.value, text: text.value });
         say(`Passage ${passage.id} is changed; ask again and the answer follows.`);
-        read();
+        back();
       } catch (error) {
-        say(error.message, true);
+        complain(error);
       }
     };
-    card.replaceChildren(title, text, element("button", { onclick: keep }, "Keep"), element("button", { onclick: read }, "Leave as it was"));
+    card.replaceChildren(title, text, element("button", { onclick: save }, "Save"), element("button", { onclick: back }, "Cancel"));
     text.focus();
+  };
+  const removeButton = () => {
+    let sure; // while it asks
+    const calm = () => {
+      clearTimeout(sure);
+      sure = undefined;
+      button.textContent = "Remove";
+      button.classList.remove("sure");
+    };
+    const press = (event) => {
+      if (event.detail > 1) return; // a double click is no second thought
+      if (sure) {
+        calm();
+        remove();
+        return;
+      }
+      sure = setTimeout(calm, SECONDS_TO_THINK * 1000);
+      button.textContent = "Really remove?";
+      button.classList.add("sure");
+      button.focus(); // some browsers focus no button that is clicked
+    };
+    const button = element("button", { class: "change", onclick: press, onblur: calm }, "Remove");
+    return button;
   };
   const remove = async () => {
     try {
       await send(`/passages/${passage.id}`, "DELETE");
       say(`Passage ${passage.id} is removed.`);
+      const next = card.nextElementSibling ?? $("#find");
       card.remove();
+      $("button", next).focus();
       showHealth();
     } catch (error) {
-      say(error.message, true);
+      complain(error);
     }
   };
   read();
@@ -229,7 +287,7 @@ $("#add").addEventListener("submit", async (event) => {
     $("#found").prepend(...added.map(passageCard));
     showHealth();
   } catch (error) {
-    say(error.message, true);
+    complain(error);
   }
 });
 
@@ -284,3 +342,5 @@ setInterval(() => watching && showRuns(), 3000);
 
 showHealth();
 show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
+// When all is loaded: until then browsers take the focus to what the address's fragment names, and pass over `autofocus`.
+addEventListener("load", () => setTimeout(() => $("main > section:not([hidden]) form input")?.focus()));
