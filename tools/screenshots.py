@@ -14,7 +14,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-QUESTION = "Which poison was used to put Socrates to death?"
+QUESTION = "What spacecraft was the first to survive touching down on Venus?"
 SENTENCE = "The Eiffel Tower stands in [MASK]."
 SEARCH = "Cremona"
 
