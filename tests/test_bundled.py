@@ -172,7 +172,7 @@ def test_documents_are_served_and_stay_as_they_are(
     main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--device", "cpu"])
     said = capsys.readouterr().err
     assert "can change the passages" not in said
-    assert "2 passages of 2 files; 1 files of other kinds passed over: .jpg 1\n" in said
+    assert "2 passages of 2 files; 1 file of other kinds passed over: .jpg 1\n" in said
     with testclient.TestClient(served[0], raise_server_exceptions=False) as client:
         assert client.get("/health").json()["passages"] == 2
         assert len(client.post("/ask", json={"question": "Which bird?", "read": 2}).json()["evidence"]) == 2

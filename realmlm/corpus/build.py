@@ -278,7 +278,8 @@ class _Faults:
 def other_kinds(unknown: list[Path]) -> str:
     """What is said of files that no reader knows."""
     suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
-    return f"{len(unknown):,} files of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
+    files = "1 file" if len(unknown) == 1 else f"{len(unknown):,} files"
+    return f"{files} of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
 
 
 def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say) -> Iterator[Article]:
