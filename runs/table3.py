@@ -14,7 +14,7 @@ from typing import Any
 def row(item: dict[str, Any]) -> str:
     best = max((passage for passage in item["passages"] if passage["id"] is not None), key=lambda passage: passage["posterior"])
     numbers = (item["log_p_without"], best["log_p"], item["log_p"])
-    return f"| {item['hidden']} | {best['title']} | " + " | ".join(f"{math.exp(number):.3f}" for number in numbers) + " |"
+    return f"| {item['hidden']} | {best['title']} | " + " | ".join(f"{math.exp(number):.2g}" for number in numbers) + " |"
 
 
 def main(file: Path, count: int = 20) -> None:
