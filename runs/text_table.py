@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from world_table import T_95
 
 from realmlm.evaluate.intervals import bootstrap_interval, paired_interval
 
@@ -78,6 +79,14 @@ def against(values: Values, arm: str, other: str, digits: int) -> str:
     return f"{values[arm].mean() - values[other].mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
+def over_seeds(values: Values, arm: str, other: str) -> str:
+    """The difference and half its 95% interval when seeds alone are counted, not questions (Welch's t)."""
+    means = [values[name].mean(1) for name in (arm, other)]
+    parts = [float(np.var(some, ddof=1)) / len(some) for some in means]
+    freedom = int(sum(parts) ** 2 / sum(part**2 / (len(some) - 1) for part, some in zip(parts, means, strict=True)))
+    return f"{means[0].mean() - means[1].mean():+.1f} ± {T_95[max(1, freedom)] * sum(parts) ** 0.5:.1f}"
+
+
 def mean(values: Values, arm: str, digits: int = 1) -> str:
     if arm not in values:
         return "–"
@@ -99,7 +108,18 @@ def table_2(folder: Path) -> None:
             cells += [mean(asked, arm), mean(with_mask, arm), against(better, arm, "ict", 1)]
             print(f"| {title} | {seeds[arm]} | " + " | ".join(cells) + " |")
     sentences, questions = (next(iter(values.values())).shape[1] for values in (loss, asked))
-    print(f"\n{sentences:,} held-out sentences, {questions:,} questions of the training sets, none seen.\n")
+    print(f"\n{sentences:,} held-out sentences, {questions:,} questions of the training sets, none seen.")
+    for other in ("ict", "warmup"):
+        print(f"REALM − {ARMS[other]}, recall@5 of questions: {against(asked, 'realm', other, 1)}")
+    if all(len(asked.get(arm, ())) > 1 for arm in ("realm", "ict")):
+        print(f"REALM − {ARMS['ict']}, over seeds alone: {over_seeds(asked, 'realm', 'ict')}")
+    names = sorted({file.stem.removeprefix("zero-shot-") for file in (folder / "study").glob("*/predictions/zero-shot-*.jsonl")})
+    by_name = {name: measured(folder, f"zero-shot-{name}", within(5))[0] for name in names}
+    print(f"\n| recall@5 | {' | '.join(names)} |\n" + "| --- " * (len(names) + 1) + "|")
+    for arm, title in ARMS.items():
+        if all(arm in values for values in by_name.values()):
+            print(f"| {title} | " + " | ".join(f"{values[arm].mean():.1f}" for values in by_name.values()) + " |")
+    print()
 
 
 def table_1(folder: Path, part: str) -> None:

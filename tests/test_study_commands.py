@@ -201,3 +201,19 @@ def test_reports_are_put_beside_what_was_expected(tmp_path: Path, capsys: pytest
     assert "other than expected" in capsys.readouterr().out
     assert compare("mini_warm", tmp_path)
     assert "not measured" in capsys.readouterr().out
+
+
+def test_two_sets_of_predictions_are_compared_in_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, right in (("a", [True, True, False, True]), ("b", [True, False, False, False])):
+        (tmp_path / name).mkdir()
+        rows = [{"correct": one, "first_passage_with_answer": 3 if one else None} for one in right]
+        (tmp_path / name / "nq-dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / name / "held-out.jsonl").write_text("{}\n")
+    main = runpy.run_path(str(Path(__file__).parents[1] / "runs" / "paired.py"))["main"]
+    main(tmp_path / "a", tmp_path / "b", ("nq",))
+    said = capsys.readouterr().out
+    assert "4 questions of nq-dev.jsonl" in said
+    assert "exact match   75.00  25.00   +50.00" in said
+    assert "recall@1       0.00   0.00   +0.00" in said
+    with pytest.raises(SystemExit, match="no predictions in common"):
+        main(tmp_path / "a", tmp_path / "b", ("webquestions",))

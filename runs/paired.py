@@ -1,0 +1,37 @@
+"""Two sets of predictions on the same questions, paired: `python runs/paired.py PREDICTIONS OTHER PREFIX…`
+
+PREDICTIONS and OTHER are folders of what `realmlm evaluate --predictions` wrote; the files compared are those of both whose names begin
+with one of the prefixes. Prints exact match and recall of the first, of the other, and the difference with its 95% interval
+over all questions.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from realmlm.evaluate.intervals import paired_interval
+
+
+def values(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
+    rows = [json.loads(line) for name in names for line in (folder / name).read_text("utf-8").split("\n") if line]
+    first = np.array([row["first_passage_with_answer"] or np.inf for row in rows])
+    recalls = {f"recall@{depth}": 100.0 * (first <= depth) for depth in (1, 5, 10, 20)}
+    return {"exact match": np.array([100.0 * row["correct"] for row in rows])} | recalls
+
+
+def main(folder: Path, other: Path, prefixes: tuple[str, ...]) -> None:
+    names = sorted(file.name for file in folder.glob("*.jsonl") if file.name.startswith(prefixes) and (other / file.name).exists())
+    if not names:
+        sys.exit(f"{folder} and {other} have no predictions in common whose names begin with {', '.join(prefixes)}")
+    mine, theirs = values(folder, names), values(other, names)
+    print(f"{len(mine['exact match']):,} questions of {', '.join(names)}")
+    for measure, first in mine.items():
+        second = theirs[measure]
+        low, high = paired_interval(first, second)
+        print(f"{measure:12s} {first.mean():6.2f} {second.mean():6.2f}   {first.mean() - second.mean():+.2f} [{low:+.2f}, {high:+.2f}]")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:]) or ("",))
