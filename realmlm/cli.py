@@ -18,6 +18,7 @@ from realmlm import __version__, config
 from realmlm.artefact import refuse_existing, write_text
 from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
+from realmlm.files import read_text
 from realmlm.log import say
 from realmlm.settings import together
 
@@ -203,6 +204,13 @@ def _evaluate(settings: config.Evaluate) -> None:
     print(json.dumps(report.as_json()) if as_json else report.table())
 
 
+def _calibrate(settings: config.Calibrate) -> None:
+    from realmlm.evaluate.calibrate import calibrate
+
+    print(calibrate(model=model_place(settings.model), predictions=settings.predictions, out=settings.out))
+    say(f"{settings.out}: the same model; its answers say how often such ones are right")
+
+
 def _align(settings: config.Align) -> None:
     from realmlm.evaluate.align import align
 
@@ -218,7 +226,7 @@ def _report(settings: config.Report) -> None:
 def _batch(settings: config.Batch) -> None:
     from realmlm.device import release_memory
 
-    lines = sys.stdin.read() if str(settings.file) == "-" else _read_text(settings.file)
+    lines = sys.stdin.read() if str(settings.file) == "-" else read_text(settings.file)
     for line in lines.splitlines():
         if words := shlex.split(line, comments=True):
             say(f"realmlm {shlex.join(words)}")
@@ -246,7 +254,8 @@ def _ask(settings: config.Ask) -> None:
         if not engine.model.config.trained_on_questions:
             say(f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
-    print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else answer)
+    shown = {**dataclasses.asdict(answer), "caution": answer.caution}
+    print(json.dumps(shown, ensure_ascii=False) if settings.json else answer)
 
 
 def _serve(settings: config.Serve) -> None:
@@ -287,14 +296,7 @@ def _refuse(error: BadInput) -> None:
 
 
 def _read_lines(file: Path) -> list[str]:
-    return [line.strip() for line in _read_text(file).splitlines() if line.strip()]
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} cannot be read as UTF-8 text ({type(error).__name__}); check the path and the file") from error
+    return [line.strip() for line in read_text(file).splitlines() if line.strip()]
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
@@ -313,6 +315,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "export-hf": (config.ExportHf, _export_hf),
     "adapt": (config.Adapt, _adapt),
     "evaluate": (config.Evaluate, _evaluate),
+    "calibrate": (config.Calibrate, _calibrate),
     "align": (config.Align, _align),
     "report": (config.Report, _report),
     "ask": (config.Ask, _ask),

@@ -200,6 +200,21 @@ class Evaluate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Teach a model how often its answers are right: from answers that `realmlm evaluate` has judged. Its weights stay as they are."""
+
+    predictions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
+    """Files of predictions that `realmlm evaluate` wrote, with the same model and as many passages read as it will read."""
+    out: Path
+    """Folder to make."""
+    model: Path = MINI
+    """The model; mini is the one that comes with realmlm."""
+
+    def __post_init__(self) -> None:
+        check(len(self.predictions) > 0, "name at least one file: realmlm calibrate --predictions FILE --out MODEL")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Align:
     """Say for the sentences of a text which passages explain them: the alignment of X and Z that pre-training finds by itself."""
 

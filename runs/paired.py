@@ -1,8 +1,8 @@
 """Two sets of predictions on the same questions, paired: `python runs/paired.py PREDICTIONS OTHER PREFIX…`
 
 PREDICTIONS and OTHER are folders of what `realmlm evaluate --predictions` wrote; the files compared are those of both whose names begin
-with one of the prefixes. Prints exact match and recall of the first, of the other, and the difference with its 95% interval
-over all questions.
+with one of the prefixes. Prints exact match (where passages were read) and recall of the first, of the other, and the difference with its
+95% interval over all questions.
 """
 
 import json
@@ -18,7 +18,8 @@ def values(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
     rows = [json.loads(line) for name in names for line in (folder / name).read_text("utf-8").split("\n") if line]
     first = np.array([row["first_passage_with_answer"] or np.inf for row in rows])
     recalls = {f"recall@{depth}": 100.0 * (first <= depth) for depth in (1, 5, 10, 20)}
-    return {"exact match": np.array([100.0 * row["correct"] for row in rows])} | recalls
+    read = all(row["correct"] is not None for row in rows)
+    return ({"exact match": np.array([100.0 * row["correct"] for row in rows])} if read else {}) | recalls
 
 
 def main(folder: Path, other: Path, prefixes: tuple[str, ...]) -> None:
@@ -26,7 +27,7 @@ def main(folder: Path, other: Path, prefixes: tuple[str, ...]) -> None:
     if not names:
         sys.exit(f"{folder} and {other} have no predictions in common whose names begin with {', '.join(prefixes)}")
     mine, theirs = values(folder, names), values(other, names)
-    print(f"{len(mine['exact match']):,} questions of {', '.join(names)}")
+    print(f"{len(mine['recall@1']):,} questions of {', '.join(names)}")
     for measure, first in mine.items():
         second = theirs[measure]
         low, high = paired_interval(first, second)

@@ -1,5 +1,6 @@
 """What comes with the package: names that stand for places, commands and calls that need nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,11 @@ def test_it_prints_the_words_how_sure_and_where_they_stand() -> None:
     ]
     assert repr(answer()) == str(answer())
     assert str(Answer("", 0.0, ())).startswith("(no answer)")
+    unsure = replace(answer(), confidence=0.02)
+    assert str(unsure).startswith("1727   p = 0.400   unsure: the documents may not say this\n")
+    assert "may not say" in unsure._repr_html_()
+    assert "may not say" not in answer()._repr_html_()
+    assert not replace(answer(), confidence=0.5).caution
 
 
 def test_a_notebook_shows_the_same_and_nothing_is_taken_for_markup() -> None:

@@ -103,6 +103,7 @@ EXAMPLES = [
     config.Tagger(train=HERE, test=HERE, out=HERE, checkpoint="bert", tokenizer="bert", epochs=2, lr=0.1),
     config.Graft(towers=HERE, reader=HERE, out=HERE),
     config.Compress(model=HERE, out=HERE, dtype="float16"),
+    config.Calibrate(model=HERE, predictions=(HERE, HERE / "p"), out=HERE),
     config.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
     config.Report(runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3),
     config.Adapt(
@@ -199,7 +200,7 @@ def said(command: list[str], work: Path, capsys: pytest.CaptureFixture[str], cor
 
 
 def check_answer(answer: dict[str, Any], *, evidence: int) -> None:
-    assert set(answer) == {"answer", "probability", "evidence", "others"}
+    assert set(answer) == {"answer", "probability", "evidence", "others", "relevance", "confidence", "caution"}
     assert isinstance(answer["answer"], str)
     assert 0 <= answer["probability"] <= 1
     assert len(answer["evidence"]) == evidence
@@ -299,7 +300,18 @@ def test_evaluate_agrees_with_its_predictions(
         assert 0 <= score["low"] <= score["value"] <= score["high"] <= 100
     for row in rows:
         measured = {"correct", "f1", "log_p", "utility", "first_passage_with_answer"}
-        assert set(row) == {"id", "question", "answers", *measured, "answer", "probability", "evidence", "others"}
+        assert set(row) == {
+            "id",
+            "question",
+            "answers",
+            *measured,
+            "answer",
+            "probability",
+            "evidence",
+            "others",
+            "relevance",
+            "confidence",
+        }
         assert (row["log_p"] is not None) == (name == "clozes-held-out")
         assert (row["utility"] is not None) == (name == "clozes-held-out" and retriever != "bm25")
         weighs_null = retriever == "none" or (retriever == "learned" and name == "clozes-held-out")

@@ -7,7 +7,7 @@ import re
 import string
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -18,14 +18,16 @@ from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
+from realmlm.model.calibration import UNSURE, Calibration
 from realmlm.model.inputs import Inputs, joint_inputs
 from realmlm.model.marginal import span_log_probabilities, weighed_together
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import Query, Retrieved, Retriever
+from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved, Retriever
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 AT_ONCE, AT_ONCE_GPU = 16, 96  # questions
@@ -76,10 +78,19 @@ class Answer:
     evidence: tuple[Evidence, ...]
     others: tuple[Words, ...] = ()
     """The next likeliest answers with p(y|x); none for masked sentences."""
+    relevance: float | None = None
+    """max f(x,z) over what was read: unlike p(y|x) it falls where no passage is about the question."""
+    confidence: float | None = None
+    """How often such answers were right where the model was calibrated (realmlm.model.calibration); None: it was not."""
+
+    @property
+    def caution(self) -> str:
+        """What to tell whoever asked, if anything."""
+        return "unsure: the documents may not say this" if self.confidence is not None and self.confidence < UNSURE else ""
 
     def __str__(self) -> str:
         """For a terminal: the words, how sure, and where they stand."""
-        lines = [f"{self.answer or '(no answer)'}   p = {self.probability:.3f}", ""]
+        lines = [f"{self.answer or '(no answer)'}   p = {self.probability:.3f}" + f"   {self.caution}" * bool(self.caution), ""]
         for evidence in self.evidence:
             numbers = f"p(z|x) {evidence.retrieval_probability:.3f}   p(y|z,x) {evidence.reading_probability:.3f}"
             if evidence.passage_id is None:
@@ -94,7 +105,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """For a notebook: the same, the answer marked where it stands and the probabilities as bars."""
-        rows = [f"<b>{escape(self.answer or '(no answer)')}</b> &nbsp; p = {self.probability:.3f}"]
+        rows = [f"<b>{escape(self.answer or '(no answer)')}</b> &nbsp; p = {self.probability:.3f} &nbsp; <i>{self.caution}</i>"]
         for evidence in self.evidence:
             before, span, after = map(escape, evidence.quote())
             bars = _bar("p(z|x)", evidence.retrieval_probability) + _bar("p(y|z,x)", evidence.reading_probability)
@@ -193,7 +204,14 @@ class Answerer:
             best = self._best_spans(log_NLW, [passages[pair] for pair in pairs], alike.second_N.cpu())
             spans.update(zip(pairs.tolist(), best, strict=True))
         rows = zip(retrieved.ids_BK.tolist(), scores_N.unflatten(0, (-1, k)).softmax(-1).tolist(), strict=True)
-        return [self._combine(ids, p_K, [spans[row * k + column] for column in range(k)]) for row, (ids, p_K) in enumerate(rows)]
+        answers = [self._combine(ids, p_K, [spans[row * k + column] for column in range(k)]) for row, (ids, p_K) in enumerate(rows)]
+        return [self._with_confidence(answer, best) for answer, best in zip(answers, retrieved.scores_BK.amax(1).tolist(), strict=True)]
+
+    def _with_confidence(self, answer: Answer, relevance: float) -> Answer:
+        """Scores of word matching are on another scale than those it was calibrated with."""
+        known = self.model.config.calibration if isinstance(self.retriever, LearnedRetriever) else None
+        confidence = Calibration(**known).confidence(answer.probability, relevance) if known else None
+        return replace(answer, relevance=relevance, confidence=confidence)
 
     def _joint(self, queries: list[np.ndarray], passages: list[int | None]) -> Inputs:
         return joint_inputs(queries, passages, self.corpus, self.wordpieces, self.model.config).to(self.model.device)
@@ -220,7 +238,7 @@ class Answerer:
 
     def _combine(self, ids: list[int], p_K: list[float], spans: list[list[tuple[int, int, float]]]) -> Answer:
         """p(y|x), summed over passages and over the places where the same words stand; the released form takes the best single place."""
-        passages = [self.corpus[number] for number in ids]
+        passages, released = [self.corpus[number] for number in ids], self.model.config.reading == "released"
         total: defaultdict[str, float] = defaultdict(float)
         likeliest: defaultdict[str, float] = defaultdict(float)
         reading: defaultdict[tuple[str, int], float] = defaultdict(float)
@@ -228,6 +246,8 @@ class Answerer:
         surface: dict[str, str] = {}
         for number, (passage, found) in enumerate(zip(passages, spans, strict=True)):
             for start, end, probability in found:
+                if not released:
+                    start, end = whole_number(passage.text, start, end)
                 span = passage.text[start:end]
                 words = _same_words(span)
                 weighed = p_K[number] * probability
@@ -238,7 +258,7 @@ class Answerer:
                 surface.setdefault(words, span)
         if not total:
             return Answer("", 0.0, ())
-        chosen_by = likeliest if self.model.config.reading == "released" else total
+        chosen_by = likeliest if released else total
         best = max(chosen_by, key=lambda words: chosen_by[words])
         evidence, nowhere = [], (None, None)
         for number, passage in enumerate(passages):
@@ -323,6 +343,17 @@ class Answerer:
             start, end = match.span() if match else (None, None)
             evidence.append(Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file))
         return Answer(words, float(np.dot(p_K, reading_K)), tuple(evidence))
+
+
+def whole_number(text: str, start: int, end: int) -> tuple[int, int]:
+    """The span, widened where it begins or ends within a number: 11 of 11,400 is another number."""
+    numeric = text[start : start + 1].isdigit() or text[end - 1 : end].isdigit()
+    for number in _NUMBER.finditer(text) if numeric else ():
+        if number.start() < start < number.end():
+            start = number.start()
+        if number.start() < end < number.end():
+            end = number.end()
+    return start, end
 
 
 def _bar(name: str, probability: float) -> str:

@@ -81,7 +81,7 @@ def graft(*, towers: Path, reader: Path, out: Path) -> str:
     for name in ("max_query", "max_passage"):
         if getattr(first.config, name) != getattr(second.config, name):
             raise Mismatch(f"{towers} and {reader} read inputs of different length ({name}); they do not belong together")
-    first.config = replace(first.config, **{name: getattr(second.config, name) for name in read})
+    first.config = replace(first.config, **{name: getattr(second.config, name) for name in read}, calibration=None)
     first.reader = second.reader
     first.save_pretrained(out, wordpieces)
     return f"{out}: towers of {towers}, reader of {reader}"

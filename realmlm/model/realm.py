@@ -65,6 +65,8 @@ class ModelConfig:
     """Fine-tuning has taught the span head; before that its answers to questions mean nothing."""
     span_hidden: int = 256
     """Hidden size of the MLP that scores spans."""
+    calibration: dict[str, float] | None = None
+    """What `realmlm calibrate` found for exactly these weights (realmlm.model.calibration); training on forgets it."""
 
     @property
     def weighs_together(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from realmlm.errors import BadInput
-from realmlm.report.sources import json_lines, read_text
+from realmlm.files import json_lines, read_text
 
 Key = TypeVar("Key")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from realmlm.config_model import ADAPTING
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
+from realmlm.files import json_lines, read_text
 from realmlm.names import short_names
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns
@@ -30,23 +31,6 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 def short_path(path: str) -> str:
     """A path as it is shown: of a whole one, the end."""
     return "/".join(Path(path).parts[-2:]) if path.startswith("/") else path
-
-
-def read_text(file: Path) -> str:
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} cannot be read as UTF-8 text ({type(error).__name__}); check the path and the file") from error
-
-
-def json_lines(text: str) -> Iterator[tuple[int, Any]]:
-    """Each line that is not empty with its number; None for what is not JSON."""
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON strings may hold U+2028 and its like
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
-                yield number, None
 
 
 def _is_number(value: Any) -> bool:

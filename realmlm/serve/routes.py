@@ -43,7 +43,8 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
     @routes.post("/ask", summary="Answer a question")
     async def ask(asked: Question) -> Answered:
         answer = await together(lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read))
-        shown = Answered(**_answer(answer), others=list(answer.others))
+        sure = {"relevance": answer.relevance, "confidence": answer.confidence, "caution": answer.caution}
+        shown = Answered(**_answer(answer), **sure, others=list(answer.others))
         if asked.without_reading:
             known = await together(engine.ask_without_reading, asked.question, key="ask without reading")
             shown.without_reading = Words(known.answer, known.probability)

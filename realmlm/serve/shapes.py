@@ -71,6 +71,9 @@ class Answered(BaseModel):
     answer: str
     probability: float = Field(description="p(y|x)")
     evidence: list[Read]
+    relevance: float | None = Field(description="max f(x,z) over what was read; it falls where no passage is about the question.")
+    confidence: float | None = Field(description="How often such answers were right where the model was calibrated; null: it was not.")
+    caution: str = Field(description="What to tell whoever asked, where the documents may not say it; else empty.")
     others: list[Words] = Field(description="The next likeliest answers.")
     without_reading: Words | None = Field(None, description="The answer without any passage, where it was asked for.")
 

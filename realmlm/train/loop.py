@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -233,6 +234,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     if loop.compile:
         model.compile_layers()
     model.train()
+    model.config = replace(model.config, calibration=None)  # it was of the weights as they were
     begun, counted = time.monotonic(), start
     extra: dict[str, Any] = {}
     last: dict[str, Any] = {}

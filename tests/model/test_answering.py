@@ -9,7 +9,7 @@ import torch
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.model.answering import Answerer
+from realmlm.model.answering import Answerer, whole_number
 from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, embed_documents, fresh_scores, index_for
@@ -154,3 +154,24 @@ def test_what_cannot_be_answered_says_so(answerer: Answerer) -> None:
     nothing = Retrieved(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.zeros(1))
     with pytest.raises(BadInput, match=r"no \[MASK\]"):
         answerer.fill_masks([Query("x", np.array([10]))], nothing)
+
+
+@pytest.mark.parametrize(
+    ("text", "span", "whole"),
+    [
+        ("It cost 11,400 pounds.", "11", "11,400"),
+        ("It cost 11,400 pounds.", "400 pounds", "11,400 pounds"),
+        ("about 3.14.", "3", "3.14"),
+        ("In 1995, 300 came.", "1995", "1995"),
+        ("In 1995, 300 came.", "300 came", "300 came"),
+        ("from 1999 to 2001", "99 to 20", "1999 to 2001"),
+        ("Chapter 2.Then", "2", "2"),
+        ("no number", "number", "number"),
+        ("٣٤٥ in Arabic", "٣", "٣٤٥"),
+        (f"{'11.' * 4000}x 7", "7", "7"),  # and quickly
+    ],
+)
+def test_an_answer_does_not_end_within_a_number(text: str, span: str, whole: str) -> None:
+    start = text.rindex(span)
+    first, past = whole_number(text, start, start + len(span))
+    assert text[first:past] == whole

@@ -79,7 +79,7 @@ def _read_off(engine: Engine, question: str) -> Answer:
     match = list(re.finditer(r"\w+", text))[-1]
     evidence = Evidence(0, engine.corpus[0].title, text, match.start(), match.end(), 0.8, 0.5)
     more = [Evidence(n, "", "little", None, None, p, 0.0) for n, p in ((1, 0.19), (2, 0.006), (3, 0.004))] if "many" in question else []
-    return Answer(match[0], 0.4, (evidence, *more), (Words("another", 0.1),))
+    return Answer(match[0], 0.4, (evidence, *more), (Words("another", 0.1),), confidence=0.01 if "unsaid" in question else 0.6)
 
 
 def _guess(question: str) -> Answer:
@@ -133,6 +133,13 @@ def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
         words in legend.text for words in ("p: the model's own probability", "chosen:", "says so:", "share:", "even if no passage knows")
     )
     assert not browser.find_elements(By.CSS_SELECTOR, "#ask .result details, #ask .result [title]")
+
+
+def test_where_the_documents_may_not_say_it_the_page_does(browser: Any) -> None:
+    ask(browser, "What is unsaid?")
+    assert wait(lambda: one(browser, "#ask .caution")).text == "unsure: the documents may not say this"
+    ask(browser, "What is last?")
+    assert wait(lambda: not browser.find_elements(By.CSS_SELECTOR, "#ask .caution"))
 
 
 def test_what_hardly_counts_is_folded_into_one_line(browser: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,11 @@ def test_a_reader_is_trained_on_matched_words(
     objective: str, tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ExactIndex, "search", None)  # no vector is compared
+    realm, wordpieces = Realm.from_pretrained(tiny_model_folder)
+    realm.config = replace(realm.config, calibration={"bias": 0.0, "p_weight": 1.0, "relevance_weight": 1.0})
+    realm.save_pretrained(tmp_path / "model", wordpieces)
     settings = Finetune(
-        model=tiny_model_folder,
+        model=tmp_path / "model",
         corpus=knowledge.folder,
         questions=(world / "questions-train.jsonl", world / "questions-held-out.jsonl"),
         out=tmp_path / "run",
@@ -83,7 +87,9 @@ def test_a_reader_is_trained_on_matched_words(
         optim=JointOptim(steps=2, batch=4),
         loop=LOOP,
     )
-    before, (after, _) = Realm.from_pretrained(tiny_model_folder)[0], Realm.from_pretrained(run_finetune(settings))
+    before, (after, _) = realm, Realm.from_pretrained(run_finetune(settings))
+    assert before.config.calibration
+    assert after.config.calibration is None
     assert torch.equal(before.document.projection.weight, after.query.projection.weight) or torch.equal(
         before.query.projection.weight, after.query.projection.weight
     )

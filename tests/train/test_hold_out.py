@@ -15,6 +15,7 @@ from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.evaluate.clozes import make_clozes
+from realmlm.train import hold_out
 from realmlm.train.examples import ClozePairs, SentenceSource
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.pretrain import run_pretrain
@@ -179,3 +180,28 @@ def test_no_stage_trains_on_what_was_held_out_of_another_corpus(
     expected = {number for number in more.ids.tolist() if any(text in more[number].text for text in texts)}
     assert given == [expected] * (2 if stage == "warmup" else 1)
     assert len(expected) == 6
+
+
+def test_what_was_found_is_kept_beside_the_corpus(
+    build: Callable[..., Corpus], held: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next run does not look again; other sentences, and a corpus that was edited, are looked through."""
+    other = build(100)
+    found = held_out_passages(other, held)
+    looked: list[int] = []
+
+    def look(corpus: Corpus, texts: list[str]) -> list[int]:
+        looked.append(len(corpus))
+        return []
+
+    monkeypatch.setattr(hold_out, "_search", look)
+    assert held_out_passages(other, held) == found
+    assert found
+    assert not looked
+    fewer = tmp_path / "fewer.jsonl"
+    fewer.write_text("".join(held.read_text().splitlines(keepends=True)[:3]))
+    assert held_out_passages(other, fewer) == []
+    assert looked == [len(other)]
+    edited, _ = other.edit(add=[Article("New", "Something else stands here.")])
+    assert held_out_passages(edited, held) == []
+    assert looked == [len(other), len(edited)]

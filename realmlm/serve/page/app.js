@@ -111,7 +111,7 @@ function evidenceCard(evidence, probability) {
 function answerHead(result) {
   return [
     element("p", { class: "answer" }, result.answer || "(no answer)"),
-    element("p", { class: "note" }, `p = ${result.probability.toFixed(3)}`),
+    element("p", { class: "note" }, `p = ${result.probability.toFixed(3)}`, ...(result.caution ? [element("span", { class: "caution" }, result.caution)] : [])),
   ];
 }
 

@@ -1,0 +1,74 @@
+"""Fitting a model's calibration to answers whose rightness is known: what `realmlm evaluate` wrote."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from realmlm.artefact import open_artefact, publish
+from realmlm.errors import BadInput
+from realmlm.files import json_lines, read_text
+from realmlm.model.calibration import Calibration, fit_calibration
+
+PARTS = 5  # of the table: so many answers each, the least sure first
+
+
+@dataclass(frozen=True)
+class Known:
+    """Answers with p(y|x), the best f(x,z), and whether they were right."""
+
+    probability_N: np.ndarray
+    relevance_N: np.ndarray
+    right_N: np.ndarray
+
+
+def calibrate(*, model: Path, predictions: Sequence[Path], out: Path) -> str:
+    """Write the model again, calibrated; gives a table of what was promised and what held."""
+    manifest = open_artefact(model, kind="model")
+    known = read_answers(predictions)
+    found = fit_calibration(known.probability_N, known.relevance_N, known.right_N)
+    with publish(out, kind="model") as draft:
+        for name in manifest.files:
+            shutil.copyfile(model / name, draft.path / name)
+        draft.config = {**manifest.config, "calibration": asdict(found)}
+        draft.counts, draft.parents = manifest.counts, manifest.parents
+    return table(found, known)
+
+
+def read_answers(files: Sequence[Path]) -> Known:
+    """All answers of these files of predictions."""
+    rows = []
+    for file in files:
+        for number, row in json_lines(read_text(file)):
+            try:
+                rows.append((float(row["probability"]), float(row["relevance"]), bool(row["correct"])))
+            except (KeyError, TypeError, ValueError) as error:
+                raise BadInput(
+                    f"{file}:{number}: not an answer to a question; make such a file: realmlm evaluate … --predictions {file}"
+                ) from error
+    probability, relevance, right = zip(*rows, strict=True) if rows else ((), (), ())
+    return Known(np.array(probability), np.array(relevance), np.array(right, dtype=bool))
+
+
+def table(found: Calibration, known: Known) -> str:
+    """How well the confidence tells right from wrong, beside p alone, and how often answers of each confidence were right."""
+    sure_N = np.array([found.confidence(p, relevance) for p, relevance in zip(known.probability_N, known.relevance_N, strict=True)])
+    lines = [
+        f"{len(sure_N):,} answers, {known.right_N.mean():.1%} right; a right one is the surer of two "
+        f"{separation(sure_N, known.right_N):.1%} of the time (by p alone {separation(known.probability_N, known.right_N):.1%})",
+        "",
+        "   answers   confidence   right",
+    ]
+    for part in np.array_split(np.argsort(sure_N, kind="stable"), PARTS):
+        lines.append(f"{len(part):10,}   {sure_N[part].mean():10.1%}   {known.right_N[part].mean():5.1%}")
+    return "\n".join(lines)
+
+
+def separation(score_N: np.ndarray, right_N: np.ndarray) -> float:
+    """How often a right answer scores higher than a wrong one, ties half: the area under the ROC curve."""
+    values, place_N = np.unique(score_N, return_inverse=True)
+    right_V, wrong_V = (np.bincount(place_N[chosen], minlength=len(values)) for chosen in (right_N, ~right_N))
+    below_V = np.cumsum(wrong_V) - wrong_V
+    return float((right_V * (below_V + wrong_V / 2)).sum() / (right_V.sum() * wrong_V.sum()))

@@ -1,0 +1,84 @@
+"""From judged answers to a model that says how sure it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realmlm.artefact import open_artefact
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import ArtefactExists, BadInput
+from realmlm.evaluate.calibrate import calibrate, separation
+from realmlm.evaluate.report import BM25Retriever
+from realmlm.model.answering import Answerer
+from realmlm.model.calibration import Calibration
+from realmlm.model.create import graft
+from realmlm.model.realm import Realm
+from realmlm.model.retrieval import LearnedRetriever, index_for
+
+Model = tuple[Realm, Wordpieces]
+ROWS: list[Any] = [
+    {"probability": p, "relevance": 10 * p + shift, "correct": p > 0.5} for p in (0.1, 0.3, 0.5, 0.7, 0.9) for shift in (0, 1)
+]
+
+
+@pytest.fixture
+def model(tiny_model: Model, tmp_path: Path) -> Path:
+    realm, wordpieces = tiny_model
+    realm.save_pretrained(tmp_path / "model", wordpieces, dtype="int8")
+    return tmp_path / "model"
+
+
+def judged(file: Path, rows: list[Any]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    said = calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated")
+    assert said.startswith("10 answers, 40.0% right")
+    assert said.count("\n") == 7
+    before, after = (open_artefact(folder, kind="model") for folder in (model, tmp_path / "calibrated"))
+    assert before.files == after.files  # weights and tokenizer byte for byte
+    assert before.config["calibration"] is None
+    realm, wordpieces = Realm.from_pretrained(tmp_path / "calibrated")
+    answerer = Answerer(realm, wordpieces, knowledge, LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, knowledge)))
+    (answer,) = answerer.ask(["Which animal is the symbol of Tekebra?"], read=3)
+    found = answerer.retriever([answerer.query("Which animal is the symbol of Tekebra?")], 3)
+    assert answer.relevance == pytest.approx(found.scores_BK.max().item())
+    expected = Calibration(**after.config["calibration"]).confidence(answer.probability, answer.relevance or 0.0)
+    assert answer.confidence == pytest.approx(expected)
+
+
+def test_word_matching_has_no_confidence(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated")
+    realm, wordpieces = Realm.from_pretrained(tmp_path / "calibrated")
+    (answer,) = Answerer(realm, wordpieces, knowledge, BM25Retriever(knowledge)).ask(["Which animal is the symbol of Tekebra?"])
+    assert answer.confidence is None
+    assert not answer.caution
+
+
+def test_other_weights_need_another_calibration(model: Path, tmp_path: Path) -> None:
+    calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated")
+    graft(towers=tmp_path / "calibrated", reader=model, out=tmp_path / "grafted")
+    assert open_artefact(tmp_path / "grafted", kind="model").config["calibration"] is None
+
+
+def test_what_is_not_a_judged_answer_is_named(model: Path, tmp_path: Path) -> None:
+    for number, row in enumerate(({"probability": 0.5, "correct": True}, ["x"], {"probability": "a", "relevance": 1, "correct": True})):
+        file = judged(tmp_path / f"{number}.jsonl", [*ROWS, row])
+        with pytest.raises(BadInput, match=rf"{number}.jsonl:11: not an answer to a question"):
+            calibrate(model=model, predictions=[file], out=tmp_path / "calibrated")
+    assert not (tmp_path / "calibrated").exists()
+    with pytest.raises(ArtefactExists):
+        calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=model)
+
+
+def test_separation_is_the_share_of_pairs_in_the_right_order() -> None:
+    generator = np.random.default_rng(0)
+    score, right = generator.integers(0, 9, 60) / 9, generator.random(60) < 0.4
+    pairs = [(a, b) for a in score[right] for b in score[~right]]
+    assert separation(score, right) == pytest.approx(sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs))
