@@ -1,5 +1,6 @@
 """What comes with the package: a trained model, `mini`, and a small encyclopedia, `pocket`. Each name stands for a place."""
 
+import os
 from pathlib import Path
 
 from realmlm.errors import ArtefactMissing
@@ -27,11 +28,11 @@ def model_place(model: str | Path = MINI) -> Path:
 
 
 def text_place(docs: str | Path) -> Path:
-    """The folder or file of documents: the one named, or the bundled encyclopedia for `pocket`."""
+    """The folder or file of documents: the one named (~ is the user's own folder), or the bundled encyclopedia for `pocket`."""
     from realmlm.log import say
 
     if Path(docs) != POCKET:
-        return Path(docs)
+        return Path(os.path.expanduser(docs))
     if POCKET.exists():
         say(f"pocket is the encyclopedia that comes with realmlm; what is here is another, named by its whole path: {POCKET.absolute()}")
     return TEXT

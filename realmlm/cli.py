@@ -291,7 +291,7 @@ def _check_free(host: str, port: int) -> None:
         raise BadInput(f"{host} port {port} cannot be listened at ({error.strerror}); choose another --host or --port") from None
 
 
-def _refuse(error: BadInput) -> None:
+def _refuse(error: RealmError) -> None:
     raise BadInput(f"{error}; the corpus is unchanged: correct it and edit again") from None
 
 
@@ -375,7 +375,7 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"error: {error}; check that this place exists, that you may write to it and that the disk is not full")
         sys.exit(2)
     except KeyboardInterrupt:
-        say("stopped; warmup, pretrain and finetune go on with --resume RUN")
+        say(f"stopped; it goes on with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else "stopped")
         sys.exit(130)
 
 

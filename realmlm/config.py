@@ -314,7 +314,7 @@ class Serve:
     corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus that is searched; changes made through the service are kept in it."""
     docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], optional("PATH …")]] = ()
-    """Folders and files of documents instead, as they are at the start, as for `realmlm ask`; their passages cannot be changed."""
+    """Folders and files of documents instead, as for `realmlm ask`; what changes in them is known within seconds."""
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
     host: str = "127.0.0.1"

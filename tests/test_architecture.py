@@ -191,7 +191,8 @@ def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said == [
-        "reading Markdown needs 'markdown_it': pip install 'realmlm[formats]'",
+        f"{tmp_path}/note.md: reading Markdown needs 'markdown_it': "
+        "pip install 'realmlm[formats]', or leave such input out with --skip-bad",
         "finding all answers in all passages needs 'ahocorasick': pip install 'realmlm[match]'",
         "exit 2",
     ]

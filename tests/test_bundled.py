@@ -129,6 +129,14 @@ def test_load_read_ask(mini: Path, notes: Path) -> None:
     assert realmlm.load(docs=notes, device="cpu").ask("Which bird?") == realm.ask("Which bird?")
 
 
+def test_documents_may_lie_in_the_users_own_folder(mini: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(notes.parent))
+    monkeypatch.chdir("/")
+    assert len(realmlm.load(device="cpu").read("~/notes").corpus) == 1
+    with pytest.raises(BadInput, match="~nobody-of-this-name/notes does not exist"):
+        realmlm.load(docs="~nobody-of-this-name/notes", device="cpu")
+
+
 def test_what_is_read_adds_up_and_follows_the_files(mini: Path, notes: Path) -> None:
     realm = realmlm.load(device="cpu").read("notes").read("letter.txt")
     assert len(realm.corpus) == 2

@@ -347,3 +347,17 @@ def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(wo
     assert (passages[PASSAGES], passages[5]) == ("The otter is the animal of Nerrow.", "Said anew.")
     assert {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in index.glob("*.*")} == before
     assert [path.name for path in (index / "edits").iterdir()] == ["000001"]
+
+
+@pytest.mark.parametrize("name", ["corpus", "pretrain"])
+def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_with(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("realmlm.cli.run_command", stopped)
+    with pytest.raises(SystemExit) as end:
+        main([name])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == ("stopped\n" if name == "corpus" else "stopped; it goes on with: realmlm pretrain --resume RUN\n")

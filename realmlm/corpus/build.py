@@ -17,7 +17,7 @@ from realmlm.corpus.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import MAX_CHARACTERS, MAX_TITLE, Article, Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
 
@@ -263,9 +263,10 @@ class _Faults:
     def __init__(self, skip: bool) -> None:
         self._skip, self.count = skip, 0
 
-    def __call__(self, error: BadInput) -> None:
+    def __call__(self, error: RealmError) -> None:
         if not self._skip:
-            raise BadInput(f"{error}; correct it, or leave such input out with --skip-bad") from None
+            cure = ", or" if isinstance(error, MissingExtra) else "; correct it, or"
+            raise type(error)(f"{error}{cure} leave such input out with --skip-bad") from None
         self.count += 1
         if self.count <= _SAID:
             say(f"left out: {error}")
@@ -288,7 +289,7 @@ def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Calla
 
 
 def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpieces:
-    def on_bad(error: BadInput) -> None:
+    def on_bad(error: RealmError) -> None:
         if not skip_bad:
             _Faults(skip=False)(error)  # counted and said when the articles are read again to be cut
 

@@ -7,6 +7,7 @@ what is in it: nothing else has to be remembered, and a kill at any moment leave
 import hashlib
 import json
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,8 @@ DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
 _EDITS = 64  # after so many the corpus is made anew, without what was removed
 _SAID = 10  # files that cannot be read are named with the reason up to this many, when they are met
 _NAMED = 3  # and up to this many each time
+LOOK_S = 2.0  # seconds between two looks at the files, at least
+_LOOK_SHARE = 20  # and looking takes at most one of so many seconds
 _READING = 2  # raised when files are read otherwise than before: what was made of them is made again
 
 
@@ -61,6 +64,38 @@ def open_documents(
     if unread or unknown:
         _say_left_out(corpus, len(files) - len(unread), unread, unknown, seen)
     return corpus
+
+
+class Watch:
+    """Folders and files of documents, and whether they change: names, sizes and times, looked at every few seconds at most."""
+
+    def __init__(self, documents: Sequence[Path]) -> None:
+        self.places = apart(documents)
+        self._known = self._look()
+
+    def changed(self) -> bool:
+        """Have they changed since this last said so, or since the beginning?"""
+        if time.monotonic() < self._next:
+            return False
+        before, self._known = self._known, self._look()
+        return before != self._known
+
+    def _look(self) -> dict[Path, tuple[int, int] | None]:
+        begun = time.monotonic()
+        files, _ = find_files(self.places, on_bad=lambda fault: None)
+        stamps = {file.path: _stamp(file.path) for file in files}
+        now = time.monotonic()
+        self._next = now + max(LOOK_S, _LOOK_SHARE * (now - begun))
+        return stamps
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file that is there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 @contextmanager
@@ -108,7 +143,7 @@ class _Seen:
 
 def _find(places: Sequence[Path]) -> tuple[list[SourceFile], list[Path]]:
     """The files to read, and those of other kinds."""
-    faults: list[BadInput] = []
+    faults: list[RealmError] = []
     files, unknown = find_files(places, on_bad=faults.append)
     if faults and not files:
         raise faults[0]
@@ -152,7 +187,7 @@ def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpiece
         counts = {"new": names - former, "changed": names & former, "removed": former - names}
         say("files: " + ", ".join(f"{len(some):,} {what}" for what, some in counts.items() if some))
         removed = [number for source in gone for number in known[source]]
-        added = list(_articles(new, left_out))
+        added = list(_articles(new, left_out)) if new else []
         corpus = corpus.edit(add=added, remove=removed)[0] if added or removed else corpus
     else:
         if place.exists():
@@ -205,11 +240,8 @@ def _articles(files: Mapping[str, SourceFile], left_out: _LeftOut) -> Iterator[A
     """The articles of files, each with its file's name and content as source."""
     with progress("reading", len(files), unit="files") as bar:
         for source, file in files.items():
-            try:
-                for article in read_files([file], on_bad=partial(left_out, source)):
-                    yield replace(article, source=source)
-            except MissingExtra as error:
-                left_out(source, MissingExtra(f"{file.path}: {error}"))
+            for article in read_files([file], on_bad=partial(left_out, source)):
+                yield replace(article, source=source)
             bar.advance()
     left_out.conclude()
 

@@ -22,10 +22,10 @@ from realmlm.corpus.dump import Dump, NoDump
 from realmlm.corpus.markup import html_to_text, markdown_to_text, row_line, wiki_to_text
 from realmlm.corpus.office import LARGEST, Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.store import Article
-from realmlm.errors import BadInput, RealmError
+from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import say
 
-OnBad = Callable[[BadInput], None]
+OnBad = Callable[[RealmError], None]
 """Told of each thing that cannot be read: it raises, or it counts and the thing is left out."""
 
 _UNPACK: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -83,7 +83,7 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
             on_bad(BadInput(f"{source} does not exist" if missing else _unreadable(source, error)))
             continue
         if stat.S_ISDIR(mode):
-            faults: list[BadInput] = []
+            faults: list[RealmError] = []
             paths = sorted(_walk(source, faults.append))
             found = {path: _source_file(path, base) for path in paths}
             files += [file for file in found.values() if file]
@@ -167,6 +167,8 @@ def read_files(
                 yield from _READERS[file.kind](reading, stream)
         except _UNREADABLE as error:
             reading.bad(f"cannot be read to its end ({str(error) or type(error).__name__})")
+        except MissingExtra as error:
+            reading.fault(MissingExtra(f"{file.path}: {error}"))
         if not (reading.found or reading.faults):
             reading.bad("is empty: there is no article in it")
 
@@ -195,8 +197,11 @@ class _Reading:
         self._guessed = False
 
     def bad(self, what: str, *, line: int | None = None) -> None:
+        self.fault(BadInput(f"{self.file.path}{f', line {line}' if line else ''}: {what}"))
+
+    def fault(self, error: RealmError) -> None:
         self.faults += 1
-        self._on_bad(BadInput(f"{self.file.path}{f', line {line}' if line else ''}: {what}"))
+        self._on_bad(error)
 
     def article(self, title: str, text: str, *, identity: object = None, line: int | None = None) -> Iterator[Article]:
         """The article, or none with a complaint. Its source is the file's name with the article's own id, else the line."""

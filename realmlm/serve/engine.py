@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 
 from realmlm.bundled import MINI, model_place, text_place
-from realmlm.corpus.documents import DOCUMENT_WORDPIECES, open_documents
+from realmlm.corpus.documents import DOCUMENT_WORDPIECES, Watch, open_documents
 from realmlm.corpus.store import Article, Corpus, Passage
 from realmlm.device import pick_device
 from realmlm.errors import BadInput
 from realmlm.index.exact import Index
+from realmlm.log import say
 from realmlm.model.answering import Answer, Answerer, MaskWords
 from realmlm.model.packing import kept_packed
 from realmlm.model.realm import Realm
@@ -47,7 +48,8 @@ class Engine:
         self.model.compute_quickly()
         self._index_path = Path(index) if index else None
         self._reader: Answerer | None = None
-        self._documents: list[Path] = []
+        self._watch: Watch | None = None  # where documents are searched
+        self._trouble = ""  # why what changed could not be taken up, as it was said
         if corpus is not None:
             known = Corpus.open(corpus)
             check_readable(str(place), self.model, self.wordpieces, known)
@@ -56,27 +58,28 @@ class Engine:
             self.read(*places)
 
     def read(self, *docs: str | Path) -> "Engine":
-        """Answer from these folders and files from now on, beside what was read before; read again, they are taken as they are then.
+        """Answer from these folders and files from now on, beside what was read before; what changes in them later is known within seconds.
 
         What is made of them is kept in a cache: only what changed is embedded again. "pocket" is the encyclopedia that comes with realmlm.
         """
-        if self._reader is not None and not self._documents:
+        if self._reader is not None and self._watch is None:
             raise BadInput(f"{self.corpus.folder} is being searched; add documents to it with `realmlm edit`, or load the model without it")
-        documents = list(dict.fromkeys([*self._documents, *map(text_place, docs)]))
-        if not documents:
+        former = self._watch.places if self._watch else []
+        watch = Watch([*former, *map(text_place, docs)])  # looked at before they are read: what changes meanwhile is seen later
+        if not watch.places:
             raise BadInput("name a folder or file to read")
         longest = min(DOCUMENT_WORDPIECES, self.model.config.max_passage)
         with ExitStack() as held:
-            corpus = open_documents(documents, self.wordpieces, max_wordpieces=longest, held=held)
+            corpus = open_documents(watch.places, self.wordpieces, max_wordpieces=longest, held=held)
             self._take_up(corpus, others=corpus.folder.parent)
-        self._documents = documents
+        self._watch = watch
         return self
 
     def _take_up(self, corpus: Corpus, *, others: Path | None = None) -> None:
         """Answer from this state of the corpus from now on."""
-        self._kept = kept_index(self.model, self.wordpieces, corpus, path=self._index_path, others=others)
-        retriever = LearnedRetriever.settled(self.model, self.wordpieces, self.index)
-        self._reader = Answerer(self.model, self.wordpieces, corpus, retriever)
+        kept = kept_index(self.model, self.wordpieces, corpus, path=self._index_path, others=others)
+        retriever = LearnedRetriever.settled(self.model, self.wordpieces, kept.index)
+        self._kept, self._reader = kept, Answerer(self.model, self.wordpieces, corpus, retriever)
 
     @property
     def _answerer(self) -> Answerer:
@@ -130,24 +133,41 @@ class Engine:
     @property
     def editable(self) -> bool:
         """Can passages be changed here? Those of documents follow their files."""
-        return not self._documents
+        return self._watch is None
 
     def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
         if not self.editable:
-            raise BadInput("passages of documents follow their files; change the files and read them again")
+            raise BadInput("passages of documents follow their files; change the files")
         self.follow()
         corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
         self._follow(corpus)
         return added
 
     def follow(self) -> None:
-        """Take up what other processes edited since; questions and edits do it first. Documents are read again instead."""
-        if self.editable and (corpus := self.corpus.newest()) is not self.corpus:
-            self._follow(corpus)
+        """Take up what others changed since: edits of a corpus at once, files of documents within seconds. Who asks or edits does it first.
+
+        What cannot be taken up is said, once, and the former state goes on answering. An edit is tried again each time, files when they
+        change again.
+        """
+        known = self.corpus
+        try:
+            if self._watch is None:
+                if (newest := known.newest()) is not known:
+                    self._follow(newest)
+            elif self._watch.changed():
+                self.read()
+        except Exception as error:  # whatever it is: a question that the former state can answer must not fail for it
+            why = str(error) or type(error).__name__
+            trouble = getattr(error, "strerror", None) or why  # without the name of a file, which may be another each time
+            if trouble != self._trouble:
+                say(f"what changed could not be taken up, answers come from what was there before: {why}")
+            self._trouble = trouble
+        else:
+            self._trouble = ""
 
     def _follow(self, corpus: Corpus) -> None:
-        """Answer from this later state of the corpus from now on. If it fails, the earlier one stays and the next question tries again."""
+        """Answer from this later state of the corpus from now on. If it fails, the earlier one stays."""
         if self._kept.follow(corpus):
             self._answerer.corpus = corpus
         else:
@@ -155,6 +175,7 @@ class Engine:
 
     def find(self, text: str, *, limit: int = 20) -> list[Passage]:
         """The first passages with this in title, text or source, upper and lower case alike."""
+        self.follow()
         return self.corpus.find(text, limit=limit)
 
     def _at_most(self, read: int) -> int:

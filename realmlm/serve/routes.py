@@ -19,6 +19,15 @@ from realmlm.serve.engine import Engine
 from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence
 from realmlm.serve.worker import Worker
 
+MOMENT_S = 0.5  # seconds that the numbers of the service wait for what changed to be taken up
+
+
+async def _follow(engine: Engine, worker: Worker, *, most_s: float | None = None) -> None:
+    """Take up what others changed, waiting no longer than that. Not while the worker is busy: whoever it works for does it first."""
+    if not worker.busy:
+        await asyncio.wait([asyncio.wrap_future(worker.alone(engine.follow))], timeout=most_s)
+
+
 # --- questions --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -102,11 +111,14 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
         text: Annotated[str, Query(max_length=200, description="What title, text or source must contain; empty: the first ones.")] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> Passages:
-        found = await asyncio.to_thread(engine.find, text, limit=limit)
-        return Passages(total=len(engine.corpus), passages=[shown(passage) for passage in found])
+        await _follow(engine, worker)
+        corpus = engine.corpus
+        found = await asyncio.to_thread(corpus.find, text, limit=limit)
+        return Passages(total=len(corpus), passages=[shown(passage) for passage in found])
 
     @routes.get("/passages/{number}", summary="Read a passage")
     async def read_passage(number: int) -> KnownPassage:
+        await _follow(engine, worker)
         return known(number)
 
     @routes.post("/passages", summary="Add a passage", status_code=201, dependencies=[Depends(allowed)])
@@ -166,10 +178,12 @@ def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRoute
 
     @routes.get("/health", summary="Is it there?")
     async def health() -> Health:
+        await _follow(engine, worker, most_s=MOMENT_S)
         return Health(status="ok", version=__version__, passages=len(engine.corpus), waiting=worker.waiting, editable=engine.editable)
 
     @routes.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:
+        await _follow(engine, worker, most_s=MOMENT_S)
         meters.waiting.set(worker.waiting)
         meters.passages.set(len(engine.corpus))
         return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)

@@ -31,11 +31,13 @@ class Worker:
     """
 
     def __init__(self, *, most_waiting: int, most_together: int, on_batch: Callable[[int, float], None] | None = None) -> None:
-        """`on_batch` is told the size of each batch and the seconds that its first job waited."""
+        """`on_batch` is told the size of each batch of jobs that may go together, and the seconds that its first one waited."""
         self._most_waiting, self._most_together, self._on_batch = most_waiting, most_together, on_batch
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._open = True
+        self.busy = False
+        """Is it at work?"""
         self._thread = threading.Thread(target=self._run, name="realmlm-worker", daemon=True)
         self._thread.start()
 
@@ -72,7 +74,7 @@ class Worker:
         while taken := self._next():
             batch = [job for job in taken if job.future.set_running_or_notify_cancel()]  # some may have been given up
             if batch:
-                if self._on_batch is not None:
+                if self._on_batch is not None and batch[0].together is not None:
                     self._on_batch(len(batch), time.monotonic() - batch[0].since)
                 _work_off(batch)
 
@@ -80,9 +82,11 @@ class Worker:
         """The first job and those that go with it, none from behind a job that runs alone; nothing when all is done and closed."""
         with self._changed:
             while not self._jobs:
+                self.busy = False
                 if not self._open:
                     return []
                 self._changed.wait()
+            self.busy = True
             batch = [self._jobs.popleft()]
             if batch[0].together is None:
                 return batch

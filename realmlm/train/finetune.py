@@ -35,7 +35,7 @@ from realmlm.model.retrieval import check_readable, fresh_scores, index_for
 from realmlm.train.examples import epoch_positions
 from realmlm.train.gold import Gold, locate_answers
 from realmlm.train.live import LiveIndex
-from realmlm.train.loop import Clock, prepare, train_model
+from realmlm.train.loop import Clock, fit, prepare
 from realmlm.train.run import Run
 
 _MATCHED = 256  # questions whose words are matched at once
@@ -215,7 +215,7 @@ def finetune(
     settings = dict(locals())  # every argument is one
     with Run.begin(Path(out), stage="finetune", config=record(settings)) as run:
         if run.finished:
-            say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
+            say(f"{out} has ended already")
             return run.folder / "model"
         device = prepare(loop)
         known = run.open_corpus(corpus)
@@ -248,8 +248,10 @@ def finetune(
                 given=given,
             )
             loop = replace(loop, workers=0)  # what is drawn are numbers
-            how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
-            return train_model(realm, wordpieces, taught, run, **how, title="fine-tuning")
+            fit(realm, taught, run, optim=optim, loop=loop, device=device, title="fine-tuning")
+            realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
+            run.tidy()
+            return run.folder / "model"
 
 
 def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Given:
@@ -263,4 +265,6 @@ def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Given:
 
 
 def run_finetune(config: Finetune) -> Path:
-    return finetune(**flat(config))
+    place = finetune(**flat(config))
+    say(f"the model stands in {place}")
+    return place

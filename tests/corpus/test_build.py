@@ -1,5 +1,7 @@
+import gzip
 import json
 import multiprocessing
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from realmlm.corpus.build import build_corpus, cut_articles, sample_texts
 from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import MAX_CHARACTERS, Article, Block
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactExists, BadInput
+from realmlm.errors import ArtefactExists, BadInput, MissingExtra
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 WORDPIECES = Wordpieces.from_pieces([*LETTERS, *(f"##{letter}" for letter in LETTERS), *".!?,()\"'-。中文", "the", "##er", "ri", "##ver"])
@@ -189,6 +191,61 @@ def test_bad_input_leaves_nothing_or_is_counted(tmp_path, source, capsys):
     corpus = build_corpus([source], tmp_path / "out", train_tokenizer=150, skip_bad=True)
     assert corpus.manifest.counts["skipped"] == 1
     assert capsys.readouterr().err.count("line 61") == 1
+
+
+BAD = {
+    "bytes.txt": bytes(range(256)),
+    "nothing.txt": b"",
+    "zeros.txt": bytes(64),
+    "half.txt.gz": gzip.compress(b"The heron stands still. " * 99)[:-9],
+    "no.txt.xz": b"not packed",
+    "nothing.md": b"\n",
+    "hidden.html": b"<script>1</script>",
+    "lines.jsonl": b"broken",
+    "wordless.jsonl": b'{"title": "Heron"}',
+    "old.jsonl": b'{"text": "\xe9"}',
+    "row.csv": b'title,text\nHeron,"never closed',
+    "wide.csv": b"title,text\na,b,c\n",
+    "cut.xml": b"<mediawiki><page>",
+    "other.xml": b"<feed/>",
+    "cut.pdf": b"%PDF-1.7",
+    "cut.docx": b"PK\x03\x04",
+    "letter.odt": b"PK\x03\x04",
+    "gone.txt": None,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_every_bad_file_is_named_with_the_flag_that_leaves_it_out(tmp_path, name, capsys):
+    bad, good = tmp_path / name, tmp_path / "good.txt"
+    good.write_text("The heron stands still.")
+    WORDPIECES.save(tmp_path / "tokenizer.json")
+    if (data := BAD[name]) is not None:
+        bad.write_bytes(data)
+    for options in ({"train_tokenizer": 150}, {"tokenizer": str(tmp_path / "tokenizer.json")}):
+        with pytest.raises(BadInput, match=rf"{re.escape(str(bad))}.*; correct it, or leave such input out with --skip-bad$"):
+            build_corpus([good, bad], tmp_path / "out", workers=1, **options)
+    corpus = build_corpus([good, bad], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), workers=1, skip_bad=True)
+    assert (len(corpus), corpus.manifest.counts["skipped"]) == (1, 1)
+    assert f"left out: {bad}" in capsys.readouterr().err
+
+
+def test_a_file_whose_library_is_missing_is_named_with_both_ways_on(tmp_path, monkeypatch, capsys):
+    for library in ("pypdf", "docx", "selectolax.lexbor", "markdown_it", "mwparserfromhell"):
+        monkeypatch.setitem(sys.modules, library, None)
+    WORDPIECES.save(tmp_path / "tokenizer.json")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "good.txt").write_text("The heron stands still.")
+    for kind in ("md", "html", "pdf", "docx"):
+        bad = tmp_path / "notes" / f"bad.{kind}"
+        bad.write_text("# Heron\n\nIt stands still.")
+        with pytest.raises(
+            MissingExtra, match=rf"bad\.{kind}: reading .*pip install 'realmlm\[.*\]', or leave such input out with --skip-bad$"
+        ):
+            build_corpus([bad], tmp_path / "out", train_tokenizer=150)
+    corpus = build_corpus([tmp_path / "notes"], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), workers=1, skip_bad=True)
+    assert (len(corpus), corpus.manifest.counts["skipped"]) == (1, 4)
+    assert capsys.readouterr().err.count("pip install") == 4
 
 
 def test_settings_that_cannot_work(tmp_path, source):

@@ -24,6 +24,7 @@ from realmlm.errors import BadInput, MissingExtra
 from realmlm.index import encode
 from realmlm.index.encode import embed_passages
 from realmlm.index.exact import ExactIndex
+from realmlm.model import retrieval
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.serve.engine import Engine
@@ -256,6 +257,7 @@ def test_who_asks_while_another_embeds_gets_what_the_files_say_then(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(documents, "LOOK_S", 3600)  # what was read stays
     note = tmp_path / "note.txt"  # a single file: each change makes the corpus anew
     note.write_text("The heron is the bird of the town.")
     first, second = (Engine(tiny_model_folder, device="cpu") for _ in range(2))
@@ -321,6 +323,134 @@ def test_a_folder_that_may_not_be_read_is_said_and_left_out(
     assert len(opened(notes, pieces, tmp_path)) > 0
     assert "left out: " in (said := capsys.readouterr().err)
     assert "locked cannot be read (Permission denied)" in said
+
+
+# --- what changes while it answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def following(tiny_model_folder: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine that looks at its files before every answer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(documents, "LOOK_S", 0)
+    monkeypatch.setattr(documents, "_LOOK_SHARE", 0)
+    return Engine(tiny_model_folder, docs=notes, device="cpu")
+
+
+def answered(engine: Engine) -> list[str]:
+    """The passages that a question is answered from, all there are; index and corpus are of one state."""
+    read = sorted(evidence.passage for evidence in engine.ask("Which bird?", read=50).evidence)
+    assert engine.index.ids.tolist() == engine.corpus.ids.tolist()
+    assert read == texts(engine.corpus)
+    return read
+
+
+HERON, BADGER, OTTER, FOX = "The heron is the bird of the town.", "The badger lives in the forest.", "The otter swims.", "The fox runs."
+
+
+def test_files_that_change_are_known_to_the_next_answer(following: Engine, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answered(following) == [BADGER, FOX, HERON, OTTER]
+    (notes / "heron.txt").write_text("The stork is the bird of the town.")
+    (notes / "new.txt").write_text("A new note.")
+    (notes / "table.csv").unlink()
+    assert answered(following) == ["A new note.", BADGER, "The stork is the bird of the town."]
+    (notes / "new.txt").rename(notes / "deep" / "moved.txt")
+    assert {passage.file for passage in following.find("new note")} == {"notes/deep/moved.txt"}
+    (notes / "heron.txt").write_text(HERON)
+    assert HERON in [evidence.passage for evidence in following.fill("The bird is a [MASK].", read=50).evidence]
+    capsys.readouterr()
+    answered(following)
+    assert capsys.readouterr().err == ""
+
+
+def test_files_are_read_again_only_when_they_changed_and_looked_at_every_few_seconds(
+    following: Engine, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_again = [], Engine.read
+    monkeypatch.setattr(Engine, "read", lambda engine, *docs: opened.append(docs) or open_again(engine, *docs))  # type: ignore[func-returns-value]
+    (notes / "picture.jpg").write_bytes(b"of no known kind")
+    answered(following)
+    answered(following)
+    assert opened == []
+    monkeypatch.setattr(documents, "LOOK_S", 3600)
+    answered(following)  # the last look for an hour
+    monkeypatch.setattr(documents, "find_files", lambda *_, **__: pytest.fail("looked at"))
+    (notes / "heron.txt").write_text("The stork is the bird of the town.")
+    assert HERON in answered(following)
+    assert opened == []
+
+
+def test_looking_at_many_files_takes_a_small_share_of_the_time(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, find = [1000.0], documents.find_files
+
+    def slow(*given: Any, **options: Any) -> Any:
+        now[0] += 1
+        return find(*given, **options)
+
+    monkeypatch.setattr(documents.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(documents, "find_files", slow)
+    watch = documents.Watch([notes])
+    (notes / "heron.txt").unlink()
+    begun, changed = now[0], False
+    while not changed:
+        now[0] += 1
+        changed = watch.changed()
+    assert 20 <= now[0] - begun <= 22
+
+
+def test_a_bad_file_is_left_out_until_it_is_whole(following: Engine, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (notes / "heron.txt").write_bytes(b"\xff\xfe\x00half written")
+    for _ in range(3):
+        assert answered(following) == [BADGER, FOX, OTTER]
+    assert capsys.readouterr().err.count("left out: ") == 1
+    (notes / "heron.txt").write_text("The stork is the bird of the town.")
+    assert "The stork is the bird of the town." in answered(following)
+
+
+def test_while_nothing_can_be_read_the_former_state_answers(
+    following: Engine, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said_once(why: str) -> None:
+        capsys.readouterr()
+        for _ in range(3):
+            assert answered(following) == [BADGER, FOX, HERON, OTTER]
+        said = [line for line in capsys.readouterr().err.split("\n") if "could not be taken up" in line]
+        assert len(said) == 1
+        assert why in said[0]
+
+    notes.rename(tmp_path / "away")
+    said_once(f"{notes} does not exist")
+    (tmp_path / "away").rename(notes)
+    assert answered(following) == [BADGER, FOX, HERON, OTTER]
+    aside = {file: file.read_bytes() for file in sorted(notes.rglob("*")) if file.is_file()}
+    for file in aside:
+        file.unlink()
+    said_once("no file that can be read")
+    (notes / "heron.txt").write_bytes(b"\xff\xfe\x00half written")
+    said_once("not UTF-16")
+    for file, data in aside.items():
+        file.write_bytes(data)
+    assert answered(following) == [BADGER, FOX, HERON, OTTER]
+    with monkeypatch.context() as without:
+        without.setattr(retrieval, "embed_passages", no_memory)
+        (notes / "new.txt").write_text("A new note.")
+        said_once("MemoryError")
+    (notes / "newer.txt").write_text("A newer note.")
+    assert answered(following) == ["A new note.", "A newer note.", BADGER, FOX, HERON, OTTER]
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise MemoryError
+
+
+def test_what_is_read_stays_where_it_was_when_the_process_goes_elsewhere(
+    tiny_model_folder: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, following: Engine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = Engine(tiny_model_folder, device="cpu").read("notes/deep").read("notes")
+    monkeypatch.chdir(notes)
+    (notes / "new.txt").write_text("A new note.")
+    assert answered(engine) == ["A new note.", BADGER, FOX, HERON, OTTER]
 
 
 # --- what is embedded -------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from realmlm.corpus.build import build_corpus
 from realmlm.corpus.office import Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.readers import read_articles
 from realmlm.corpus.store import Article
-from realmlm.errors import BadInput, MissingExtra
+from realmlm.errors import BadInput, MissingExtra, RealmError
 
 docx = pytest.importorskip("docx")
 pypdf = pytest.importorskip("pypdf")
@@ -53,7 +53,7 @@ def saved(document: object) -> bytes:
 
 
 def read(file: Path) -> list[Article]:
-    def on_bad(error: BadInput) -> None:
+    def on_bad(error: RealmError) -> None:
         raise error
 
     return list(read_articles([file], on_bad=on_bad))

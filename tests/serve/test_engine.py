@@ -1,5 +1,6 @@
 """The engine: what is answered together is answered as it would be alone; edits are kept, and cost no more the more there are."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor
 from realmlm import artefact
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Article, Corpus
+from realmlm.errors import RealmError
 from realmlm.model import answering, inputs, retrieval
 from realmlm.model.answering import Answer
 from realmlm.model.inputs import Inputs
@@ -191,3 +193,41 @@ def test_an_edit_that_could_not_be_taken_up_is_taken_up_later(
     edit(editable, 0)
     assert len(editable.corpus) == before + 2
     check_kept(editable, tiny_model_folder)
+
+
+@pytest.mark.parametrize("how", ["altered", "cut off", "without a manifest", "of another corpus"])
+def test_a_damaged_edit_of_others_is_said_once_and_the_former_state_answers(
+    editable: Engine, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    before, question = len(editable.corpus), "What do the arms of Nerrow show?"
+    answer = editable.ask(question)
+    Corpus.open(editable.corpus.folder).edit(add=[QUINCE])
+    place = artefact.edit_place(editable.corpus.folder, 1)
+    shutil.copytree(place, place.parent / "whole")
+    file = place / ("manifest.json" if how in ("without a manifest", "of another corpus") else "edit.safetensors")
+    data = file.read_bytes()
+    if how == "without a manifest":
+        file.unlink()
+    elif how == "of another corpus":
+        record = json.loads(data)
+        record.pop("checksum")
+        record["parents"]["corpus"] = "another"
+        file.write_text(json.dumps(record | {"checksum": artefact._digest(record)}))
+    else:
+        file.write_bytes(data[:-1] + b"\x55" if how == "altered" else data[:-1])
+    capsys.readouterr()
+    for _ in range(3):
+        assert same(editable.ask(question), answer)
+        assert editable.fill("The arms of Nerrow show a [MASK].").evidence
+        assert len(editable.find("", limit=before + 5)) == before
+    said = capsys.readouterr().err
+    assert said.count("\n") == said.count("could not be taken up, answers come from what was there before") == 1
+    assert str(place) in said
+    with pytest.raises(RealmError, match="000001"):  # but nothing can be put on top of it
+        editable.edit(add=[QUINCE])
+    shutil.rmtree(place)
+    (place.parent / "whole").rename(place)
+    editable.ask(question)
+    assert len(editable.corpus) == before + 1
+    check_kept(editable, tiny_model_folder)
+    assert capsys.readouterr().err == ""

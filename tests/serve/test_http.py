@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the service is not installed: pip install 'realmlm[serve]'")
 from fastapi.testclient import TestClient
 
+from realmlm.corpus import documents
 from realmlm.corpus.store import Article, Corpus
 from realmlm.serve.engine import Engine
 from realmlm.serve.http import MOST_BODY, create_app
@@ -219,6 +220,70 @@ def test_passages_that_others_edited_can_be_edited_here(client: TestClient, own_
     assert client.get("/health").json()["passages"] == 1
 
 
+def test_what_others_edited_is_shown_without_a_question(client: TestClient, own_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realmlm.serve.routes.MOMENT_S", 60)  # a busy machine may take longer
+    before = client.get("/health").json()["passages"]
+    theirs = Corpus.open(own_corpus)
+
+    def add() -> int:
+        nonlocal theirs
+        theirs, (number,) = theirs.edit(add=[Article("Nerrow", "The arms of Nerrow show a quince.")])
+        return number
+
+    number = add()
+    assert client.get("/health").json()["passages"] == before + 1
+    add()
+    found = client.get("/passages", params={"text": "a quince"}).json()
+    assert (found["total"], len(found["passages"])) == (before + 2, 2)
+    last = add()
+    assert client.get(f"/passages/{last}").json()["title"] == "Nerrow"
+    theirs, _ = theirs.edit(remove=[number])
+    assert f"realmlm_passages {before + 2:.1f}" in client.get("/metrics").text
+
+
+def test_files_that_change_are_shown_and_answered_from(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(documents, "LOOK_S", 0)
+    monkeypatch.setattr(documents, "_LOOK_SHARE", 0)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "heron.txt").write_text("The heron is the bird of the town.")
+    with TestClient(create_app(Engine(tiny_model_folder, docs=notes, device="cpu")), raise_server_exceptions=False) as client:
+        assert client.get("/health").json()["passages"] == 1
+        (notes / "otter.txt").write_text("The otter swims.")
+        assert [passage["file"] for passage in client.get("/passages", params={"text": "otter"}).json()["passages"]] == ["notes/otter.txt"]
+        (notes / "heron.txt").write_text("The stork is the bird of the town.")
+        read = [passage["passage"] for passage in client.post("/ask", json={"question": "Which bird?"}).json()["evidence"]]
+        assert sorted(read) == ["The otter swims.", "The stork is the bird of the town."]
+        shutil.rmtree(notes)
+        for _ in range(2):
+            assert client.post("/ask", json={"question": "Which bird?"}).status_code == 200
+            assert client.get("/health").json()["passages"] == 2
+        assert capsys.readouterr().err.count(f"{notes} does not exist") == 1
+        assert "follow their files" in failed(client.post("/passages", json={"text": "The fox runs."}), 400)
+
+
+def test_health_waits_neither_for_questions_nor_for_what_changed(
+    tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, go, begun = Engine(tiny_model_folder, own_corpus, device="cpu"), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        assert go.wait(20)
+
+    monkeypatch.setattr(engine, "follow", slow)
+    with TestClient(create_app(engine)) as client:
+        assert client.get("/health").json()["waiting"] == 0  # it takes longer than a moment
+        assert begun.is_set()
+        for _ in range(20):  # nor do they queue up behind it
+            assert client.get("/health").json()["waiting"] == 0
+            assert client.get("/passages", params={"limit": 1}).status_code == client.get("/passages/0").status_code == 200
+        go.set()
+
+
 def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, go, begun = Engine(tiny_model_folder, own_corpus, device="cpu"), threading.Event(), threading.Event()
     answer = engine.ask_all
@@ -251,6 +316,7 @@ def test_an_unexpected_failure_shows_no_traceback(client: TestClient, monkeypatc
 
 
 def test_numbers_and_description(client: TestClient) -> None:
+    client.get("/health")
     client.post("/ask", json={"question": "Who?"})
     text = client.get("/metrics").text
     assert 'realmlm_requests_total{route="/ask",status="200"} 1.0' in text

@@ -71,10 +71,12 @@ def test_what_is_alone_runs_alone() -> None:
     before = worker.together(gate.work, 1, key="a")
     edit = worker.alone(lambda: seen.append(list(gate.batches)))
     after = worker.together(gate.work, 2, key="a")
+    assert worker.busy
     gate.open.set()
     assert (before.result(10), edit.result(10), after.result(10)) == (10, None, 20)
     assert seen == [[[0], [1]]]
     worker.close()
+    assert not worker.busy
 
 
 def test_a_full_queue_and_a_closed_one_refuse() -> None:

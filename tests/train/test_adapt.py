@@ -85,8 +85,9 @@ def test_sentences_of_one_passage_count_as_one(knowledge: Corpus) -> None:
     assert adapting._compare(before, after, labelled=False).gain == pytest.approx((1 - 1 / 5) / 3)
 
 
-def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path) -> None:
+def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verdict = run_adapt(replace(settings, questions=(world / "questions-train.jsonl",)))
+    assert "the model stands in" not in capsys.readouterr().err  # it does not stay there
     asked, learned, held_out = (
         {question.text for question in read_questions(file)}
         for file in (world / "questions-train.jsonl", settings.out / "questions.jsonl", settings.out / "held-out.jsonl")

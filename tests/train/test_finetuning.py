@@ -137,7 +137,7 @@ def test_patterns_that_are_nowhere_are_looked_up_once_and_cost_little(knowledge:
     assert not any(found.any() for found in before[:40])
 
 
-def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"{n}\tkind\tWhich is number {n}?\t{knowledge[n].text.split()[1]}" for n in range(12)]
     (tmp_path / "asked.tsv").write_text("\n".join(rows) + "\n")
     settings = Finetune(
@@ -150,7 +150,9 @@ def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, 
         optim=JointOptim(steps=2, batch=4),
         loop=LOOP,
     )
-    run_finetune(settings)
+    for _ in range(2):  # the second time it has ended already
+        assert run_finetune(settings) == tmp_path / "run" / "model"
+        assert capsys.readouterr().err.count(f"the model stands in {tmp_path}/run/model\n") == 1
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["closed_book"] == 0
     assert np.isfinite(row["loss"])
