@@ -87,7 +87,7 @@ def _spans(settings: config.Spans) -> None:
         from realmlm.model.tagger import LearnedTagger
 
         tagger = LearnedTagger(settings.learned)
-        workers = settings.workers or (1 if tagger.on_gpu else workers)  # one process keeps a GPU busy
+        workers = settings.workers or (min(workers, 8) if tagger.on_gpu else workers)  # each holds a model on the GPU
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
     spans = mark_spans(corpus, tagger, workers=workers)

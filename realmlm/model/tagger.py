@@ -27,7 +27,7 @@ from realmlm.model.packing import read_weights, write_weights
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LANGUAGE = re.compile(r"^[a-z]{2,3}:(?=.)")  # WikiAnn writes the language before each word
 _LONGEST = 128  # wordpieces of a sentence that are looked at
-_BATCH = 64
+_BATCH, _BATCH_GPU = 64, 512  # sentences
 _IGNORED = -100  # the label of wordpieces that do not begin a word
 
 
@@ -100,8 +100,9 @@ class LearnedTagger:
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
         marked: list[list[Mention]] = []
-        for first in range(0, len(sentences), _BATCH):
-            some = sentences[first : first + _BATCH]
+        at_once = _BATCH_GPU if self.on_gpu else _BATCH
+        for first in range(0, len(sentences), at_once):
+            some = sentences[first : first + at_once]
             words = [[match.span() for match in _WORD.finditer(sentence)] for sentence in some]
             texts = [[sentence[start:end] for start, end in spans] for sentence, spans in zip(some, words, strict=True)]
             for sentence, spans, labels in zip(some, words, predict(self.model, self.wordpieces, self.labels, texts), strict=True):
@@ -114,7 +115,9 @@ class LearnedTagger:
 def predict(model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
     """A label for each word of each sentence; O for words beyond what is looked at."""
     split = [_pieces(wordpieces, words) for words in sentences]
-    best_NL = model([tokens for tokens, _ in split], wordpieces).argmax(-1).cpu().numpy()
+    device = model.head.weight.device.type
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        best_NL = model([tokens for tokens, _ in split], wordpieces).argmax(-1).cpu().numpy()
     found = []
     for row, (words, (_, firsts)) in enumerate(zip(sentences, split, strict=True)):
         seen = [labels[best_NL[row, place]] if 0 <= place < _LONGEST else "O" for place in firsts]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import BertConfig, BertModel
 
 from realmlm.cli import main
@@ -100,3 +101,10 @@ def test_the_format(tmp_path: Path) -> None:
             read_labelled(file)
     with pytest.raises(BadInput, match="cannot be read"):
         read_labelled(tmp_path / "none.txt")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_gpu_it_finds_the_same(tagger: tuple[Path, float]) -> None:
+    sentences = [frame.format(name) for frame in FRAMES for name in NAMES] * 5
+    found, expected = (LearnedTagger(tagger[0], device=device).tag(sentences) for device in ("cuda", "cpu"))
+    assert sum(ours == theirs for ours, theirs in zip(found, expected, strict=True)) > 0.98 * len(sentences)  # half precision
