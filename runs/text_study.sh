@@ -8,7 +8,8 @@
 # Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null recurring glimpses tagger news
 #       same-text own-passage (both learn from the corpus itself, X = Z; the second may retrieve a sentence's own passage)
 #       realm-retriever realm-reader (of realm with the same seed, the other half from the warm-up)
-#       bm25 hard-em warmup-projection (of the warm-up, questions only) realm-projection (of realm; of both only the query's projection learns them)
+#       bm25 hard-em (of the warm-up, questions only)
+#       warmup-projection realm-projection (only the query's projection learns questions) warmup-as-is realm-as-is (only the reader does)
 # `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
@@ -39,7 +40,7 @@ measure() { # model: held-out sentences, and questions before any was seen
 }
 questions() { # model, retriever, flags of finetune
   local tuned=$out/questions/model
-  echo "finetune --from $1 --corpus $corpus --questions $(sets train | tr '\n' ' ') --out $out/questions --retriever $2 --read 8 --read-gold --candidates 100 --closed-book 0.02 --optim.steps $(scaled 600) --optim.batch $(scaled 64) --optim.lr 2e-4 --optim.retriever-lr 2e-5 $loop ${*:3}"
+  echo "finetune --from $1 --corpus $corpus --questions $(sets train | tr '\n' ' ') --out $out/questions --retriever $2 --read 8 --read-gold --candidates 100 --closed-book 0.02 --optim.steps $(scaled 600) --optim.batch $(scaled 64) --optim.lr 2e-4 --optim.retriever-lr ${rate:-2e-5} $loop ${*:3}"
   for file in $(sets dev) $([ -z "${TEST:-}" ] || sets test); do
     evaluate "$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever "$2"
     [ "$arm" != warmup ] || evaluate "closed-book-$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever none
@@ -48,8 +49,8 @@ questions() { # model, retriever, flags of finetune
 commands() {
   model=$out/joint/model
   case $arm in
-  warmup | bm25 | hard-em | warmup-projection) model=$warm ;;
-  realm-projection) model=$base/study/realm-$seed/joint/model ;;
+  warmup | bm25 | hard-em | warmup-projection | warmup-as-is) model=$warm ;;
+  realm-projection | realm-as-is) model=$base/study/realm-$seed/joint/model ;;
   realm-retriever | realm-reader)
     model=$out/model taught=$base/study/realm-$seed/joint/model
     [ "$arm" = realm-reader ] && echo "graft --towers $warm --reader $taught --out $model" || echo "graft --towers $taught --reader $warm --out $model"
@@ -91,9 +92,10 @@ commands() {
     exit 2
     ;;
   esac
-  case $arm in bm25 | hard-em | *-projection) ;; *) measure "$model" ;; esac
+  case $arm in bm25 | hard-em | *-projection | *-as-is) ;; *) measure "$model" ;; esac
   case $arm in
   *-projection) questions "$model" learned --query projection ;;
+  *-as-is) rate=0 questions "$model" learned ;;
   bm25) questions "$model" bm25 ;;
   hard-em) questions "$model" learned --objective hard-em ;;
   *) [ -z "${QUESTIONS:-}" ] || questions "$model" learned ;;

@@ -47,6 +47,8 @@ ANSWERING = {
     "news": "REALM, pointing, X = Wikinews",
     "warmup-projection": "ICT only, of the query tower the projection alone learns",
     "realm-projection": "REALM, pointing, the same",
+    "warmup-as-is": "ICT only, the retriever as it is: only the reader learns",
+    "realm-as-is": "REALM, pointing, the same",
 }
 Take = Callable[[dict[str, Any]], float]
 Values = dict[str, np.ndarray]  # of every arm one value a seed and question [S, N]
@@ -137,7 +139,7 @@ def table_1(folder: Path, part: str) -> None:
     print("| | seeds | " + " | ".join(names) + " | all | vs ORQA |\n" + "| --- " * (len(names) + 4) + "|")
     for arm, title in ANSWERING.items():
         if all(arm in scores[name] for name in names):
-            baseline = "warmup-projection" if arm == "realm-projection" else "warmup"
+            baseline = arm.replace("realm", "warmup") if arm in ("realm-projection", "realm-as-is") else "warmup"
             known = [other for other in (arm, baseline) if all(other in scores[name] for name in names)]
             pooled = {other: np.concatenate([scores[name][other] for name in names], axis=1) for other in known}
             cells = []
