@@ -135,6 +135,11 @@ class Engine:
         """Can passages be changed here? Those of documents follow their files."""
         return self._watch is None
 
+    @property
+    def up_to_date(self) -> bool:
+        """Could all that changed be taken up? If not, it was said why."""
+        return not self._trouble
+
     def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
         if not self.editable:
@@ -157,6 +162,8 @@ class Engine:
                     self._follow(newest)
             elif self._watch.changed():
                 self.read()
+            else:
+                return
         except Exception as error:  # whatever it is: a question that the former state can answer must not fail for it
             why = str(error) or type(error).__name__
             trouble = getattr(error, "strerror", None) or why  # without the name of a file, which may be another each time

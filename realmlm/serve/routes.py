@@ -179,7 +179,14 @@ def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRoute
     @routes.get("/health", summary="Is it there?")
     async def health() -> Health:
         await _follow(engine, worker, most_s=MOMENT_S)
-        return Health(status="ok", version=__version__, passages=len(engine.corpus), waiting=worker.waiting, editable=engine.editable)
+        return Health(
+            status="ok",
+            version=__version__,
+            passages=len(engine.corpus),
+            waiting=worker.waiting,
+            editable=engine.editable,
+            up_to_date=engine.up_to_date,
+        )
 
     @routes.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:

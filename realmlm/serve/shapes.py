@@ -114,3 +114,6 @@ class Health(BaseModel):
     passages: int
     waiting: int
     editable: bool = Field(description="Can passages be changed here? Those of documents follow their files.")
+    up_to_date: bool = Field(
+        description="Could all that changed in files or corpus be taken up? If not, the service's own output says why."
+    )

@@ -251,7 +251,8 @@ def test_files_that_change_are_shown_and_answered_from(
     notes.mkdir()
     (notes / "heron.txt").write_text("The heron is the bird of the town.")
     with TestClient(create_app(Engine(tiny_model_folder, docs=notes, device="cpu")), raise_server_exceptions=False) as client:
-        assert client.get("/health").json()["passages"] == 1
+        health = client.get("/health").json()
+        assert (health["passages"], health["up_to_date"]) == (1, True)
         (notes / "otter.txt").write_text("The otter swims.")
         assert [passage["file"] for passage in client.get("/passages", params={"text": "otter"}).json()["passages"]] == ["notes/otter.txt"]
         (notes / "heron.txt").write_text("The stork is the bird of the town.")
@@ -260,7 +261,8 @@ def test_files_that_change_are_shown_and_answered_from(
         shutil.rmtree(notes)
         for _ in range(2):
             assert client.post("/ask", json={"question": "Which bird?"}).status_code == 200
-            assert client.get("/health").json()["passages"] == 2
+            health = client.get("/health").json()
+            assert (health["passages"], health["up_to_date"]) == (2, False)
         assert capsys.readouterr().err.count(f"{notes} does not exist") == 1
         assert "follow their files" in failed(client.post("/passages", json={"text": "The fox runs."}), 400)
 

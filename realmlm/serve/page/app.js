@@ -28,7 +28,7 @@ function send(route, method, body) {
 async function showHealth() {
   try {
     const health = await call("/health");
-    $("#health").textContent = `${health.passages.toLocaleString()} passages`;
+    $("#health").textContent = `${health.passages.toLocaleString()} passages${health.up_to_date ? "" : ", not up to date"}`;
     $("#knowledge").classList.toggle("editable", health.editable);
     $("#why").hidden = health.editable;
   } catch (error) {
