@@ -9,7 +9,8 @@
 #       same-text own-passage (both learn from the corpus itself, X = Z; the second may retrieve a sentence's own passage)
 #       realm-retriever realm-reader (of realm with the same seed, the other half from the warm-up)
 #       bm25 hard-em (of the warm-up, questions only)
-#       warmup-projection realm-projection (only the query's projection learns questions) warmup-as-is realm-as-is (only the reader does)
+#       warmup-projection realm-projection (only the query's projection learns questions)
+#       warmup-as-is realm-as-is realm-retriever-as-is (only the reader learns them; the last with the warm-up's reader)
 # `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
@@ -51,7 +52,7 @@ commands() {
   case $arm in
   warmup | bm25 | hard-em | warmup-projection | warmup-as-is) model=$warm ;;
   realm-projection | realm-as-is) model=$base/study/realm-$seed/joint/model ;;
-  realm-retriever | realm-reader)
+  realm-retriever | realm-retriever-as-is | realm-reader)
     model=$out/model taught=$base/study/realm-$seed/joint/model
     [ "$arm" = realm-reader ] && echo "graft --towers $warm --reader $taught --out $model" || echo "graft --towers $taught --reader $warm --out $model"
     ;;

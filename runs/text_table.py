@@ -49,6 +49,7 @@ ANSWERING = {
     "realm-projection": "REALM, pointing, the same",
     "warmup-as-is": "ICT only, the retriever as it is: only the reader learns",
     "realm-as-is": "REALM, pointing, the same",
+    "realm-retriever-as-is": "REALM's retriever under the warm-up's reader, the same",
 }
 Take = Callable[[dict[str, Any]], float]
 Values = dict[str, np.ndarray]  # of every arm one value a seed and question [S, N]
@@ -139,7 +140,7 @@ def table_1(folder: Path, part: str) -> None:
     print("| | seeds | " + " | ".join(names) + " | all | vs ORQA |\n" + "| --- " * (len(names) + 4) + "|")
     for arm, title in ANSWERING.items():
         if all(arm in scores[name] for name in names):
-            baseline = arm.replace("realm", "warmup") if arm in ("realm-projection", "realm-as-is") else "warmup"
+            baseline = next((f"warmup-{how}" for how in ("projection", "as-is") if arm.endswith(how)), "warmup")
             known = [other for other in (arm, baseline) if all(other in scores[name] for name in names)]
             pooled = {other: np.concatenate([scores[name][other] for name in names], axis=1) for other in known}
             cells = []
