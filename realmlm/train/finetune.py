@@ -182,6 +182,9 @@ class QuestionAnswering:
         with clock("refresh"):
             return {} if self._given is not None else self._live.before_step(step)
 
+    def measure(self, done: int, clock: Clock) -> dict[str, Any]:
+        return {}
+
     def state(self) -> dict[str, Any]:
         return self._live.state()
 

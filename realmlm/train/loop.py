@@ -77,7 +77,10 @@ class Objective(Protocol):
         """Mean loss of drawn examples, a step's batch or a part of it, and numbers for the row."""
 
     def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
-        """Housekeeping before step number `step` (swap the index, measure a probe); numbers for the row."""
+        """Housekeeping before step number `step` (swap the index); numbers for the row."""
+
+    def measure(self, done: int, clock: Clock) -> dict[str, Any]:
+        """What is looked at beside training (a probe) after so many steps; numbers for the row of that step."""
 
     def state(self) -> dict[str, Any]:
         """What must be saved beside weights and optimizer, as JSON."""
@@ -89,6 +92,9 @@ class Stateless:
     """An objective with nothing to do between steps and nothing to remember."""
 
     def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
+        return {}
+
+    def measure(self, done: int, clock: Clock) -> dict[str, Any]:
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -228,7 +234,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     groups, clock, rows = objective.groups(), Clock(device), _Rows()
     optimizer = make_optimizer(groups, optim)
     start = _restore(model, objective, optimizer, run, steps=optim.steps)
-    metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start)
+    metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1)  # what was measured before the first step will be again
     bar = Progress(title, optim.steps, unit="steps", start=start)
     drawn = _drawn(objective, start, optim=optim, workers=_default_workers(device) if loop.workers is None else loop.workers)
     if loop.compile:
@@ -243,9 +249,13 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
             for step in range(start, optim.steps):
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
                 extra |= objective.before_step(step, clock)
+                if step == 0 and (measured := objective.measure(0, clock)):
+                    metrics.row({"step": 0, **measured})
+                    say(show_row({"step": 0, **measured}))
                 rows.add(_one_step(objective, optimizer, groups, step, drawn=drawn, optim=optim, loop=loop, device=device, clock=clock))
                 bar.advance()
                 done = step + 1
+                extra |= objective.measure(done, clock)
                 if done % loop.log_every == 0 or done == optim.steps:
                     elapsed = time.monotonic() - begun
                     row = {

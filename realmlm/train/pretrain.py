@@ -117,14 +117,16 @@ class JointPretraining:
 
     def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
         with clock("refresh"):
-            row = self._live.before_step(step)
-        if self._probe and step % self._probe_every == 0:
-            with clock("probe"):
-                row |= self._measure()
-        return row
+            return self._live.before_step(step)
+
+    def measure(self, done: int, clock: Clock) -> dict[str, Any]:
+        """Held-out sentences through the index as it is now; the worst wording is shown, for it fails all or nothing."""
+        if not self._probe or done % self._probe_every:
+            return {}
+        with clock("probe"):
+            return self._measure()
 
     def _measure(self) -> dict[str, Any]:
-        """Held-out sentences through the index as it is now; the worst wording is shown, for it fails all or nothing."""
         training = self._model.training
         self._model.eval()
         retriever = LearnedRetriever(self._model, self._wordpieces, self._live.index)

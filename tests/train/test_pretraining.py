@@ -14,10 +14,11 @@ from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
-from realmlm.evaluate.clozes import make_clozes
+from realmlm.evaluate.clozes import make_clozes, measure_clozes
 from realmlm.evaluate.report import evaluate
 from realmlm.index.exact import ExactIndex
 from realmlm.index.same import places_in
+from realmlm.log import read_metrics
 from realmlm.model.inputs import reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, marked, span_log_probabilities
 from realmlm.model.realm import Realm
@@ -43,6 +44,26 @@ def test_without_the_null_document_and_with_the_own_passage(tiny_model_folder: P
         assert shares.pop(None) == 0, "no weight when it is measured either"
         assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
     assert np.isfinite(report.nats["retrieval utility"].value), "what it says by itself is known all the same"
+
+
+def test_a_probe_stands_in_the_row_of_the_step_it_was_taken_at(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def spy(model: Realm, *others: Any, **how: Any) -> Any:
+        seen.append(model.reader.mask_head.bias.detach().clone())
+        return measure_clozes(model, *others, **how)
+
+    monkeypatch.setattr("realmlm.train.pretrain.measure_clozes", spy)
+    how = {"optim": JointOptim(steps=6, batch=8, lr=1e-2), "refresh": Refresh(every_steps=0), "loop": replace(LOOP, log_every=2)}
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", probe=world / "clozes-held-out.jsonl", probe_every=3, **how)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [(row["step"], "recall@1" in row) for row in rows] == [(0, True), (2, False), (4, True), (6, True)]
+    before, after = (Realm.from_pretrained(place)[0].reader.mask_head.bias for place in (tiny_model_folder, tmp_path / "run" / "model"))
+    assert torch.equal(seen[0], before), "what it began with"
+    assert torch.equal(seen[-1], after), "the model as it was saved"
+    assert len(seen) == 3
 
 
 def test_joint_training_points_at_what_it_retrieves(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
