@@ -63,10 +63,23 @@ def read_run(folder: Path, name: str) -> Iterator[Run]:
     for file, points in curves.items():
         try:
             record = json.loads((file.parent / "run.json").read_text("utf-8"))
-            settings = {"command": str(record["stage"])} | dict(_flat(record["config"]))
+            stage = str(record["stage"])
+            settings = {"command": stage} | dict(_flat(_of_the_whole(file.parent, stage) or record["config"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArtefactDamaged(f"{file.parent / 'run.json'} is damaged ({type(error).__name__}); leave the run out") from error
         yield Run(name if file.parent == folder else f"{name}/{file.parent.name}", settings, points)
+
+
+def _of_the_whole(folder: Path, stage: str) -> dict[str, Any]:
+    """The settings of a part of a warm-up: the whole has them; how its weights move under the name that other runs have for it."""
+    whole, _, part = stage.partition("-")
+    try:
+        record = json.loads((folder.resolve().parent / "run.json").read_text("utf-8"))
+        config = dict(record["config"]) if part and record["stage"] == whole else {}
+    except (OSError, ValueError, KeyError, TypeError):  # the part was copied without the whole
+        return {}
+    others = {name: value for name, value in config.items() if name not in ("reader", "retriever")}
+    return {**others, "optim": config[part]} if part in config else {}
 
 
 @dataclass(frozen=True)

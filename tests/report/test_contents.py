@@ -59,6 +59,22 @@ def test_the_parts_of_a_warm_up_and_runs_of_one_name(tmp_path: Path) -> None:
     assert names == [f"seed-{seed}/warmup/{part}" for seed in (1, 2) for part in ("reader", "retriever")]
 
 
+def test_a_part_of_a_warm_up_has_the_settings_of_the_whole(tmp_path: Path) -> None:
+    for name, rate, pairing in (("low", 1e-4, "own"), ("high", 3e-4, "sibling")):
+        config = {"pairing": pairing, "reader": {"steps": 20, "lr": rate}, "retriever": {"steps": 30, "lr": 1e-3}}
+        for part in ("reader", "retriever"):
+            write_lines(tmp_path / name / part / "metrics.jsonl", rows())
+            (tmp_path / name / part / "run.json").write_text(json.dumps({"stage": f"warmup-{part}", "config": {}}))
+        (tmp_path / name / "run.json").write_text(json.dumps({"stage": "warmup", "config": config}))
+    page = report(tmp_path / "low" / "reader", tmp_path / "high" / "reader", out=tmp_path / "readers.html")
+    assert page.cells() == ["own", "sibling", "0.0001", "0.0003"]
+    page = report(tmp_path / "low", out=tmp_path / "parts.html")
+    assert page.cells() == ["warmup-reader", "warmup-retriever", "20", "30", "0.0001", "0.001"]
+    (tmp_path / "low" / "run.json").unlink()
+    page = report(tmp_path / "low" / "reader", tmp_path / "high" / "reader", out=tmp_path / "copied.html")
+    assert "own" not in page.cells(), "a part alone is drawn all the same"
+
+
 def test_adapting_is_found_in_the_folder_that_adapt_made(tmp_path: Path) -> None:
     for name in ("first", "second"):
         make_run(tmp_path / name / "adapting", rows())
