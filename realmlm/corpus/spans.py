@@ -14,7 +14,7 @@ import numpy as np
 from realmlm.artefact import ArrayWriter, Manifest, map_array, open_artefact, publish
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, RuleTagger, Tagger, lower_case_words
-from realmlm.errors import Mismatch
+from realmlm.errors import BadInput, Mismatch
 from realmlm.log import progress, say
 from realmlm.parallel import ordered_map
 
@@ -190,7 +190,7 @@ def _mark(corpus: Corpus, tagger: Tagger, ids: np.ndarray) -> _Marks:
         starts, ends = chars_T2[bounds_S2[:, 0], 0].tolist(), chars_T2[bounds_S2[:, 1] - 1, 1].tolist()
         sentences += [text[start:end] for start, end in zip(starts, ends, strict=True)]
         passages.append((number, np.asarray(chars_T2), bounds_S2, starts))
-    mentions = iter(tagger.tag(sentences))
+    mentions = iter(_tagged(tagger, sentences))
     rows: list[tuple[int, int, int, int]] = []
     spans: list[tuple[int, int]] = []
     kinds: list[int] = []
@@ -203,6 +203,21 @@ def _mark(corpus: Corpus, tagger: Tagger, ids: np.ndarray) -> _Marks:
                 kinds += marked.values()
     rows_N4 = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return _Marks(rows_N4[:, 0], rows_N4[:, 1:3], rows_N4[:, 3], np.array(spans).reshape(-1, 2), np.array(kinds, dtype=np.uint8))
+
+
+def _tagged(tagger: Tagger, sentences: list[str]) -> list[list[Mention]]:
+    """What a tagger, which may be someone's own, says of the sentences, if it keeps to what was agreed."""
+    tagged = tagger.tag(sentences)
+    if len(tagged) != len(sentences):
+        raise BadInput(f"the tagger '{tagger.name}' gave {len(tagged)} lists of mentions for {len(sentences)} sentences; give one for each")
+    for sentence, mentions in zip(sentences, tagged, strict=True):
+        for mention in mentions:
+            if mention.kind not in KINDS:
+                raise BadInput(f"the tagger '{tagger.name}' has a kind of its own, '{mention.kind}'; there are: {', '.join(KINDS)}")
+            if not 0 <= mention.start < mention.end <= len(sentence):
+                place = f"{mention.start} to {mention.end} of the {len(sentence)} characters of"
+                raise BadInput(f"the tagger '{tagger.name}' marked {place} “{sentence}”; start and end count from 0 within the sentence")
+    return tagged
 
 
 def _to_wordpieces(

@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from realmlm.corpus.spans import Spans, _to_wordpieces, all_sentences, mark_span
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.taggers import KINDS, Mention, PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactMissing, Mismatch
+from realmlm.errors import ArtefactMissing, BadInput, Mismatch
 
 ARTICLES = {
     "Port Ellery": "Port Ellery is a town on the Vorne. It was founded in 1612 by Anselm Tarrow. Ships come daily.",
@@ -103,6 +105,27 @@ def test_a_sentence_is_never_one_span(corpus: Corpus) -> None:
 
     assert len(mark_spans(corpus, Everything())) == 0
     assert len(Spans.open(corpus)) == 0
+
+
+@pytest.mark.parametrize(
+    ("mentions", "said"),
+    [
+        ([Mention(0, 4, "person")], "a kind of its own, 'person'; there are: name, date, quantity, term"),
+        ([Mention(3, 3, "name")], "marked 3 to 3 of the"),
+        ([Mention(0, 10_000, "name")], "marked 0 to 10000 of the"),
+        ([Mention(-2, 4, "name")], "count from 0 within the sentence"),
+        (None, "gave 0 lists of mentions for"),
+    ],
+)
+def test_a_tagger_of_ones_own_is_told_what_it_does_wrong(corpus: Corpus, mentions: list[Mention] | None, said: str) -> None:
+    class Own:
+        name = "own"
+
+        def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
+            return [] if mentions is None else [mentions for _ in sentences]
+
+    with pytest.raises(BadInput, match=re.escape(said)):
+        mark_spans(corpus, Own())
 
 
 def test_another_tagger_replaces_the_spans(corpus: Corpus) -> None:
