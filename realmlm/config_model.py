@@ -56,6 +56,11 @@ class Model:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "projection", "max_query", "max_answer"):
             check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be 1 or more, not {getattr(self, name)}")
+        check(
+            self.max_query > self.max_answer,
+            f"max-query ({self.max_query}) must be more than max-answer ({self.max_answer}): without a passage the reader is given the "
+            "question and a mask for each wordpiece of the answer",
+        )
         check(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, not {self.dropout}")
         check(self.hidden % self.heads == 0, f"hidden {self.hidden} is not a multiple of heads {self.heads}")
 

@@ -86,6 +86,7 @@ WITHOUT_RUN = [
     ("model --corpus {desk}/gone --out {out}", r"no corpus in .*/gone; make one: realmlm corpus notes/ --out .*/gone"),
     ("model --corpus {desk}/model --out {out}", r"/model is of the kind 'model', where 'corpus' is needed; name another folder"),
     ("model --corpus {desk}/bare --out {out} --hidden 30 --heads 4", r"hidden 30 is not a multiple of heads 4"),
+    ("model --corpus {desk}/bare --out {out} --max-query 10", r"max-query \(10\) must be more than max-answer \(10\)"),
     ("model --corpus {desk}/bare --out {out} --heads 0", r"heads must be 1 or more, not 0"),
     ("model --corpus {desk}/bare --out {out} --family blancmange", r"encoder of the family 'blancmange' .*; try modernbert, bert"),
     ("model --corpus {desk}/bare --out {out} --family bart", r"encoder of the family 'bart' \(it has a decoder as well\); try modernbert"),
