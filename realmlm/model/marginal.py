@@ -103,9 +103,11 @@ def inner_products(query_BD: Tensor, document_ND: Tensor) -> Tensor:
         return query_BD @ document_ND.T if document_ND.ndim == 2 else torch.einsum("bd,bcd->bc", query_BD, document_ND)
 
 
-def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> Tensor:
-    """Inverse cloze task: −log p(z_i|x_i) among the documents of the batch (Lee et al. 2019). No passage is its own negative."""
+def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse cloze task: −log p(z_i|x_i) among the documents of the batch (Lee et al. 2019), and is z_i the likeliest? Both [B].
+
+    No passage is its own negative.
+    """
     again_BB = (passages_B[:, None] == passages_B) & ~torch.eye(len(passages_B), dtype=torch.bool, device=passages_B.device)
-    return F.cross_entropy(
-        scores_BB.masked_fill(again_BB, -torch.inf), torch.arange(len(scores_BB), device=scores_BB.device), reduction="none"
-    )
+    scores_BB, own_B = scores_BB.masked_fill(again_BB, -torch.inf), torch.arange(len(scores_BB), device=scores_BB.device)
+    return F.cross_entropy(scores_BB, own_B, reduction="none"), scores_BB.argmax(-1) == own_B

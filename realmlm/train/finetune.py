@@ -88,7 +88,7 @@ class QuestionAnswering:
 
     def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         questions = [self._gold.questions[number] for number in numbers]
-        ids_BC, holds_BC, scores_BC = self._retrieve(numbers, questions, clock)
+        ids_BC, holds_BC, scores_BC, first_B = self._retrieve(numbers, questions, clock)
         with clock("read"):
             retriever_B = evidence_log_likelihood(scores_BC, holds_BC)
             weight_BK, reader_BK, found_BK = self._read_spans(numbers, questions, ids_BC[:, : self._read], scores_BC[:, : self._read])
@@ -104,21 +104,21 @@ class QuestionAnswering:
             "retriever": _mean(retriever_B, some_B),
             "closed_book": memory_B.mean(),
             "gold_read": any_B.float().mean(),
-            "recall@1": holds_BC[:, 0].float().mean(),
+            "recall@1": first_B.float().mean(),
         }
 
-    def _retrieve(self, numbers: np.ndarray, questions: list[np.ndarray], clock: Clock) -> tuple[Tensor, Tensor, Tensor]:
-        """Candidates, best first, which of them hold an answer, and f(x,z) with gradient; all [B, C]."""
+    def _retrieve(self, numbers: np.ndarray, questions: list[np.ndarray], clock: Clock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Candidates in the order they are read, which hold an answer, f(x,z) with gradient, all [B, C]; and does the best hold one?"""
         if self._given is not None:
             ids_BC, scores_BC = (torch.from_numpy(table[numbers]) for table in (self._given.ids, self._given.scores))
-            ids_BC, order_BC, holds_BC = self._first_to_read(numbers, ids_BC)
-            return ids_BC, holds_BC.to(self._model.device), scores_BC.gather(1, order_BC).to(self._model.device)
+            ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, ids_BC)
+            return ids_BC, holds_BC.to(self._model.device), scores_BC.gather(1, order_BC).to(self._model.device), first_B
         inputs = query_inputs(questions, self._wordpieces, max_query=self._model.config.max_query).to(self._model.device)
         with clock("embed"):
             query_BD = self._model.query(inputs)
         with clock("search"):
             found_BC = self._live.index.search(query_BD.detach().float(), self._candidates).ids_QK.cpu()
-            ids_BC, _, holds_BC = self._first_to_read(numbers, found_BC)
+            ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, found_BC)
         with clock("embed"):
             candidate_BCD = self._live.index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
             scores_BC = inner_products(query_BD, candidate_BCD)
@@ -126,10 +126,10 @@ class QuestionAnswering:
                 read_BK = ids_BC[:, : self._read]
                 fresh_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, read_BK, with_null=False)
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, self._read :]], dim=1)
-        return ids_BC, holds_BC.to(self._model.device), scores_BC
+        return ids_BC, holds_BC.to(self._model.device), scores_BC, first_B
 
-    def _first_to_read(self, numbers: np.ndarray, ids_BC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Candidates in the order they are read, that order, and which hold an answer.
+    def _first_to_read(self, numbers: np.ndarray, ids_BC: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Candidates in the order they are read, that order, which hold an answer, and does the one that was retrieved first?
 
         A question whose first passages do not hold its answer teaches the reader nothing: the best that does takes the last place.
         """
@@ -140,7 +140,7 @@ class QuestionAnswering:
             for row in missing_B.nonzero()[:, 0].tolist():
                 best = int(holds_BC[row].int().argmax())
                 order_BC[row, self._read - 1], order_BC[row, best] = best, self._read - 1
-        return ids_BC.gather(1, order_BC), order_BC, holds_BC.gather(1, order_BC)
+        return ids_BC.gather(1, order_BC), order_BC, holds_BC.gather(1, order_BC), holds_BC[:, 0]
 
     def _read_spans(
         self, numbers: np.ndarray, questions: list[np.ndarray], ids_BK: Tensor, scores_BK: Tensor

@@ -85,8 +85,7 @@ class InverseCloze(Stateless):
         device = self._model.device
         with clock("embed"):
             scores_BB = inner_products(self._model.query(queries.to(device)), self._model.document(documents.to(device)))
-            loss_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
-            found_B = scores_BB.argmax(-1) == torch.arange(len(scores_BB), device=device)
+            loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
         return loss_B.mean(), {"found": found_B.float().mean()}
 
 

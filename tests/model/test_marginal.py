@@ -139,11 +139,18 @@ def test_passages_without_the_answer_give_no_nan() -> None:
 
 def test_in_batch_contrast_is_cross_entropy_over_the_batch() -> None:
     query, document = draw(6, 4, 3), draw(7, 4, 3)
-    got = in_batch_contrast(query @ document.T, torch.tensor([5, 8, 5, 9]))
+    got, found = in_batch_contrast(query @ document.T, torch.tensor([5, 8, 5, 9]))
     for i in range(4):
         others = [j for j in range(4) if {i, j} != {0, 2}]  # the same passage drawn twice is no negative
         p = softmax([float(query[i] @ document[j]) for j in others])
         assert got[i].item() == pytest.approx(-math.log(p[others.index(i)]), abs=1e-9)
+        assert found[i].item() == (max(p) == p[others.index(i)])
+
+
+def test_a_passage_drawn_twice_is_found_twice() -> None:
+    scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    assert in_batch_contrast(scores, torch.tensor([7, 7, 8]))[1].tolist() == [True, True, True]
+    assert in_batch_contrast(scores, torch.tensor([6, 7, 8]))[1].tolist() == [False, False, True]
 
 
 def test_scores_keep_their_precision_under_autocast() -> None:

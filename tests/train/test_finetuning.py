@@ -56,15 +56,17 @@ def test_a_passage_with_the_answer_takes_the_last_place_read(
         ids = np.stack([[*[p for p in knowledge.ids[:40].tolist() if p not in q.gold][:8], q.gold[0]] for q in questions])
         return Given(ids.astype(np.int64), np.tile(np.linspace(2, 0, 9, dtype=np.float32), (6, 1)))
 
-    shares = {}
-    for read_gold in (False, True):
-        objective = asking(model, knowledge, questions, given=wrong_first, read_gold=read_gold)
+    shares, first = {}, {}
+    for read_gold, read in ((False, 2), (True, 2), (True, 1)):
+        objective = asking(model, knowledge, questions, given=wrong_first, read_gold=read_gold, read=read)
         with torch.no_grad():
             _, row = objective.loss(objective.draw(0, 6), 0, Clock(torch.device("cpu")))
-        shares[read_gold] = float(row["gold_read"])
+        shares[read_gold, read], first[read_gold, read] = float(row["gold_read"]), float(row["recall@1"])
         assert set(objective.groups()) == {"reader"}
-    assert shares[True] == 1.0
-    assert shares[False] < 0.7
+    assert shares[True, 2] == shares[True, 1] == 1.0
+    assert shares[False, 2] < 0.7
+    assert len(set(first.values())) == 1, "what was retrieved first is the same, whatever is read in its place"
+    assert first[True, 1] < 0.7
 
 
 @pytest.mark.parametrize("objective", ["marginal", "hard-em"])
