@@ -218,7 +218,8 @@ class Pretrain:
     out: Path
     """Folder of the run; the model stands in its `model/`."""
     text: Annotated[Path | None, optional("PATH")] = None
-    """The corpus X that masked sentences come from; default: Z itself. A sentence's own passage, where Z has it, is never retrieved."""
+    """The corpus X that masked sentences come from; default: Z itself. A sentence's own passage, where Z has it, cut alike, is never
+    retrieved."""
     k: int = 8
     """Passages read for each sentence, the null document among them."""
     null_document: bool = True

@@ -20,7 +20,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.clozes import measure_clozes
-from realmlm.index.same import places_in
+from realmlm.index.same import places_in, share_cut_otherwise
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_inputs
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
@@ -34,6 +34,7 @@ from realmlm.train.pointing import point, standing
 from realmlm.train.run import Run
 
 PROBE_LIMIT = 500  # sentences of a probe
+CUT_OTHERWISE = 0.1  # share of sentences above which a text is of the corpus's own documents; below it is what documents repeat
 
 
 class JointPretraining:
@@ -200,6 +201,11 @@ def pretrain(
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
         own = None if own_passage else places_in(known, source_corpus)
+        if text is not None and not own_passage and (share := share_cut_otherwise(known, source_corpus, own)) >= CUT_OTHERWISE:
+            say(
+                f"{share:.0%} of the passages of {text} that are none of {corpus} begin with a sentence that stands there: their sentences "
+                "can retrieve themselves, which teaches nothing; cut both from the documents with the same --max-wordpieces"
+            )
         needed = k - null_document + (own is not None)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")

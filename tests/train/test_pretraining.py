@@ -12,12 +12,13 @@ import torch
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
+from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.clozes import make_clozes, measure_clozes
 from realmlm.evaluate.report import evaluate
 from realmlm.index.exact import ExactIndex
-from realmlm.index.same import places_in
+from realmlm.index.same import places_in, share_cut_otherwise
 from realmlm.log import read_metrics
 from realmlm.model.inputs import reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, marked, span_log_probabilities
@@ -145,6 +146,19 @@ def test_a_glimpse_is_a_run_of_words_beside_what_is_hidden() -> None:
     assert glimpse(tokens[:3], np.array([1]), rng).tolist() == [100, 102]
 
 
+def test_a_text_cut_otherwise_from_the_same_documents_is_said(
+    towns: Corpus, towns_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(towns.folder.parent / "towns.jsonl")
+    short = build_corpus([source], tmp_path / "corpus", tokenizer=str(towns.folder), max_wordpieces=12, workers=1)
+    assert share_cut_otherwise(towns, short, places_in(towns, short)) == 1
+    mark_spans(short, rule_tagger(short))
+    joint = {"model": towns_model, "corpus": towns.folder, "k": 3, "optim": JointOptim(steps=1, batch=2), "refresh": Refresh(every_steps=0)}
+    for name, text, own, said in (("short", short, False, True), ("own", short, True, False), ("same", towns, False, False)):
+        run_pretrain(Pretrain(**joint, text=text.folder, out=tmp_path / name, own_passage=own, loop=LOOP))  # type: ignore[arg-type]
+        assert ("can retrieve themselves" in capsys.readouterr().err) == said
+
+
 def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
     towns: Corpus, towns_model: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -157,6 +171,7 @@ def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
         assert (firsts[int(same[number])].text == towns[number].text) if there else same[number] == -1
     rest = build_corpus([source], tmp_path / "rest", tokenizer=str(towns.folder), max_wordpieces=24, skip_passages=1, workers=1)
     assert places_in(firsts, rest) is None
+    assert share_cut_otherwise(firsts, rest, None) == share_cut_otherwise(towns, towns, places_in(towns, towns)) == 0
     assert places_in(towns, towns).tolist() == towns.ids.tolist()  # type: ignore[union-attr]
 
     excluded: list[int] = []
