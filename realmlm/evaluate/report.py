@@ -22,7 +22,7 @@ from realmlm.evaluate.clozes import is_cloze, widen_masks
 from realmlm.evaluate.intervals import bootstrap_interval
 from realmlm.evaluate.matching import Recall, contains_answer
 from realmlm.index.exact import Hits, drop
-from realmlm.log import progress
+from realmlm.log import progress, say
 from realmlm.model.answering import Answer, Answerer
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, Retriever, check_readable, index_for
@@ -127,6 +127,10 @@ def evaluate(
         raise BadInput(f"{questions}: the answers are regular expressions, for which ORQA has no recall; use --recall dpr")
     if limit is not None and limit < len(asked):
         asked = [asked[place] for place in spread(len(asked), limit)]
+    if read and retriever != "none" and not realm.config.trained_on_questions and not all(map(is_cloze, asked)):
+        say(
+            f"{model} was not trained on questions: its answers mean nothing yet. Measure retrieval alone (--read 0), or finetune it first."
+        )
     if predictions is not None:
         Path(predictions).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()

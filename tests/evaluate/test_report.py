@@ -30,6 +30,15 @@ def test_recall_counts_by_its_definition_and_names_it(
     assert f"recall@50 (answer string, {recall}) " in report.table()
 
 
+def test_a_model_that_never_saw_a_question_is_said(
+    knowledge: Corpus, tiny_model_folder: Path, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for questions, read, said in (("questions", 1, True), ("questions", 0, False), ("clozes", 1, False)):
+        asked = world / f"{questions}-held-out.jsonl"
+        evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=asked, read=read, limit=3, device="cpu")
+        assert ("was not trained on questions" in capsys.readouterr().err) == said
+
+
 def test_orqa_has_no_recall_of_patterns(knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path) -> None:
     questions = tmp_path / "trec.tsv"
     questions.write_text("1\ttype\tWhere?\tCre?te\n", "utf-8")
