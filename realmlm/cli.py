@@ -430,6 +430,8 @@ def _recorded(name: str, kind: type, folder: Path) -> Any:
         raise BadInput(f"{folder} is a part of a run; resume the whole: realmlm {name} --resume {folder.resolve().parent}")
     if stage in COMMANDS and stage != name:
         raise BadInput(f"{folder} is a run of another command; resume it with: realmlm {stage} --resume {folder}")
+    if isinstance(record.get("stage"), str) and stage != name:
+        raise BadInput(f"{folder} was begun in Python ('{stage}'); go on with it there, called the same way")
     try:
         return config.restore(kind, record["config"])
     except (KeyError, TypeError, AttributeError) as error:

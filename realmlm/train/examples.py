@@ -66,7 +66,7 @@ class SentenceSource:
         self,
         corpus: Corpus,
         *,
-        scheme: str,
+        scheme: str | Masking,
         wordpieces: Wordpieces,
         max_query: int,
         seed: int,
@@ -77,7 +77,7 @@ class SentenceSource:
         """Sentences of the passages `held_out` are never drawn; with `recurring` only words that another passage has too are hidden;
         of a share `glimpses` of them the query tower is to see a glimpse only."""
         self.corpus, self._wordpieces, self._max_query, self._seed = corpus, wordpieces, max_query, seed
-        self._masking: Masking = masking(scheme, wordpieces)
+        self._masking: Masking = masking(scheme, wordpieces) if isinstance(scheme, str) else scheme
         self._glimpses = glimpses
         sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
         self.sentences = (sentences.recurring(corpus) if recurring else sentences).without(held_out)

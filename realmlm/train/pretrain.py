@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from realmlm.config import Loop, Optim, Pretrain, Refresh, flat, record
+from realmlm.corpus.masking import Masking
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -85,7 +86,7 @@ class JointPretraining:
         with clock("read"):
             passages = [number for row in ids_BK.tolist() for number in ([None] * self._null + row)]
             token_BKM, hidden_NLH, read = read_masks(self._model, self._wordpieces, self._corpus, masked, passages)
-        loss, numbers = self._likelihood(retrieval_BK, token_BKM, masked.valid_BM)
+        loss, numbers = self.likelihood(retrieval_BK, token_BKM, masked.valid_BM)
         if not self._pointing:
             return loss, numbers
         with clock("point"):
@@ -105,7 +106,8 @@ class JointPretraining:
         point_BK = point_N.view(-1, k).masked_fill(~some_B[:, None], 0.0)  # no gradient, no NaN
         return marginal_log_likelihood(retrieval_BK, point_BK), some_B
 
-    def _likelihood(self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def likelihood(self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and numbers for the row from f(x,z) and log p(y_j|z,x), both with gradient: what an objective of one's own replaces."""
         reader_BK = joint_reading(token_BKM, valid_BM)
         joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
         trained_B = joint_B if self._marginal == "joint" else per_token_marginal(retrieval_BK, token_BKM, valid_BM)
@@ -186,10 +188,16 @@ def pretrain(
     optim: Optim,
     refresh: Refresh,
     loop: Loop,
+    objective: type[JointPretraining] = JointPretraining,
+    scheme: Masking | None = None,
 ) -> Path:
-    """Train retriever and reader together; gives the place of the model. A run that was cut off goes on if called the same way."""
-    settings = dict(locals())  # every argument is one
-    with Run.begin(Path(out), stage="pretrain", config=record(settings)) as run:
+    """Train retriever and reader together; gives the place of the model. A run that was cut off goes on if called the same way.
+
+    `objective` and, in place of `masking`, `scheme` may be one's own (docs/own.md): the run then has a stage of its own name.
+    """
+    settings = {name: value for name, value in locals().items() if name not in ("objective", "scheme")}  # every other argument is one
+    own_names = [objective.__qualname__] * (objective is not JointPretraining) + ([] if scheme is None else [type(scheme).__qualname__])
+    with Run.begin(Path(out), stage=" with ".join(["pretrain", *own_names]), config=record(settings)) as run:
         if run.finished:
             say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
             return run.folder / "model"
@@ -209,12 +217,17 @@ def pretrain(
         needed = k - null_document + (own is not None)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
-        limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "recurring": recurring, "glimpses": glimpses}
+        limits: dict[str, Any] = {
+            "scheme": scheme or masking,
+            "max_query": realm.config.max_query,
+            "recurring": recurring,
+            "glimpses": glimpses,
+        }
         limits["held_out"] = held_out_passages(source_corpus, hold_out)
         source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
         questions = read_questions(probe) if probe else []
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:
-            objective = JointPretraining(
+            taught = objective(
                 realm,
                 wordpieces,
                 known,
@@ -230,8 +243,8 @@ def pretrain(
                 probe_every=probe_every,
             )
             how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
-            return train_model(realm, wordpieces, objective, run, **how, title="pre-training")
+            return train_model(realm, wordpieces, taught, run, **how, title="pre-training")
 
 
-def run_pretrain(config: Pretrain) -> Path:
-    return pretrain(**flat(config))
+def run_pretrain(config: Pretrain, *, objective: type[JointPretraining] = JointPretraining, scheme: Masking | None = None) -> Path:
+    return pretrain(**flat(config), objective=objective, scheme=scheme)
