@@ -1,4 +1,4 @@
-"""Does the model know when the documents do not say? `python benchmarks/unanswerable.py`
+"""Does a model know when the documents do not say? `python benchmarks/unanswerable.py [MODEL]`
 
 Asks every question of the pocket encyclopedia twice: as it is, and with every passage that holds the answer taken out of what was
 retrieved, so that nothing that is read can say it. Prints how often an answer that is right is surer than one of the second kind, by
@@ -6,6 +6,7 @@ p(y|x) alone and by the confidence, and how many of each kind come with a cautio
 """
 
 import datetime
+import sys
 
 import numpy as np
 import torch
@@ -22,9 +23,9 @@ from realmlm.model.retrieval import Retrieved
 READ, DEPTH = 5, 60
 
 
-def main() -> None:
+def main(model: str = "mini") -> None:
     pocket = text_place("pocket")
-    engine = realmlm.load().read(pocket)
+    engine = realmlm.load(model).read(pocket)
     answerer = engine._answerer
     questions = read_questions(pocket.parent / "questions.jsonl")
     said = engine.ask_all([question.text for question in questions], read=READ)
@@ -58,4 +59,4 @@ def cautioned(answers: list[Answer]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

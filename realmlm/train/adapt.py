@@ -11,7 +11,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,7 @@ def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pa
     with Run.begin(out / ADAPTING, stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
         device = prepare(loop)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
+        calibration = realm.config.calibration
         held_out = held_out_passages(corpus, out / "held-out.jsonl")
         limits: dict[str, Any] = {"max_query": realm.config.max_query, "held_out": held_out, "recurring": True}
         source = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, seed=loop.seed, **limits)
@@ -206,6 +207,7 @@ def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pa
         steps = _steps(minutes, seconds=seconds, examples=len(source.sentences))
         optim = JointOptim(steps=steps, batch=BATCH, retriever_lr=2e-4)
         fit(realm, objective, run, optim=optim, loop=_rows(loop, steps), device=device, title="adapting")
+        realm.config = replace(realm.config, calibration=calibration)  # scores hardly move (docs/decisions/010)
         realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": corpus.fingerprint})
         run.tidy()
         return run.folder / "model"

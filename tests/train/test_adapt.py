@@ -116,9 +116,15 @@ def test_what_is_there_is_not_overwritten_and_patterns_are_refused(settings: Ada
         run_adapt(settings)
 
 
-def test_only_the_query_projection_moves(settings: Adapt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_query_projection_moves_and_the_calibration_stays(
+    settings: Adapt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(Verdict, "kept", True)
-    run_adapt(settings)
+    model, wordpieces = Realm.from_pretrained(settings.model)
+    model.config = replace(model.config, calibration={"bias": -1.0, "p_weight": 1.0, "relevance_weight": 0.5})
+    model.save_pretrained(tmp_path / "calibrated", wordpieces)
+    run_adapt(replace(settings, model=tmp_path / "calibrated"))
+    assert Realm.from_pretrained(settings.out / "model")[0].config.calibration == model.config.calibration
     (before, _), (after, _) = Realm.from_pretrained(settings.model), Realm.from_pretrained(settings.out / "model")
     state = before.state_dict()
     moved = {name for name, weight in after.state_dict().items() if not torch.equal(weight, state[name])}
