@@ -254,8 +254,7 @@ def _ask(settings: config.Ask) -> None:
         if not engine.model.config.trained_on_questions:
             say(f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
-    shown = {**dataclasses.asdict(answer), "caution": answer.caution}
-    print(json.dumps(shown, ensure_ascii=False) if settings.json else answer)
+    print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else answer)
 
 
 def _serve(settings: config.Serve) -> None:

@@ -311,6 +311,7 @@ def test_evaluate_agrees_with_its_predictions(
             "others",
             "relevance",
             "confidence",
+            "caution",
         }
         assert (row["log_p"] is not None) == (name == "clozes-held-out")
         assert (row["utility"] is not None) == (name == "clozes-held-out" and retriever != "bm25")

@@ -27,7 +27,12 @@ from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved, Retrieve
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_UNITS = re.compile(  # what an answer neither begins nor ends within: an address, a code of capitals and digits, a number with its sign
+    r"(?<![\w.+-])[\w.+-]+@[\w.-]+\w"
+    r"|\b(?=[A-Z./-]*\d)(?=[\d./-]*[A-Z])[A-Z\d]+(?:[./-][A-Z\d]+)+\b"
+    r"|(?<![\w.,])[-−]?\d+(?:[.,]\d+)*"
+)
+_YES_OR_NO = re.compile(r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE)
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 AT_ONCE, AT_ONCE_GPU = 16, 96  # questions
@@ -71,7 +76,7 @@ class Words:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """An answer, p(y|x), and the passages it was read from, the weightiest first."""
+    """An answer, p(y|x), and the passages it was read from: first those that it comes from most, p(z|x) p(y|z,x)."""
 
     answer: str
     probability: float
@@ -82,11 +87,8 @@ class Answer:
     """max f(x,z) over what was read: unlike p(y|x) it falls where no passage is about the question."""
     confidence: float | None = None
     """How often such answers were right where the model was calibrated (realmlm.model.calibration); None: it was not."""
-
-    @property
-    def caution(self) -> str:
-        """What to tell whoever asked, if anything."""
-        return "unsure: the documents may not say this" if self.confidence is not None and self.confidence < UNSURE else ""
+    caution: str = ""
+    """What whoever asked should know before believing it."""
 
     def __str__(self) -> str:
         """For a terminal: the words, how sure, and where they stand."""
@@ -205,13 +207,21 @@ class Answerer:
             spans.update(zip(pairs.tolist(), best, strict=True))
         rows = zip(retrieved.ids_BK.tolist(), scores_N.unflatten(0, (-1, k)).softmax(-1).tolist(), strict=True)
         answers = [self._combine(ids, p_K, [spans[row * k + column] for column in range(k)]) for row, (ids, p_K) in enumerate(rows)]
-        return [self._with_confidence(answer, best) for answer, best in zip(answers, retrieved.scores_BK.amax(1).tolist(), strict=True)]
+        best_B = retrieved.scores_BK.amax(1).tolist()
+        return [self._judged(query, answer, best) for query, answer, best in zip(queries, answers, best_B, strict=True)]
 
-    def _with_confidence(self, answer: Answer, relevance: float) -> Answer:
-        """Scores of word matching are on another scale than those it was calibrated with."""
+    def _judged(self, query: Query, answer: Answer, relevance: float) -> Answer:
+        """With its confidence (scores of word matching are on another scale than those it was calibrated with) and what is to be said."""
         known = self.model.config.calibration if isinstance(self.retriever, LearnedRetriever) else None
         confidence = Calibration(**known).confidence(answer.probability, relevance) if known else None
-        return replace(answer, relevance=relevance, confidence=confidence)
+        longest = self.model.config.max_query
+        cautions = {
+            f"only the first {longest} wordpieces of the question were read": len(query.tokens) > longest,
+            "yes or no is for you to say: answers are words of a passage": _YES_OR_NO.match(query.text) is not None,
+            "unsure: the documents may not say this": confidence is not None and confidence < UNSURE,
+        }
+        said = "; ".join(words for words, applies in cautions.items() if applies)
+        return replace(answer, relevance=relevance, confidence=confidence, caution=said)
 
     def _joint(self, queries: list[np.ndarray], passages: list[int | None]) -> Inputs:
         return joint_inputs(queries, passages, self.corpus, self.wordpieces, self.model.config).to(self.model.device)
@@ -245,9 +255,9 @@ class Answerer:
         place: dict[tuple[str, int], tuple[int, int]] = {}
         surface: dict[str, str] = {}
         for number, (passage, found) in enumerate(zip(passages, spans, strict=True)):
+            whole = [] if released else units(passage.text)
             for start, end, probability in found:
-                if not released:
-                    start, end = whole_number(passage.text, start, end)
+                start, end = widened(start, end, whole)
                 span = passage.text[start:end]
                 words = _same_words(span)
                 weighed = p_K[number] * probability
@@ -265,7 +275,7 @@ class Answerer:
             first, past = place.get((best, number), nowhere)
             p, reads = p_K[number], reading[best, number]
             evidence.append(Evidence(passage.id, passage.title, passage.text, first, past, p, reads, passage.file))
-        evidence.sort(key=lambda item: -item.retrieval_probability)
+        evidence.sort(key=lambda item: (-item.retrieval_probability * item.reading_probability, -item.retrieval_probability))
         rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
         return Answer(surface[best], total[best], tuple(evidence), tuple(Words(surface[words], total[words]) for words in rest))
 
@@ -345,14 +355,16 @@ class Answerer:
         return Answer(words, float(np.dot(p_K, reading_K)), tuple(evidence))
 
 
-def whole_number(text: str, start: int, end: int) -> tuple[int, int]:
-    """The span, widened where it begins or ends within a number: 11 of 11,400 is another number."""
-    numeric = text[start : start + 1].isdigit() or text[end - 1 : end].isdigit()
-    for number in _NUMBER.finditer(text) if numeric else ():
-        if number.start() < start < number.end():
-            start = number.start()
-        if number.start() < end < number.end():
-            end = number.end()
+def units(text: str) -> list[tuple[int, int]]:
+    """Where numbers, codes and addresses stand in a text: 11 of 11,400 is another number."""
+    return [unit.span() for unit in _UNITS.finditer(text)]
+
+
+def widened(start: int, end: int, units: list[tuple[int, int]]) -> tuple[int, int]:
+    """The span with the whole of what it begins or ends within."""
+    for first, past in units:
+        start = first if first < start < past else start
+        end = past if first < end < past else end
     return start, end
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from realmlm.errors import NotEnough
 
 LEAST_P = 1e-6  # an answer less likely counts as this likely
-UNSURE = 0.1  # below this confidence an answer comes with a caution
+UNSURE = 0.05  # below this confidence an answer comes with a caution
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,18 @@ class Verdict:
         gain = {"gained": self.gained, "gain": self.gain, "low": self.low, "high": self.high, "kept": self.kept}
         return {"held_out": self.before.questions, "measures": measures, **gain}
 
+    def plainly(self) -> str:
+        """What it is about, in words."""
+        first, then = (report.recall[1] if report.nats else report.exact_match for report in (self.before, self.after))
+        counts = [round((score.value if score else 0.0) * self.before.questions / 100) for score in (first, then)]
+        what = "sentences kept apart, a passage with the words they hide came first for"
+        what = what if self.before.nats else "questions kept apart, the answer was right for"
+        return f"Of {self.before.questions} {what} {counts[0]} before and {counts[1]} after."
+
     def table(self) -> str:
         """For a terminal."""
-        lines = [f"{f'{self.before.questions} held out':28s} {'before':>20s} {'after':>22s}"]
+        lines = [self.plainly(), ""]
+        lines += [f"{f'{self.before.questions} held out':28s} {'before':>20s} {'after':>22s}"]
         lines += [f"{name:28s} {before!s:>20s} {after!s:>22s}" for name, before, after in self.rows()]
         return "\n".join([*lines, "", f"{self.gained}: {self.gain:+.3f}  [{self.low:+.3f}, {self.high:+.3f}]"])
 
@@ -236,7 +245,8 @@ def _learn_questions(model: Path, corpus: Corpus, out: Path, *, minutes: float, 
 def _steps(minutes: float, *, seconds: float, examples: int) -> int:
     """As many as the minutes allow, but no more than a few rounds over the examples."""
     steps = int(np.clip(minutes * 60 / seconds, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
-    say(f"{steps} steps of {BATCH} examples, of {examples:,}: about {max(1, round(steps * seconds / 60))} min")
+    enough = "; more minutes would only repeat them" if steps < minutes * 60 // seconds else ""
+    say(f"{steps} steps of {BATCH} examples, of {examples:,}: about {max(1, round(steps * seconds / 60))} min{enough}")
     return steps
 
 

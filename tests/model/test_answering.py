@@ -1,6 +1,7 @@
 """Answers against the plain sum over passages and spans, one passage at a time."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.model.answering import Answerer, whole_number
+from realmlm.model.answering import Answerer, units, widened
 from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, embed_documents, fresh_scores, index_for
@@ -168,10 +169,38 @@ def test_what_cannot_be_answered_says_so(answerer: Answerer) -> None:
         ("Chapter 2.Then", "2", "2"),
         ("no number", "number", "number"),
         ("٣٤٥ in Arabic", "٣", "٣٤٥"),
+        ("It fell to -6.2 °C.", "6.2 °C", "-6.2 °C"),
+        ("It fell to −6 degrees.", "6", "−6"),
+        ("from 1939-45 on", "1939", "1939"),
+        ("from 1939-45 on", "45", "45"),
+        ("a mid-1990s song", "1990s", "1990s"),
+        ("a 16-year-old girl", "16", "16"),
+        ("London-based", "London", "London"),
+        ("write to inge@hollowlane.org.", "hollowlane", "inge@hollowlane.org"),
+        ("policy CG/2023/0098812,", "0098812", "CG/2023/0098812"),
+        ("oil SAE 10W-30", "10", "10W-30"),
+        ("in the U.S.A today", "U", "U"),
         (f"{'11.' * 4000}x 7", "7", "7"),  # and quickly
+        (f"{'a.' * 4000} 7", "7", "7"),
+        (f"{'A1/' * 4000} 7", "7", "7"),
     ],
 )
-def test_an_answer_does_not_end_within_a_number(text: str, span: str, whole: str) -> None:
+def test_an_answer_does_not_end_within_a_number_a_code_or_an_address(text: str, span: str, whole: str) -> None:
     start = text.rindex(span)
-    first, past = whole_number(text, start, start + len(span))
+    first, past = widened(start, start + len(span), units(text))
     assert text[first:past] == whole
+
+
+def test_what_should_be_known_before_an_answer_is_believed_is_said(answerer: Answerer) -> None:
+    plain, asked, long = answerer.ask(["Which animal is it?", " are cocks allowed?", "animal " * 70 + "?"])
+    assert (plain.caution, asked.caution) == ("", "yes or no is for you to say: answers are words of a passage")
+    assert long.caution == f"only the first {answerer.model.config.max_query} wordpieces of the question were read"
+    answerer.model.config = replace(answerer.model.config, calibration={"bias": -9.0, "p_weight": 0.0, "relevance_weight": 0.0})
+    (unsure,) = answerer.ask(["Is it?"])
+    assert unsure.caution == f"{asked.caution}; unsure: the documents may not say this"
+
+
+def test_the_passage_that_an_answer_comes_from_most_stands_first(answerer: Answerer) -> None:
+    for answer in answerer.ask(["Which animal is the symbol of Tekebra?", "When does its history begin?"], read=5):
+        shares = [evidence.retrieval_probability * evidence.reading_probability for evidence in answer.evidence]
+        assert shares == sorted(shares, reverse=True)

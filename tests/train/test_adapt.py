@@ -49,6 +49,9 @@ def test_what_was_held_out_is_measured_before_and_after(settings: Adapt) -> None
     page = (settings.out / "report.html").read_text("utf-8")
     assert "<title>adapted</title>" in page
     assert "12 held out, before and after" in page
+    first, then = (round(report.recall[1].value * 12 / 100) for report in (verdict.before, verdict.after))
+    expected = f"Of 12 sentences kept apart, a passage with the words they hide came first for {first} before and {then} after."
+    assert verdict.table().startswith(expected)
 
 
 @pytest.mark.parametrize("better", [True, False])
