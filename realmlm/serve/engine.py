@@ -1,8 +1,12 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +22,9 @@ from realmlm.model.packing import kept_packed
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import KeptIndex, LearnedRetriever, NoRetriever, check_readable, index_for, kept_index
 
+Out = TypeVar("Out")
+PATIENCE_S = 5.0  # seconds that a question waits for files that changed to be read; then it is answered from what was there before
+
 
 class Engine:
     """A model over a corpus or over documents, loaded and ready.
@@ -26,8 +33,6 @@ class Engine:
     >>> answer = realm.ask("Which animal is the symbol of Taremo?")
     >>> answer.answer, answer.probability, answer.evidence[0].title
     """
-
-    _kept: KeptIndex
 
     def __init__(
         self,
@@ -47,13 +52,14 @@ class Engine:
             self.model, self.wordpieces = Realm.from_pretrained(place, device=where)
         self.model.compute_quickly()
         self._index_path = Path(index) if index else None
-        self._reader: Answerer | None = None
+        self._state: _State | None = None
         self._watch: Watch | None = None  # where documents are searched
+        self._catching_up: Future[tuple[_State, Watch]] | None = None
         self._trouble = ""  # why what changed could not be taken up, as it was said
         if corpus is not None:
             known = Corpus.open(corpus)
             check_readable(str(place), self.model, self.wordpieces, known)
-            self._take_up(known)
+            self._state = self._opened(known)
         elif places:
             self.read(*places)
 
@@ -62,37 +68,46 @@ class Engine:
 
         What is made of them is kept in a cache: only what changed is embedded again. "pocket" is the encyclopedia that comes with realmlm.
         """
-        if self._reader is not None and self._watch is None:
+        if self._state is not None and self._watch is None:
             raise BadInput(f"{self.corpus.folder} is being searched; add documents to it with `realmlm edit`, or load the model without it")
-        former = self._watch.places if self._watch else []
-        watch = Watch([*former, *map(text_place, docs)])  # looked at before they are read: what changes meanwhile is seen later
-        if not watch.places:
+        if self._catching_up is not None:
+            wait([self._catching_up])
+            self._catching_up = None
+        places = [*(self._watch.places if self._watch else []), *map(text_place, docs)]
+        if not places:
             raise BadInput("name a folder or file to read")
+        self._state, self._watch = self._read(places)
+        return self
+
+    def _read(self, places: Sequence[Path]) -> "tuple[_State, Watch]":
+        """Documents as they are now."""
+        watch = Watch(places)  # looked at before they are read: what changes meanwhile is seen later
         longest = min(DOCUMENT_WORDPIECES, self.model.config.max_passage)
         with ExitStack() as held:
             corpus = open_documents(watch.places, self.wordpieces, max_wordpieces=longest, held=held)
-            self._take_up(corpus, others=corpus.folder.parent)
-        self._watch = watch
-        return self
+            return self._opened(corpus, others=corpus.folder.parent), watch
 
-    def _take_up(self, corpus: Corpus, *, others: Path | None = None) -> None:
-        """Answer from this state of the corpus from now on."""
+    def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
         kept = kept_index(self.model, self.wordpieces, corpus, path=self._index_path, others=others)
         retriever = LearnedRetriever.settled(self.model, self.wordpieces, kept.index)
-        self._kept, self._reader = kept, Answerer(self.model, self.wordpieces, corpus, retriever)
+        return _State(kept, Answerer(self.model, self.wordpieces, corpus, retriever))
 
     @property
-    def _answerer(self) -> Answerer:
-        if self._reader is None:
+    def _known(self) -> "_State":
+        if self._state is None:
             raise BadInput(
                 'nothing has been read yet; .read("notes/") a folder or file of yours, or .read(realmlm.pocket), an encyclopedia'
             )
-        return self._reader
+        return self._state
+
+    @property
+    def _answerer(self) -> Answerer:
+        return self._known.answerer
 
     @property
     def index(self) -> Index:
         """What it is searched with."""
-        return self._kept.index
+        return self._known.kept.index
 
     @property
     def corpus(self) -> Corpus:
@@ -137,8 +152,8 @@ class Engine:
 
     @property
     def up_to_date(self) -> bool:
-        """Could all that changed be taken up? If not, it was said why."""
-        return not self._trouble
+        """Was all that changed taken up? If not, it is being read, or could not be and it was said why."""
+        return not self._trouble and self._catching_up is None
 
     def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
@@ -152,18 +167,11 @@ class Engine:
     def follow(self) -> None:
         """Take up what others changed since: edits of a corpus at once, files of documents within seconds. Who asks or edits does it first.
 
-        What cannot be taken up is said, once, and the former state goes on answering. An edit is tried again each time, files when they
-        change again.
+        What takes long to read is read in the background. Until then, and where something cannot be taken up, which is said once, the
+        former state goes on answering. An edit is tried again each time, files when they change again.
         """
-        known = self.corpus
         try:
-            if self._watch is None:
-                if (newest := known.newest()) is not known:
-                    self._follow(newest)
-            elif self._watch.changed():
-                self.read()
-            else:
-                return
+            current = self._follow_edits() if self._watch is None else self._follow_files(self._watch)
         except Exception as error:  # whatever it is: a question that the former state can answer must not fail for it
             why = str(error) or type(error).__name__
             trouble = getattr(error, "strerror", None) or why  # without the name of a file, which may be another each time
@@ -171,14 +179,32 @@ class Engine:
                 say(f"what changed could not be taken up, answers come from what was there before: {why}")
             self._trouble = trouble
         else:
-            self._trouble = ""
+            self._trouble = "" if current else self._trouble
+
+    def _follow_edits(self) -> bool:
+        if (newest := self.corpus.newest()) is not self.corpus:
+            self._follow(newest)
+        return True
+
+    def _follow_files(self, watch: Watch) -> bool:
+        """Was something taken up just now?"""
+        if self._catching_up is None:
+            if not watch.changed():
+                return False
+            self._catching_up = _in_background(lambda: self._read(watch.places))
+            wait([self._catching_up], PATIENCE_S)
+        if not self._catching_up.done():
+            return False
+        ended, self._catching_up = self._catching_up, None
+        self._state, self._watch = ended.result()
+        return True
 
     def _follow(self, corpus: Corpus) -> None:
         """Answer from this later state of the corpus from now on. If it fails, the earlier one stays."""
-        if self._kept.follow(corpus):
+        if self._known.kept.follow(corpus):
             self._answerer.corpus = corpus
         else:
-            self._take_up(corpus)
+            self._state = self._opened(corpus)
 
     def find(self, text: str, *, limit: int = 20) -> list[Passage]:
         """The first passages with this in title, text or source, upper and lower case alike."""
@@ -189,6 +215,28 @@ class Engine:
         if read < 1:
             raise BadInput(f"{read} passages cannot be read; choose --read 1 or more")
         return min(read, len(self.corpus))
+
+
+@dataclass(frozen=True)
+class _State:
+    """What questions are answered from."""
+
+    kept: KeptIndex
+    answerer: Answerer
+
+
+def _in_background(work: Callable[[], Out]) -> "Future[Out]":
+    """Work in a thread that does not keep the process alive."""
+    future: Future[Out] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
 
 
 def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype: str, device: str) -> str:

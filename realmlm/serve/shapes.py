@@ -115,5 +115,5 @@ class Health(BaseModel):
     waiting: int
     editable: bool = Field(description="Can passages be changed here? Those of documents follow their files.")
     up_to_date: bool = Field(
-        description="Could all that changed in files or corpus be taken up? If not, the service's own output says why."
+        description="Was all that changed in files or corpus taken up? If not, it is being read, or the service's own output says why not."
     )

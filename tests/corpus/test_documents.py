@@ -5,7 +5,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from realmlm.index.exact import ExactIndex
 from realmlm.model import retrieval
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
+from realmlm.serve import engine as engine_module
 from realmlm.serve.engine import Engine
 
 
@@ -437,6 +439,48 @@ def test_while_nothing_can_be_read_the_former_state_answers(
         said_once("MemoryError")
     (notes / "newer.txt").write_text("A newer note.")
     assert answered(following) == ["A new note.", "A newer note.", BADGER, FOX, HERON, OTTER]
+
+
+def test_what_takes_long_to_read_is_read_in_the_background(
+    following: Engine, notes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Questions wait a moment, then the former state answers until the new one is there; what goes wrong in the background is said."""
+    go_on, reading = threading.Event(), Engine._read
+
+    def slowly(engine: Engine, places: list[Path]) -> Any:
+        assert go_on.wait(60)
+        return reading(engine, places)
+
+    monkeypatch.setattr(Engine, "_read", slowly)
+    monkeypatch.setattr(engine_module, "PATIENCE_S", 0.01)
+    (notes / "new.txt").write_text("A new note.")
+    for _ in range(2):
+        assert answered(following) == [BADGER, FOX, HERON, OTTER]
+        assert not following.up_to_date
+    go_on.set()
+    wait_for(lambda: answered(following) == ["A new note.", BADGER, FOX, HERON, OTTER])
+    assert following.up_to_date
+    go_on.clear()
+    notes.rename(notes.parent / "away")
+    assert answered(following)[0] == "A new note."
+    assert "could not be taken up" not in capsys.readouterr().err
+    go_on.set()
+    wait_for(lambda: bool(answered(following)) and "does not exist" in capsys.readouterr().err)
+    assert not following.up_to_date
+    go_on.clear()
+    (notes.parent / "away").rename(notes)
+    (notes / "new.txt").unlink()
+    answered(following)
+    go_on.set()
+    following.read()  # asked for, it is waited for
+    assert answered(following) == [BADGER, FOX, HERON, OTTER]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def no_memory(*_: Any, **__: Any) -> Any:
