@@ -1,7 +1,6 @@
 """Sources to articles: folders and files of many kinds, streamed, so that an article is the most that is in memory at once."""
 
 import bz2
-import codecs
 import csv
 import gzip
 import io
@@ -19,6 +18,7 @@ from xml.parsers import expat
 
 from realmlm.artefact import read_manifest
 from realmlm.corpus.dump import Dump, NoDump
+from realmlm.corpus.encodings import declared_text, utf_16_codec, windows_text
 from realmlm.corpus.markup import html_to_text, markdown_to_text, row_line, wiki_to_text
 from realmlm.corpus.office import LARGEST, Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.store import Article
@@ -33,8 +33,6 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _FIELD_LIMIT = 2**24  # characters of one CSV field; a quote that is never closed would swallow the file
 _CHUNK = 2**16
 _TABLE = 2**20  # characters of a table's rows that are one document
-_CONTROLS = 100  # one control character in so many bytes is the most that a text has
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True)
@@ -218,27 +216,29 @@ class _Reading:
         yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
 
     def decode(self, data: bytes, *, line: int | None = None) -> str | None:
-        """UTF-8; UTF-16 by its mark; else the bytes of old Windows programs if they look like text, which is said. Or a complaint."""
-        utf_16 = line is None and data.startswith(_UTF_16)
+        """UTF-8; UTF-16 by its mark or its NUL bytes; else the bytes of old Windows programs if they look like text. What was guessed is
+        said. Or a complaint."""
+        utf_16 = utf_16_codec(data[:_CHUNK]) if line is None else None
         try:
-            return data.decode("utf-16" if utf_16 else "utf-8-sig" if line in (None, 1) else "utf-8")
+            text = data.decode(utf_16 or ("utf-8-sig" if line in (None, 1) else "utf-8"))
         except UnicodeDecodeError as error:
-            if not utf_16 and self.file.kind not in _ONLY_UTF_8 and (text := _windows_text(data)) is not None:
-                if not self._guessed:
-                    self._on_guess(f"{self.file.path}: not UTF-8, read as Windows-1252; if letters look wrong, convert the file to UTF-8")
-                self._guessed = True
-                return text
+            if not utf_16 and self.file.kind not in _ONLY_UTF_8 and (windows := windows_text(data)) is not None:
+                self._guess("not UTF-8, read as Windows-1252")
+                return windows
             where = line or data.count(b"\n", 0, error.start) + 1
             name = "UTF-16, as its first bytes say" if utf_16 else "UTF-8"
             self.bad(f"byte 0x{data[error.start]:02x} is not {name}; convert the file to UTF-8", line=where)
             return None
+        self._say_unmarked(utf_16)
+        return text
 
     def lines(self, stream: Any) -> Iterator[tuple[int, str]]:
         """Lines with their numbers from 1; undecodable ones are left out with a complaint."""
-        if stream.peek(2)[:2] in _UTF_16:
+        if utf_16 := utf_16_codec(stream.peek(_CHUNK)[:_CHUNK]):
+            self._say_unmarked(utf_16)
             number = 0
             try:
-                for number, line in enumerate(io.TextIOWrapper(stream, "utf-16", newline="\n"), start=1):
+                for number, line in enumerate(io.TextIOWrapper(stream, utf_16, newline="\n"), start=1):
                     yield number, line
             except UnicodeDecodeError:
                 self.bad("is not UTF-16, as its first bytes say; convert the file to UTF-8", line=number + 1)
@@ -248,14 +248,15 @@ class _Reading:
             if text is not None:
                 yield number, text
 
+    def _say_unmarked(self, utf_16: str | None) -> None:
+        if utf_16 not in (None, "utf-16"):
+            self._guess("no byte order mark, read as UTF-16")
 
-def _windows_text(data: bytes) -> str | None:
-    """The text of bytes in Windows-1252, or None where they do not look like text."""
-    controls = sum(data.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r")
-    try:
-        return None if 0 in data or controls * _CONTROLS > len(data) else data.decode("cp1252")
-    except UnicodeDecodeError:
-        return None
+    def _guess(self, what: str) -> None:
+        """Say once how the file was read."""
+        if not self._guessed:
+            self._on_guess(f"{self.file.path}: {what}; if letters look wrong, convert the file to UTF-8")
+        self._guessed = True
 
 
 def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -265,17 +266,17 @@ def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 
 
 def _read_markdown(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    yield from _read_document(reading, stream, markdown_to_text)
+    marked = reading.decode(stream.read())
+    if marked is not None:
+        yield from _titled(reading, *markdown_to_text(marked))
 
 
 def _read_html(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    yield from _read_document(reading, stream, html_to_text)
-
-
-def _read_document(reading: _Reading, stream: BinaryIO, plain: Callable[[str], tuple[str, str]]) -> Iterator[Article]:
-    marked = reading.decode(stream.read())
+    data = stream.read()
+    marked = declared_text(data)
+    marked = reading.decode(data) if marked is None else marked
     if marked is not None:
-        yield from _titled(reading, *plain(marked))
+        yield from _titled(reading, *html_to_text(marked))
 
 
 def _read_pdf(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.corpus import readers
+from realmlm.corpus.encodings import declared_text
 from realmlm.corpus.markup import html_to_text, markdown_to_text, wiki_to_text
 from realmlm.corpus.readers import find_files, read_articles, read_files
 from realmlm.corpus.store import Article
@@ -218,6 +219,80 @@ def test_texts_of_other_encodings_are_read(tmp_path, encoding, packing, capsys):
     ]
     said = capsys.readouterr().err
     assert said.count("read as Windows-1252") == (3 if encoding == "cp1252" else 0)
+
+
+POLISH = "Łukasz Wiśniewski z Łodzi"
+LATVIAN = "Āgenskalns is a part of the city of Riga, on the left bank of the Daugava."  # Ā has a NUL byte where other letters have none
+
+
+@pytest.mark.parametrize(
+    ("declaration", "encoding"),
+    [
+        ('<meta charset="iso-8859-2">', "iso-8859-2"),
+        ("<META CHARSET = 'Windows-1250' />", "cp1250"),
+        ('<meta http-equiv="Content-Type" content="text/html; charset=ISO-8859-2">', "iso-8859-2"),
+        ('<?xml version="1.0" encoding="iso-8859-2"?>', "iso-8859-2"),
+        ('<!-- <meta charset="iso-8859-1"> --><meta charset="iso-8859-2">', "iso-8859-2"),
+        ('<meta charset="iso-8859-2">', "utf-8-sig"),  # the mark goes before what is declared
+        ('<meta charset="iso-8859-2">', "utf-16"),
+        ('<meta charset="utf-8">', "utf-8"),
+        ('<meta charset="utf-16">', "utf-8"),  # no page in UTF-16 could say so in ASCII
+        ('<meta charset="klingon">', "utf-8"),
+        ('<meta charset="rot13">', "utf-8"),
+        ('<meta charset="utf-7">', "utf-8"),
+        ('<meta charset="unicode_escape">', "utf-8"),
+        ('<meta charset="cp037">', "utf-8"),
+    ],
+)
+def test_a_page_is_read_in_the_encoding_it_declares(tmp_path, declaration, encoding, capsys):
+    page = f"{declaration}<html><head><title>{POLISH}</title></head><body><p>C:\\new {POLISH}.</body></html>"
+    (tmp_path / "a.html").write_bytes(page.encode(encoding))
+    assert [(article.title, article.text) for article in read(tmp_path)] == [(POLISH, f"C:\\new {POLISH}.")]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("declaration", "guessed"),
+    [
+        ('<meta charset="iso-8859-1">', False),  # as browsers do, with what Windows has beyond it
+        ('<meta charset="us-ascii">', False),
+        ("", True),
+        ('<meta charset="utf-8">', True),  # not what it is in
+        ('<meta charset="klingon">', True),
+        (" " * 1024 + '<meta charset="iso-8859-2">', True),  # too late
+    ],
+)
+def test_a_declared_encoding_is_no_guess(tmp_path, declaration, guessed, capsys):
+    (tmp_path / "a.html").write_bytes(f"{declaration}<p>Café “Zoë”".encode("cp1252"))
+    assert [article.text for article in read(tmp_path)] == ["Café “Zoë”"]
+    assert ("read as Windows-1252" in capsys.readouterr().err) == guessed
+
+
+@given(st.binary(max_size=40), st.sampled_from(["utf-8", "iso-8859-2", "big5", "iso-2022-jp", "idna", "punycode", "hex", "undefined", "x"]))
+def test_any_bytes_under_any_declaration_are_a_text_or_none(data, name):
+    text = declared_text(f'<meta charset="{name}">'.encode() + data)
+    assert text is None or text.startswith(f'<meta charset="{name}">')
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("packing", sorted(PACKERS))
+def test_utf_16_without_a_mark_is_told_by_its_nul_bytes(tmp_path, encoding, packing, capsys):
+    texts = {"a.txt": f"{LATVIAN}\r\nOslo", "b.csv": "name,city\r\nZoë,Orléans\r\nJosé,Łódź\r\n", "c.html": f"<h1>Café</h1><p>{POLISH}"}
+    for name, text in texts.items():
+        (tmp_path / (name + packing)).write_bytes(PACKERS[packing](text.encode(encoding)))
+    assert [(article.title, article.text) for article in read(tmp_path)] == [
+        ("a", f"{LATVIAN}\r\nOslo"),
+        ("b", "name: Zoë; city: Orléans\nname: José; city: Łódź"),
+        ("Café", POLISH),
+    ]
+    assert capsys.readouterr().err.count("no byte order mark, read as UTF-16") == 3
+
+
+@pytest.mark.parametrize("data", [bytes(100), b"a\0b", b"ab\0" * 40, bytes(range(32, 64)) + bytes(200), b"plain text\0" * 20])
+def test_other_bytes_with_nuls_are_no_text(tmp_path, data):
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(BadInput, match="holds NUL bytes"):
+        read(tmp_path)
 
 
 def test_lock_files_of_offices_are_passed_over(tmp_path):
