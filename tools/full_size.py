@@ -29,8 +29,7 @@ from realmlm import cli
 from realmlm.artefact import publish
 from realmlm.corpus.store import Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import BERT_SPECIAL, Wordpieces
-from realmlm.index.encode import SHARD
-from realmlm.index.store import ShardedBuild, index_info, open_index
+from realmlm.index.store import SHARD, ShardedBuild, index_info, open_index
 from realmlm.log import progress, say
 from realmlm.model.inputs import query_inputs
 from realmlm.model.realm import Realm

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
-from realmlm.index.store import ShardedBuild
+from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress
 
-SHARD = 65_536  # passages; at 128 × 2 bytes a shard is 16 MiB
+_CPU_SHARD = 512  # passages between two writes on a CPU, where they take seconds; a GPU takes as long for SHARD of them
+_CPU_SHARDS = 256  # and at most so many files: all of them are open when they are published
 _AT_ONCE = 4_096  # wordpieces of one call of encode: of more, a CPU's cache holds too little; a GPU is given more
 _AT_ONCE_GPU = 262_144
 
@@ -77,16 +78,18 @@ def build_index(
     step: int = 0,
     kind: str = "exact",
     dtype: torch.dtype = torch.float16,
-    shard: int = SHARD,
+    shard: int | None = None,
     quiet: bool = False,
     queries_QD: Tensor | None = None,
     known: Known | None = None,
 ) -> None:
     """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same weights finished are kept.
 
-    An approximate index is measured with `queries_QD`. Vectors that are `known` are not computed again.
+    A shard is what is embedded between two writes, by default what the device embeds in seconds. An approximate index is measured with
+    `queries_QD`. Vectors that are `known` are not computed again.
     """
     ids = corpus.ids
+    shard = shard or _usual_shard(len(ids), encode.device)
     borders = [*range(0, len(ids), shard), len(ids)]
     plan = {
         "weights": encode.fingerprint,
@@ -108,3 +111,7 @@ def build_index(
             vectors = embed_passages(corpus, part, encode, dtype=dtype, on_done=advance, known=known)
             build.put(number, torch.from_numpy(part), vectors)
     build.publish(path, queries_QD=queries_QD)
+
+
+def _usual_shard(passages: int, device: torch.device) -> int:
+    return SHARD if device.type == "cuda" else min(SHARD, max(_CPU_SHARD, -(-passages // _CPU_SHARDS)))

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _VECTORS, _IDS, _LISTS = "vectors.safetensors", "ids.safetensors", "lists.safetensors"
 _HINT = "make one: realmlm index"
+
+SHARD = 65_536  # passages of a published shard, about; at 128 × 2 bytes it is 16 MiB
 
 
 # --- building -----------------------------------------------------------------------------------------------------------------------
@@ -120,10 +123,20 @@ class ShardedBuild:
                 settings = IVFSettings(**self.plan.get("ivf", {}))
                 draft.config["ivf"] = _write_lists(draft.path, exact, settings, queries_QD)
             else:
-                draft.counts["shards"] = self.shards
-                for shard in range(self.shards):
-                    _link(self.folder / _shard(shard), draft.path / _shard(shard))
+                draft.counts["shards"] = self._write_shards(draft.path, exact)
         self.discard()
+
+    def _write_shards(self, folder: Path, exact: ExactIndex) -> int:
+        """The shards of a version, small ones put together (each costs a search some steps, whatever its size); gives how many they are."""
+        together = [list(shards) for _, shards in groupby(range(self.shards), key=lambda shard: self.plan["borders"][shard] // SHARD)]
+        for number, shards in enumerate(together):
+            if len(shards) == 1:
+                _link(self.folder / _shard(shards[0]), folder / _shard(number))
+            else:
+                rows = [exact.blocks[shard] for shard in shards]
+                arrays = {"ids": torch.cat([one.ids_N for one in rows]), "vectors": torch.cat([one.vectors_ND for one in rows])}
+                save_file(arrays, folder / _shard(number))
+        return len(together)
 
     def discard(self) -> None:
         """Remove the folder and all that was finished in it."""

@@ -18,8 +18,7 @@ from realmlm.corpus.build import write_articles
 from realmlm.corpus.store import MAX_CHARACTERS, Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, Mismatch
-from realmlm.index.encode import SHARD
-from realmlm.index.store import ShardedBuild
+from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress, say
 from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
 from realmlm.model.retrieval import index_place

@@ -556,6 +556,28 @@ def test_vectors_survive_an_embedding_that_was_cut_off(read: Counted, notes: Pat
     assert read(notes) == 1
 
 
+def test_what_was_embedded_before_an_interruption_is_kept(
+    read: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "herons.csv"
+    table.write_text("title,text\n" + "".join(f"Heron {number},The heron has the number {number}.\n" for number in range(1100)))
+    embedded, call = 0, DocumentEncoder.__call__
+
+    def interrupted(encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]) -> torch.Tensor:
+        nonlocal embedded
+        embedded += len(titles)
+        if embedded > 1000:
+            raise KeyboardInterrupt
+        return call(encoder, titles, bodies)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(DocumentEncoder, "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            read(table)
+    assert read(table) == 1100 - 512
+    assert [file.name for file in tmp_path.glob("cache/**/shard-*")] == ["shard-00000.safetensors"]
+
+
 def cut_off(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from realmlm import artefact
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing, BadInput, Mismatch, NotEnough
+from realmlm.index import store
 from realmlm.index.ivf import IVFIndex
 from realmlm.index.store import ShardedBuild, edits_contained, index_info, open_index, save_edit
 
@@ -26,6 +28,13 @@ PLAN: dict[str, Any] = {
     "kind": "exact",
     "borders": [0, 4, 8, 10],
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_shards() -> Iterator[None]:
+    """Of the plan's shards the first two are put together when they are published, the third stands alone."""
+    with patch.object(store, "SHARD", 8):
+        yield
 
 
 def shard_of(plan: dict[str, Any], shard: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,6 +76,27 @@ def test_a_crashed_build_goes_on(tmp_path):
     with pytest.raises(NotEnough, match="lacks 2 of 3 shards, first 0"):
         build.publish(tmp_path / "x")
     assert ShardedBuild(folder, PLAN | {"weights": "other"}).missing() == [0, 1, 2]
+
+
+def test_a_build_in_other_shards_begins_anew(tmp_path):
+    folder = tmp_path / ".x.partial"
+    ShardedBuild(folder, PLAN).put(0, *shard_of(PLAN, 0))
+    other = PLAN | {"borders": [0, 2, 10]}
+    assert ShardedBuild(folder, other).missing() == [0, 1]
+    assert sorted(file.name for file in folder.iterdir()) == ["plan.json"]
+
+
+@pytest.mark.parametrize("borders", [[0, 4, 8, 10], [0, 8, 10], [*range(11)], [0, 3, 6, 9, 10], [0, 10]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_small_shards_are_put_together_when_they_are_published(tmp_path, borders, dtype):
+    path = published(tmp_path / "x", borders=borders, dtype=dtype)
+    names = sorted(file.name for file in path.glob("shard-*"))
+    assert names == [f"shard-{number:05d}.safetensors" for number in range(1 if borders[-2] < 8 else 2)]
+    whole = published(tmp_path / "whole", borders=[0, 10], dtype=dtype)
+    queries = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
+    one, other = (open_index(place).search(queries, 10) for place in (path, whole))
+    assert torch.equal(one.ids_QK, other.ids_QK)
+    assert torch.equal(one.scores_QK, other.scores_QK)
 
 
 @pytest.mark.parametrize("harm", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: b""])
