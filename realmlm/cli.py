@@ -19,7 +19,7 @@ from realmlm.artefact import refuse_existing, write_text
 from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
 from realmlm.files import read_text
-from realmlm.log import say
+from realmlm.log import counted, say
 from realmlm.settings import together
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
@@ -40,7 +40,8 @@ def _corpus(settings: config.Corpus) -> None:
         values["tokenizer"] = str(model_place())
     corpus = build_corpus(**values)
     counts = corpus.manifest.counts
-    say(f"{settings.out}: {counts['passages']:,} passages of {counts['articles']:,} articles, {counts['wordpieces']:,} wordpieces")
+    made = f"{counted(counts['passages'], 'passage')} of {counted(counts['articles'], 'article')}"
+    say(f"{settings.out}: {made}, {counted(counts['wordpieces'], 'wordpiece')}")
 
 
 def _edit(settings: config.Edit) -> None:
@@ -59,7 +60,7 @@ def _edit(settings: config.Edit) -> None:
     done = [f"added {', '.join(map(str, added))}"] if added else []
     done += [f"replaced {settings.replace}"] if replace else []
     done += [f"removed {', '.join(map(str, settings.remove))}"] if settings.remove else []
-    say(f"{settings.corpus}: {'; '.join(done)}; {len(corpus):,} passages now")
+    say(f"{settings.corpus}: {'; '.join(done)}; {counted(len(corpus), 'passage')} now")
 
 
 def _passages(settings: config.Passages) -> None:
@@ -269,7 +270,7 @@ def _serve(settings: config.Serve) -> None:
     engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
     if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None and not docs:
         say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
-    say(f"http://{settings.host}:{settings.port}   ({len(engine.corpus):,} passages; Ctrl-C stops)")
+    say(f"http://{settings.host}:{settings.port}   ({counted(len(engine.corpus), 'passage')}; Ctrl-C stops)")
     app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
     gc.collect()
     gc.freeze()  # what is loaded stays: looking through it for garbage would hold up every answer for 0.2 s, again and again
@@ -339,7 +340,8 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "The way from documents to answers: corpus → spans → model → warmup → pretrain → finetune → ask.",
+            'The short way from documents to answers, with the model that comes along: realmlm ask "…" --docs FOLDER',
+            "The way to a model of your own: corpus → spans → model → warmup → pretrain → finetune → ask.",
         ]
     )
 

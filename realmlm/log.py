@@ -18,6 +18,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 class Progress:
     """Counts towards a total and shows speed and time left: a bar where there is a terminal, a line every few seconds elsewhere."""
 

@@ -47,6 +47,7 @@ def test_the_overview_lists_every_command_with_its_summary(capsys: pytest.Captur
         summary = (kind.__doc__ or "").splitlines()[0]
         assert len(summary) > 20
         assert any(line.startswith(f"{name} ") and line.endswith(f" {summary}") for line in lines)
+    assert any(line.endswith('realmlm ask "…" --docs FOLDER') for line in lines[-2:])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

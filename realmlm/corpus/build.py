@@ -18,7 +18,7 @@ from realmlm.corpus.sentences import split_sentences
 from realmlm.corpus.store import MAX_CHARACTERS, MAX_TITLE, Article, Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, MissingExtra, RealmError
-from realmlm.log import progress, say
+from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers, ordered_map
 
 # P passages, A articles, T wordpieces
@@ -279,8 +279,7 @@ class _Faults:
 def other_kinds(unknown: list[Path]) -> str:
     """What is said of files that no reader knows."""
     suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
-    files = "1 file" if len(unknown) == 1 else f"{len(unknown):,} files"
-    return f"{files} of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
+    return f"{counted(len(unknown), 'file')} of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
 
 
 def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say) -> Iterator[Article]:

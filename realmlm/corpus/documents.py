@@ -25,7 +25,7 @@ from realmlm.corpus.readers import SourceFile, apart, find_files, read_files
 from realmlm.corpus.store import CONTENT_MARK, Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, MissingExtra, RealmError
-from realmlm.log import progress, say
+from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers
 
 DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
@@ -61,8 +61,9 @@ def open_documents(
     corpus = _follow(folder / name, files, seen, wordpieces, max_wordpieces=max_wordpieces)
     seen.keep(files)
     unread = [file.name for source, file in files.items() if source in seen.unreadable]
-    if unread or unknown:
-        _say_left_out(corpus, len(files) - len(unread), unread, unknown, seen)
+    in_part = [file.name for source, file in files.items() if source in seen.in_part]
+    if unread or in_part or unknown:
+        _say_left_out(corpus, len(files) - len(unread), unread, in_part, unknown, seen)
     return corpus
 
 
@@ -112,16 +113,17 @@ def _kept_in(folder: Path) -> Iterator[None]:
 
 
 class _Seen:
-    """What need not be looked at again: checksums of files by size and time, and sources that could not be read, with the reason."""
+    """What need not be looked at again: checksums of files by size and time, and sources that could not be read, or not all of them, with
+    the reason."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.waiting: set[str] = set()  # of those that could not be read: they can be once a library is installed
         try:
             self._before: dict[str, Any] = json.loads(file.read_text("utf-8"))
-            self.digests, self.unreadable = dict(self._before["digests"]), dict(self._before["unreadable"])
+            self.digests, self.unreadable, self.in_part = (dict(self._before[name]) for name in ("digests", "unreadable", "in_part"))
         except (OSError, ValueError, TypeError, KeyError):
-            self._before, self.digests, self.unreadable = {}, {}, {}
+            self._before, self.digests, self.unreadable, self.in_part = {}, {}, {}, {}
 
     def digest(self, file: Path) -> str:
         """A part of the file's checksum; it is not read for it while its size and time stay."""
@@ -136,7 +138,8 @@ class _Seen:
         names = {str(file.path) for file in files.values()}
         digests = {name: entry for name, entry in self.digests.items() if name in names}
         known = {source: why for source, why in self.unreadable.items() if source in files and source not in self.waiting}
-        now = {"digests": digests, "unreadable": known}
+        in_part = {source: why for source, why in self.in_part.items() if source in files}
+        now = {"digests": digests, "unreadable": known, "in_part": in_part}
         if now != self._before:
             write_text(self.file, json.dumps(now, ensure_ascii=False, indent=1))
 
@@ -152,12 +155,13 @@ def _find(places: Sequence[Path]) -> tuple[list[SourceFile], list[Path]]:
     return files, unknown
 
 
-def _say_left_out(corpus: Corpus, read: int, unread: Sequence[str], unknown: list[Path], seen: _Seen) -> None:
+def _say_left_out(corpus: Corpus, read: int, unread: Sequence[str], in_part: Sequence[str], unknown: list[Path], seen: _Seen) -> None:
     """One line each time: who asks later should know, too, what is not there to be found."""
-    said = [f"{len(corpus):,} passages of {read:,} files"]
-    if unread:
-        more = f" …; all, and why: {seen.file}" if len(unread) > _NAMED else ""
-        said.append(f"{len(unread):,} could not be read ({', '.join(unread[:_NAMED])}{more})")
+    said = [f"{counted(len(corpus), 'passage')} of {counted(read, 'file')}"]
+    for names, what in ((unread, "could not be read"), (in_part, "read only in part")):
+        if names:
+            more = f" …; all, and why: {seen.file}" if len(names) > _NAMED else ""
+            said.append(f"{len(names):,} {what} ({', '.join(names[:_NAMED])}{more})")
     say("; ".join([*said, *([other_kinds(unknown)] if unknown else [])]))
 
 
@@ -200,7 +204,9 @@ def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpiece
             draft.config |= {"sources": sorted({file.name.split("/")[0] for file in files.values()}), "tokenizer": "of the model"}
             draft.counts["skipped"] = 0
         corpus = Corpus.open(place)
-    wordless = dict.fromkeys(set(files) - set(_contained(corpus)), "there are no words in it")
+    contained = set(_contained(corpus))
+    seen.in_part = {source: why for source, why in (seen.in_part | left_out.first).items() if source in contained}
+    wordless = dict.fromkeys(set(files) - contained, "there are no words in it")
     seen.unreadable = {source: seen.unreadable.get(source, why) for source, why in wordless.items()}
     return corpus
 
@@ -222,10 +228,12 @@ class _LeftOut:
     def __init__(self, seen: _Seen) -> None:
         self._seen = seen
         self.errors: list[RealmError] = []
+        self.first: dict[str, str] = {}  # of each source
 
     def __call__(self, source: str, error: RealmError) -> None:
         self.errors.append(error)
         self._seen.unreadable[source] = str(error)
+        self.first.setdefault(source, str(error))
         if isinstance(error, MissingExtra):
             self._seen.waiting.add(source)
         if len(self.errors) <= _SAID:

@@ -48,7 +48,11 @@ class SourceFile:
 def apart(places: Sequence[Path]) -> list[Path]:
     """Each once, and none that lies in another: what is named twice is read once. A place that is not there is refused."""
     for path in places:
-        if not path.exists():
+        try:
+            exists = path.exists()
+        except OSError as error:  # a folder that it is in may not be looked into
+            raise BadInput(_unreadable(path, error)) from error
+        if not exists:
             raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
         if _is_corpus(path):
             raise BadInput(f"{path} is a corpus, not a folder with documents; it is searched with --corpus {path}")
@@ -59,7 +63,7 @@ def apart(places: Sequence[Path]) -> list[Path]:
 def _is_corpus(path: Path) -> bool:
     try:
         return read_manifest(path, kind="corpus").kind == "corpus"
-    except RealmError:
+    except (RealmError, OSError):
         return False
 
 

@@ -155,6 +155,69 @@ def test_what_was_left_out_is_said_each_time(
     assert all("not UTF-16" in why for why in kept.values())
 
 
+def test_lines_that_were_left_out_are_said_each_time(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ['{"text": "The stork nests."}', '{"text": ', "[1]", '{"text": "The crane dances."}']
+    (notes / "birds.jsonl").write_text("\n".join(lines))
+    assert len(opened(notes, pieces, tmp_path)) == 6
+    assert "birds.jsonl, line 2: is not JSON" in capsys.readouterr().err
+    for _ in range(2):
+        opened(notes, pieces, tmp_path)
+        assert capsys.readouterr().err == "6 passages of 4 files; 1 read only in part (notes/birds.jsonl)\n"
+    (notes / "new.txt").write_text("A new note.")  # an edit forgets nothing
+    (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")
+    opened(notes, pieces, tmp_path)
+    said = "7 passages of 5 files; 1 could not be read (notes/bad.txt); 1 read only in part (notes/birds.jsonl)\n"
+    assert capsys.readouterr().err.endswith(said)
+    (file,) = (tmp_path / "cache" / "documents").glob("*.seen.json")
+    (why,) = json.loads(file.read_text("utf-8"))["in_part"].values()
+    assert "line 2: is not JSON" in why
+    (notes / "bad.txt").unlink()
+    (notes / "birds.jsonl").write_text("\n".join([lines[0], lines[3]]))
+    opened(notes, pieces, tmp_path)
+    capsys.readouterr()
+    opened(notes, pieces, tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def test_one_is_not_counted_as_several(pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "heron.txt").write_text("The heron is the bird of the town.")
+    (folder / "photo.jpg").write_bytes(b"x")
+    opened(folder, pieces, tmp_path)
+    assert "\n1 passage of 1 file; 1 file of other kinds passed over: .jpg 1\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("entered", ["manifest.json", "notes"], ids=["the folder", "the folder it is in"])
+def test_a_folder_that_may_not_be_read_is_said_to_be_so(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], entered: str
+) -> None:
+    (tmp_path / "letter.txt").write_text("The stork brings letters.")
+    stat, scandir = os.stat, os.scandir
+
+    def refused_stat(path: Any, **options: Any) -> os.stat_result:
+        if str(path) == str(notes / entered if entered == "manifest.json" else notes):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    def refused_scandir(path: Any) -> Any:
+        if str(path) == str(notes):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "stat", refused_stat)
+    monkeypatch.setattr(os, "scandir", refused_scandir)
+    with pytest.raises(BadInput, match=rf"^{notes} cannot be read \(Permission denied\)$"):
+        opened(notes, pieces, tmp_path)
+    if entered == "manifest.json":  # beside others it is left out, as a folder below one is
+        with ExitStack() as held:
+            places = [notes, tmp_path / "letter.txt"]
+            assert len(open_documents(places, pieces, max_wordpieces=64, held=held, cache=tmp_path / "cache")) == 1
+        assert f"left out: {notes} cannot be read (Permission denied)" in capsys.readouterr().err
+
+
 def test_changes_are_counted_by_file(notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened(notes, pieces, tmp_path)
     capsys.readouterr()
