@@ -20,7 +20,7 @@ from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
 from realmlm.files import read_text
 from realmlm.log import counted, say
-from realmlm.settings import together
+from realmlm.settings import plain_numbers, together
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
 
@@ -419,7 +419,8 @@ def _parse(name: str, kind: type, arguments: list[str], **default: Any) -> Any:
     tyro = require("tyro", extra="all", why="the command line")
     more = "\n\nGo on with a run that was cut off: --resume RUN (its own settings, unless flags say otherwise)."
     description = (kind.__doc__ or "") + (more if name in RESUMABLE else "")
-    return tyro.cli(kind, prog=f"realmlm {name}", description=description, args=arguments, **default)
+    with plain_numbers():
+        return tyro.cli(kind, prog=f"realmlm {name}", description=description, args=arguments, **default)
 
 
 def _recorded(name: str, kind: type, folder: Path) -> Any:

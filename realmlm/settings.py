@@ -22,6 +22,22 @@ def optional(metavar: str) -> Any:
     return arg(metavar=metavar, help_behavior_hint="(optional)")
 
 
+def plain_numbers() -> Any:
+    """While it is entered, tyro says of what is no whole number that it is none."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    def from_words(words: list[str]) -> int:
+        try:
+            return int(words[0])
+        except ValueError:
+            raise ValueError(f"'{words[0]}' is not a whole number") from None
+
+    whole = PrimitiveConstructorSpec(1, "INT", from_words, lambda value: type(value) is int, lambda value: [str(value)])
+    registry = ConstructorRegistry()
+    registry.primitive_rule(lambda info: whole if info.type is int else None)
+    return registry
+
+
 def together(named: tuple[tuple[Path, ...], ...]) -> list[Path]:
     """The places that a flag names, which may be given several times, each time with several."""
     return [place for places in named for place in places]

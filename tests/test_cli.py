@@ -64,6 +64,16 @@ def test_help_explains_every_field(name: str, capsys: pytest.CaptureFixture[str]
     assert ("--resumeRUN" in text) == (name in RESUMABLE)
 
 
+@pytest.mark.parametrize("flags", [["ask", "Who?", "--read", "abc"], ["corpus", "a.txt", "--out", "b", "--max-passages", "abc"]])
+def test_what_is_no_whole_number_is_said_to_be_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert plain("'abc' is not a whole number") in plain(said.out + said.err)
+    assert "invalid literal" not in said.out + said.err
+
+
 def test_every_field_is_explained() -> None:
     for kind in {*(kind for kind, _ in COMMANDS.values()), config.Optim, config.JointOptim, config.Loop, config.Refresh}:
         (definition,) = ast.parse(inspect.getsource(kind)).body
