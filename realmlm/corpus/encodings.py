@@ -33,10 +33,11 @@ def utf_16_codec(head: bytes) -> str | None:
 def declared_text(page: bytes) -> str | None:
     """The text of an HTML page in the encoding that it declares; None where there is none, or it is unknown or not what the bytes are in.
 
-    A byte order mark goes before what is declared: such a page gives None too.
+    A byte order mark goes before what is declared, and so does UTF-8 where letters beyond ASCII are in it, which nothing else looks like:
+    such a page gives None too.
     """
     found = _DECLARED.search(_COMMENT.sub(b"", page[:_HEAD]))
-    if found is None or page.startswith((codecs.BOM_UTF8, *_UTF_16)):
+    if found is None or page.startswith((codecs.BOM_UTF8, *_UTF_16)) or (not page.isascii() and _is_utf_8(page)):
         return None
     try:
         name = codecs.lookup(found[1].decode("ascii")).name
@@ -46,6 +47,14 @@ def declared_text(page: bytes) -> str | None:
         return page.decode(name)
     except (LookupError, ValueError):
         return None
+
+
+def _is_utf_8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def windows_text(data: bytes) -> str | None:

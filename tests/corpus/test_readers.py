@@ -235,6 +235,7 @@ LATVIAN = "Āgenskalns is a part of the city of Riga, on the left bank of the Da
         ('<!-- <meta charset="iso-8859-1"> --><meta charset="iso-8859-2">', "iso-8859-2"),
         ('<meta charset="iso-8859-2">', "utf-8-sig"),  # the mark goes before what is declared
         ('<meta charset="iso-8859-2">', "utf-16"),
+        ('<meta charset="iso-8859-2">', "utf-8"),  # declared long ago, converted since
         ('<meta charset="utf-8">', "utf-8"),
         ('<meta charset="utf-16">', "utf-8"),  # no page in UTF-16 could say so in ASCII
         ('<meta charset="klingon">', "utf-8"),
