@@ -326,6 +326,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "world": (config.World, _world),
 }
 RESUMABLE = tuple(config.STAGES)
+EMBEDDING = ("ask", "evaluate", "index", "serve")  # may be at it for long
 
 
 def overview() -> str:
@@ -376,7 +377,8 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"error: {error}; check that this place exists, that you may write to it and that the disk is not full")
         sys.exit(2)
     except KeyboardInterrupt:
-        say(f"stopped; it goes on with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else "stopped")
+        rest = f"; it goes on with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else ""
+        say("stopped" + (rest or "; what was embedded is kept" * (arguments[0] in EMBEDDING)))
         sys.exit(130)
 
 

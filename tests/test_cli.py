@@ -361,9 +361,12 @@ def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(wo
     assert [path.name for path in (index / "edits").iterdir()] == ["000001"]
 
 
-@pytest.mark.parametrize("name", ["corpus", "pretrain"])
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [("corpus", ""), ("pretrain", "; it goes on with: realmlm pretrain --resume RUN"), ("ask", "; what was embedded is kept")],
+)
 def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_with(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, rest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
@@ -372,4 +375,4 @@ def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_w
     with pytest.raises(SystemExit) as end:
         main([name])
     assert end.value.code == 130
-    assert capsys.readouterr().err == ("stopped\n" if name == "corpus" else "stopped; it goes on with: realmlm pretrain --resume RUN\n")
+    assert capsys.readouterr().err == f"stopped{rest}\n"
