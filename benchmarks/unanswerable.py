@@ -2,7 +2,7 @@
 
 Asks every question of the pocket encyclopedia twice: as it is, and with every passage that holds the answer taken out of what was
 retrieved, so that nothing that is read can say it. Prints how often an answer that is right is surer than one of the second kind, by
-p(y|x) alone and by the confidence, and how many of each kind come with a caution.
+p(y|x) alone and by the confidence, and how many of each kind have a confidence below some limits; at 0.05 the caution begins.
 """
 
 import datetime
@@ -18,6 +18,7 @@ from realmlm.evaluate.answers import is_correct
 from realmlm.evaluate.calibrate import separation
 from realmlm.evaluate.matching import contains_answer
 from realmlm.model.answering import Answer
+from realmlm.model.calibration import UNSURE
 from realmlm.model.retrieval import Retrieved
 
 READ, DEPTH = 5, 60
@@ -43,9 +44,7 @@ def main(model: str = "mini") -> None:
         values = np.array([getattr(answer, name) for answer in right + unsaid], dtype=float)
         print(f"by {name:12} a right answer is the surer of two {separation(values, is_right):6.1%} of the time")
     for name, answers in (("right answers", right), ("answers to what nothing says", unsaid)):
-        print(
-            f"{name:28}  p {middle(answers, 'probability')}   confidence {middle(answers, 'confidence')}   cautioned {cautioned(answers)}"
-        )
+        print(f"{name:28}  p {middle(answers, 'probability')}   confidence {middle(answers, 'confidence')}   {below(answers)}")
 
 
 def middle(answers: list[Answer], name: str) -> str:
@@ -54,8 +53,10 @@ def middle(answers: list[Answer], name: str) -> str:
     return f"{median:.2f} ({low:.2f} to {high:.2f})"
 
 
-def cautioned(answers: list[Answer]) -> str:
-    return f"{sum(bool(answer.caution) for answer in answers)} of {len(answers)}"
+def below(answers: list[Answer]) -> str:
+    """How many get a caution, and how many would at other limits."""
+    counts = {limit: sum((answer.confidence or 0.0) < limit for answer in answers) for limit in (0.03, UNSURE, 0.1)}
+    return ", ".join(f"{count} below {limit}" for limit, count in counts.items()) + f", of {len(answers)}"
 
 
 if __name__ == "__main__":

@@ -25,10 +25,8 @@ class Calibration:
 
     def confidence(self, probability: float, relevance: float) -> float:
         """P(right) of an answer."""
-        return 1 / (1 + math.exp(-self._logit(math.log(max(probability, LEAST_P)), relevance)))
-
-    def _logit(self, log_p: float, relevance: float) -> float:
-        return max(-30.0, min(30.0, self.bias + self.p_weight * log_p + self.relevance_weight * relevance))
+        logit = self.bias + self.p_weight * math.log(max(probability, LEAST_P)) + self.relevance_weight * relevance
+        return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
 
 
 def fit_calibration(probability_N: np.ndarray, relevance_N: np.ndarray, right_N: np.ndarray, *, steps: int = 50) -> Calibration:

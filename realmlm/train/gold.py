@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.artefact import locked, map_arrays, open_artefact, publish, save_arrays
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
-from realmlm.errors import BadInput, Mismatch
+from realmlm.errors import BadInput
 from realmlm.evaluate.matching import AnswerMatcher, Span, answer_spans
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
+from realmlm.train.kept import kept_beside
 
 _CHUNK = 1024  # passages a worker searches at once
 _RARE = 16  # passages to one candidate of a question, above which patterns are looked up when they are needed
@@ -81,18 +81,9 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
     later = candidates is not None and candidates * _RARE < len(corpus)
     patterns = [question for question in questions if question.is_regex and later]
     questions = [question for question in questions if not (question.is_regex and later)]
-    parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", "questions": _fingerprint(questions)}
-    folder = corpus.folder / "answers" / f"{parents['questions'][:16]}-{corpus.edits}"
-    with locked(folder.parent / f".{folder.name}.lock"):  # others may want the same at this moment
-        if not folder.exists():
-            with publish(folder, kind="answers") as draft:
-                arrays = _locate(corpus, questions)
-                save_arrays(draft.path / "answers.safetensors", arrays)
-                draft.parents = parents
-                draft.counts = {"questions": len(questions), "spans": len(arrays["questions"])}
-    if open_artefact(folder, kind="answers").parents != parents:
-        raise Mismatch(f"{folder} was made for another corpus; remove it")
-    arrays = map_arrays(folder / "answers.safetensors")
+    arrays = kept_beside(
+        corpus, "answers", sought="questions", fingerprint=_fingerprint(questions), find=lambda: _locate(corpus, questions)
+    )
     found = np.unique(arrays["questions"])
     if not len(found) and not patterns:
         raise BadInput("none of the answers stands in the corpus: nothing to learn from; give questions about these documents")

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from realmlm.artefact import locked, map_arrays, open_artefact, publish, save_arrays
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
-from realmlm.errors import Mismatch
 from realmlm.log import progress, say
+from realmlm.train.kept import kept_beside
 
 _RUN = 4  # words in a row: fewer of a sentence, at the edge of a passage, say nothing of where they come from
 _WORD = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")  # Chinese and Japanese put no space between words: each character is one
@@ -29,35 +28,25 @@ def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
     questions = read_questions(hold_out)
     if all(_stands_in_source(corpus, question) for question in questions):
         return sorted({question.source for question in questions if question.source is not None})
-    found = _kept_search(corpus, [_filled_in(question) for question in questions])
-    if not found:
+    sentences = [_filled_in(question) for question in questions]
+    fingerprint = hashlib.sha256(repr(sentences).encode()).hexdigest()
+    kept = kept_beside(
+        corpus, "held-out", sought="sentences", fingerprint=fingerprint, find=lambda: {"passages": _search(corpus, sentences)}
+    )
+    if not len(kept["passages"]):
         say(f"none of the sentences of {hold_out} stands in {corpus.folder}: nothing has to be held out")
-    return found
+    return [int(number) for number in kept["passages"]]
 
 
-def _kept_search(corpus: Corpus, sentences: list[str]) -> list[int]:
-    """The passages with one of these sentences: looked for once, and kept beside the corpus for the next run that holds them out."""
-    parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", "sentences": hashlib.sha256(repr(sentences).encode()).hexdigest()}
-    folder = corpus.folder / "held-out" / f"{parents['sentences'][:16]}-{corpus.edits}"
-    with locked(folder.parent / f".{folder.name}.lock"):  # others may want the same at this moment
-        if not folder.exists():
-            with publish(folder, kind="held-out") as draft:
-                save_arrays(draft.path / "passages.safetensors", {"passages": np.array(_search(corpus, sentences), dtype=np.int64)})
-                draft.parents = parents
-    if open_artefact(folder, kind="held-out").parents != parents:
-        raise Mismatch(f"{folder} was made for another corpus; remove it")
-    found: list[int] = map_arrays(folder / "passages.safetensors")["passages"].tolist()
-    return found
-
-
-def _search(corpus: Corpus, texts: list[str]) -> list[int]:
+def _search(corpus: Corpus, texts: list[str]) -> np.ndarray:
+    """The passages that have one of these sentences."""
     sentences, found = _Sentences(texts), []
     with progress("looking for what is held out", len(corpus), unit="passages") as bar:
         for number in corpus.ids.tolist():
             if sentences.overlap(corpus[number].text):
                 found.append(number)
             bar.advance(1)
-    return found
+    return np.array(found, dtype=np.int64)
 
 
 def _filled_in(question: Question) -> str:

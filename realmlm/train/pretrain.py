@@ -62,7 +62,7 @@ class JointPretraining:
         self._null, self._passages, self._marginal, self._freeze = null_document, k - null_document, marginal, freeze_retriever
         self._pointing = pointing
         self._probe, self._probe_every = probe, probe_every
-        self._own = own  # by passage of the text that of the corpus that is never retrieved for its sentences, −1: none
+        self._own = own  # as `_own_places` gives it
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters()), "retriever": self._model.retriever_parameters()}
@@ -208,12 +208,7 @@ def pretrain(
         realm.config = replace(realm.config, null_document=null_document)
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
-        own = None if own_passage else places_in(known, source_corpus)
-        if text is not None and not own_passage and (share := share_cut_otherwise(known, source_corpus, own)) >= CUT_OTHERWISE:
-            say(
-                f"{share:.0%} of the passages of {text} that are none of {corpus} begin with a sentence that stands there: their sentences "
-                "can retrieve themselves, which teaches nothing; cut both from the documents with the same --max-wordpieces"
-            )
+        own = None if own_passage else _own_places(known, source_corpus)
         needed = k - null_document + (own is not None)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
@@ -244,6 +239,17 @@ def pretrain(
             )
             how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
             return train_model(realm, wordpieces, taught, run, **how, title="pre-training")
+
+
+def _own_places(corpus: Corpus, text: Corpus) -> np.ndarray | None:
+    """By passage of the text that of the corpus that is never retrieved for its sentences, −1: none; None: for none of them."""
+    places = places_in(corpus, text)
+    if text is not corpus and (share := share_cut_otherwise(corpus, text, places)) >= CUT_OTHERWISE:
+        say(
+            f"{share:.0%} of the passages of {text.folder} that are none of {corpus.folder} begin with a sentence that stands there: their "
+            "sentences can retrieve themselves, which teaches nothing; cut both from the documents with the same --max-wordpieces"
+        )
+    return places
 
 
 def run_pretrain(config: Pretrain, *, objective: type[JointPretraining] = JointPretraining, scheme: Masking | None = None) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
@@ -190,9 +191,9 @@ def test_what_was_found_is_kept_beside_the_corpus(
     found = held_out_passages(other, held)
     looked: list[int] = []
 
-    def look(corpus: Corpus, texts: list[str]) -> list[int]:
+    def look(corpus: Corpus, texts: list[str]) -> np.ndarray:
         looked.append(len(corpus))
-        return []
+        return np.zeros(0, dtype=np.int64)
 
     monkeypatch.setattr(hold_out, "_search", look)
     assert held_out_passages(other, held) == found
