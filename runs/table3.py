@@ -23,7 +23,9 @@ def main(file: Path, count: int = 20) -> None:
     for item in items[:: max(1, len(items) // count)][:count]:
         print(row(item))
     gained = [item["log_p"] - item["log_p_without"] for item in items]
-    print(f"\n{len(items):,} sentences; retrieval brings {sum(gained) / len(gained):.2f} nats on average")
+    doubled, halved = (sum(sign * nats > math.log(2) for nats in gained) for sign in (1, -1))
+    print(f"\n{len(items):,} sentences; retrieval brings {sum(gained) / len(gained):.2f} nats on average,")
+    print(f"more than doubles the probability of {doubled:,} and more than halves that of {halved:,}")
 
 
 if __name__ == "__main__":

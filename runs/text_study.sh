@@ -5,12 +5,12 @@
 #
 #   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
 #
-# Arms: warmup (the baseline, as ORQA) realm plain frozen ict uniform random-span stale no-null recurring glimpses tagger news
+# Arms: warmup (the baseline, as ORQA) realm realm-longer (2,000 joint steps, not 800) plain frozen ict uniform random-span stale no-null recurring glimpses tagger news
 #       same-text own-passage (both learn from the corpus itself, X = Z; the second may retrieve a sentence's own passage)
 #       realm-retriever realm-reader (of realm with the same seed, the other half from the warm-up)
 #       bm25 hard-em (of the warm-up, questions only)
 #       warmup-projection realm-projection (only the query's projection learns questions)
-#       warmup-as-is realm-as-is realm-retriever-as-is (only the reader learns them; the last with the warm-up's reader)
+#       warmup-as-is realm-as-is realm-longer-as-is realm-retriever-as-is (only the reader learns them; the last with the warm-up's reader)
 # `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
@@ -32,10 +32,15 @@ evaluate() { # name, model, questions, flags
 joint() { # flags of pretrain
   echo "pretrain --from $warm --corpus $corpus --out $out/joint $held --optim.steps $steps --optim.batch $(scaled 128) --optim.lr 2e-4 --optim.retriever-lr 1e-4 $loop $fused ${text:+--text $text} $*"
 }
-measure() { # model: held-out sentences, and questions before any was seen
-  evaluate held-out "$1" "$base/held-out.jsonl" --read "$([ "$arm" = no-null ] && echo 8 || echo 7)"
+found() { # model, retriever: questions before any was seen
   for file in $(sets train); do
-    evaluate "zero-shot-$(name_of "$file")" "$1" "$file" --read 0
+    evaluate "zero-shot-$(name_of "$file")" "$1" "$file" --read 0 --retriever "$2"
+  done
+}
+measure() { # model: held-out sentences and questions before any was seen, also with a [MASK] behind them
+  evaluate held-out "$1" "$base/held-out.jsonl" --read "$([ "$arm" = no-null ] && echo 8 || echo 7)"
+  found "$1" learned
+  for file in $(sets train); do
     evaluate "with-mask-$(name_of "$file")" "$1" "$file" --read 0 --with-mask
   done
 }
@@ -44,19 +49,24 @@ questions() { # model, retriever, flags of finetune
   echo "finetune --from $1 --corpus $corpus --questions $(sets train | tr '\n' ' ') --out $out/questions --retriever $2 --read 8 --read-gold --candidates 100 --closed-book 0.02 --optim.steps $(scaled 600) --optim.batch $(scaled 64) --optim.lr 2e-4 --optim.retriever-lr ${rate:-2e-5} $loop ${*:3}"
   for file in $(sets dev) $([ -z "${TEST:-}" ] || sets test); do
     evaluate "$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever "$2"
-    [ "$arm" != warmup ] || evaluate "closed-book-$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever none
+    [[ $arm != @(warmup|realm) ]] || evaluate "closed-book-$(basename "${file%.*}")" "$tuned" "$file" --read 10 --retriever none
   done
 }
 commands() {
   model=$out/joint/model
   case $arm in
   warmup | bm25 | hard-em | warmup-projection | warmup-as-is) model=$warm ;;
-  realm-projection | realm-as-is) model=$base/study/realm-$seed/joint/model ;;
+  realm-projection) model=$base/study/realm-$seed/joint/model ;;
+  realm-as-is | realm-longer-as-is) model=$base/study/${arm%-as-is}-$seed/joint/model ;;
   realm-retriever | realm-retriever-as-is | realm-reader)
     model=$out/model taught=$base/study/realm-$seed/joint/model
     [ "$arm" = realm-reader ] && echo "graft --towers $warm --reader $taught --out $model" || echo "graft --towers $taught --reader $warm --out $model"
     ;;
   realm) joint $pointing $often ;;
+  realm-longer)
+    steps=$(scaled 2000)
+    joint $pointing $often
+    ;;
   plain) joint $often ;;
   frozen) joint $pointing --refresh.every-steps 0 --freeze-retriever "$steps" ;;
   uniform | random-span) joint $often --masking "$arm" ;; # there is no one run of words to point at: to be compared with `plain`
@@ -97,7 +107,10 @@ commands() {
   case $arm in
   *-projection) questions "$model" learned --query projection ;;
   *-as-is) rate=0 questions "$model" learned ;;
-  bm25) questions "$model" bm25 ;;
+  bm25)
+    found "$model" bm25
+    questions "$model" bm25
+    ;;
   hard-em) questions "$model" learned --objective hard-em ;;
   *) [ -z "${QUESTIONS:-}" ] || questions "$model" learned ;;
   esac

@@ -19,6 +19,7 @@ from realmlm.evaluate.intervals import bootstrap_interval, paired_interval
 
 ARMS = {
     "realm": "REALM, pointing",
+    "realm-longer": "the same, 2,000 steps",
     "plain": "REALM, the paper's loss alone",
     "realm-retriever": "REALM's retriever, baseline reader",
     "realm-reader": "baseline retriever, REALM's reader",
@@ -35,20 +36,24 @@ ARMS = {
     "same-text": "X = Z",
     "own-passage": "X = Z, own passage allowed",
     "news": "X = Wikinews",
+    "bm25": "BM25",  # retrieval alone: no likelihood
 }
 ANSWERING = {
     "bm25": "BM25 + reader",
     "warmup": "ICT only (ORQA)",
     "hard-em": "the same, hard EM",
-    "closed-book": "the same, no passage",
+    "warmup-closed-book": "the same, no passage",
     "plain": "REALM, the paper's loss alone",
     "realm": "REALM, pointing",
+    "realm-closed-book": "the same, no passage",
+    "realm-longer": "REALM, pointing, 2,000 steps",
     "glimpses": "REALM, pointing, glimpses",
     "news": "REALM, pointing, X = Wikinews",
     "warmup-projection": "ICT only, of the query tower the projection alone learns",
     "realm-projection": "REALM, pointing, the same",
     "warmup-as-is": "ICT only, the retriever as it is: only the reader learns",
     "realm-as-is": "REALM, pointing, the same",
+    "realm-longer-as-is": "REALM, pointing, 2,000 steps, the same",
     "realm-retriever-as-is": "REALM's retriever under the warm-up's reader, the same",
 }
 Take = Callable[[dict[str, Any]], float]
@@ -134,9 +139,9 @@ def table_1(folder: Path, part: str) -> None:
     seeds: dict[str, int] = {}
     for name in names:
         open_book, many = measured(folder, f"{name}-{part}", lambda row: 100.0 * row["correct"])
-        closed, _ = measured(folder, f"closed-book-{name}-{part}", lambda row: 100.0 * row["correct"])
-        scores[name] = open_book | ({"closed-book": closed["warmup"]} if "warmup" in closed else {})
-        seeds |= many
+        closed, few = measured(folder, f"closed-book-{name}-{part}", lambda row: 100.0 * row["correct"])
+        scores[name] = open_book | {f"{arm}-closed-book": values for arm, values in closed.items()}
+        seeds |= many | {f"{arm}-closed-book": count for arm, count in few.items()}
     print("| | seeds | " + " | ".join(names) + " | all | vs ORQA |\n" + "| --- " * (len(names) + 4) + "|")
     for arm, title in ANSWERING.items():
         if all(arm in scores[name] for name in names):
@@ -148,8 +153,7 @@ def table_1(folder: Path, part: str) -> None:
                 values = scores[name][arm] if name else pooled[arm]
                 low, high = bootstrap_interval(values.mean(0))
                 cells.append(f"{mean(pooled, arm) if not name else f'{values.mean():.1f}'} [{low:.1f}, {high:.1f}]")
-            count = seeds.get(arm, seeds.get("warmup", 1))
-            print(f"| {title} | {count} | " + " | ".join(cells) + f" | {against(pooled, arm, baseline, 1)} |")
+            print(f"| {title} | {seeds[arm]} | " + " | ".join(cells) + f" | {against(pooled, arm, baseline, 1)} |")
     print(f"\nExact match on the {part} questions, percent with 95% intervals.")
 
 
