@@ -86,3 +86,13 @@ def tiny_model_folder(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def tiny_model(tiny_model_folder: Path) -> tuple[Realm, Wordpieces]:
     return Realm.from_pretrained(tiny_model_folder)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    folder = tmp_path / "notes"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "heron.txt").write_text("The heron is the bird of the town.")
+    (folder / "deep" / "badger.md").write_text("# Badger\n\nThe badger lives in the forest.")
+    (folder / "table.csv").write_text("title,text\nOtter,The otter swims.\nFox,The fox runs.\n")
+    return folder
