@@ -27,10 +27,14 @@ from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved, Retrieve
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
-_UNITS = re.compile(  # what an answer neither begins nor ends within: an address, a code of capitals and digits, a number with its sign
-    r"(?<![\w.+-])[\w.+-]+@[\w.-]+\w"
-    r"|\b(?=[A-Z./-]*\d)(?=[\d./-]*[A-Z])[A-Z\d]+(?:[./-][A-Z\d]+)+\b"
-    r"|(?<![\w.,])[-−]?\d+(?:[.,]\d+)*"
+_UNITS = re.compile(  # what an answer neither begins nor ends within
+    r"(?<![\w.+-])[\w.+-]+@[\w.-]+\w"  # an e-mail address
+    r"|(?<![\w:])(?:[\dA-Fa-f]{2}:){2,}[\dA-Fa-f]{2}\b"  # a hardware address
+    r"|(?<!\w)v\d+(?:\.\d+)*(?:-[a-z]+[\d.]*\b)?|(?<![\w.])\d+(?:\.\d+){2,}(?:-[a-z]+[\d.]*\b)?"  # a version
+    r"|\b(?=[A-Z./-]*\d)(?=[\d./-]*[A-Z])[A-Z\d]+(?:[./-][A-Z\d]+)+\b"  # a code of capitals and digits
+    r"|(?<![\w+])\+\d{1,3}(?:[ -]\d{2,})+\b"  # a telephone number
+    r"|(?<![\w.,])\d+(?:[-/:.]\d+){2,}\b|(?<![\w.,:])\d{1,2}:\d\d\b"  # a date or a time in digits
+    r"|(?<![\w.,])[-−+]?\d+(?:[.,]\d+)*"  # a number with its sign
 )
 _YES_OR_NO = re.compile(r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE)
 MOST_MASKS = 20  # of a sentence that is filled in
@@ -57,13 +61,13 @@ class Evidence:
         return f"{self.title or 'passage'} ({self.passage_id})" + f", {self.file}" * bool(self.file)
 
     def quote(self, *, most: int = 240) -> tuple[str, str, str]:
-        """The sentence that the answer stands in, as what comes before it, the answer, what comes after; else the passage's beginning."""
+        """The sentence of the answer as what comes before it, the answer, what comes after; without one the passage's beginning."""
         text = self.passage.replace("\n", " ")
         if self.start is None or self.end is None:
-            return text[:most] + "…" * (len(text) > most), "", ""
-        first, last = next(((a, b) for a, b in split_sentences(self.passage) if a <= self.start < b), (self.start, self.end))
-        first, last = max(first, self.start - most), min(max(last, self.end), self.end + most)
-        return text[first : self.start], text[self.start : self.end], text[self.end : last]
+            return _beginning(text, most), "", ""
+        touched = [(a, b) for a, b in split_sentences(self.passage) if a < self.end and self.start < b] or [(self.start, self.end)]
+        before, after = text[touched[0][0] : self.start], text[self.end : touched[-1][1]]
+        return _beginning(before[::-1], most)[::-1], text[self.start : self.end], _beginning(after, most)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """For a notebook: the same, the answer marked where it stands and the probabilities as bars."""
-        rows = [f"<b>{escape(self.answer or '(no answer)')}</b> &nbsp; p = {self.probability:.3f} &nbsp; <i>{self.caution}</i>"]
+        rows = [f"<b>{escape(self.answer or '(no answer)')}</b> &nbsp; p = {self.probability:.3f} &nbsp; <i>{escape(self.caution)}</i>"]
         for evidence in self.evidence:
             before, span, after = map(escape, evidence.quote())
             bars = _bar("p(z|x)", evidence.retrieval_probability) + _bar("p(y|z,x)", evidence.reading_probability)
@@ -260,12 +264,14 @@ class Answerer:
                 start, end = widened(start, end, whole)
                 span = passage.text[start:end]
                 words = _same_words(span)
+                if not words and not released:  # punctuation alone answers nothing
+                    continue
                 weighed = p_K[number] * probability
                 total[words] += weighed
                 likeliest[words] = max(likeliest[words], weighed)
                 reading[words, number] += probability
                 place.setdefault((words, number), (start, end))
-                surface.setdefault(words, span)
+                surface.setdefault(words, " ".join(span.split()))
         if not total:
             return Answer("", 0.0, ())
         chosen_by = likeliest if released else total
@@ -275,9 +281,8 @@ class Answerer:
             first, past = place.get((best, number), nowhere)
             p, reads = p_K[number], reading[best, number]
             evidence.append(Evidence(passage.id, passage.title, passage.text, first, past, p, reads, passage.file))
-        evidence.sort(key=lambda item: (-item.retrieval_probability * item.reading_probability, -item.retrieval_probability))
         rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
-        return Answer(surface[best], total[best], tuple(evidence), tuple(Words(surface[words], total[words]) for words in rest))
+        return Answer(surface[best], total[best], _by_share(evidence), tuple(Words(surface[words], total[words]) for words in rest))
 
     def _closed_book(self, queries: list[Query]) -> list[Answer]:
         """Each question followed by masks, as many as serve it best."""
@@ -349,10 +354,11 @@ class Answerer:
                 evidence.append(Evidence(None, "", "", None, None, p, reading))
                 continue
             passage = self.corpus[number]
-            match = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", passage.text, flags=re.IGNORECASE)
-            start, end = match.span() if match else (None, None)
+            start, end = _place(words, passage.text)
             evidence.append(Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file))
-        return Answer(words, float(np.dot(p_K, reading_K)), tuple(evidence))
+        ordered = _by_share(evidence)
+        part = next((f"perhaps a part of “{whole}”: each [MASK] is one piece of a word" for whole in _longer(words, ordered)), "")
+        return Answer(words, float(np.dot(p_K, reading_K)), ordered, caution=part)
 
 
 def units(text: str) -> list[tuple[int, int]]:
@@ -366,6 +372,29 @@ def widened(start: int, end: int, units: list[tuple[int, int]]) -> tuple[int, in
         start = first if first < start < past else start
         end = past if first < end < past else end
     return start, end
+
+
+def _by_share(evidence: list[Evidence]) -> tuple[Evidence, ...]:
+    """First what the answer comes from most, p(z|x) p(y|z,x)."""
+    return tuple(sorted(evidence, key=lambda item: (-item.retrieval_probability * item.reading_probability, -item.retrieval_probability)))
+
+
+def _place(words: str, text: str) -> tuple[int, int] | tuple[None, None]:
+    """Where words stand in a text, or a longer word or number that begins with them."""
+    ahead = rf"(?<!\w){re.escape(words)}"
+    match = re.search(rf"{ahead}(?!\w)", text, re.IGNORECASE) or re.search(rf"{ahead}\w*", text, re.IGNORECASE)
+    return widened(*match.span(), units(text)) if match else (None, None)
+
+
+def _longer(words: str, evidence: tuple[Evidence, ...]) -> list[str]:
+    """What the passage that says so most has instead of these words: a word or a number that they are a part of."""
+    spans = [item.passage[item.start : item.end] for item in evidence[:1] if item.start is not None]
+    return [span for span in spans if _same_words(span) != _same_words(words)]
+
+
+def _beginning(text: str, most: int) -> str:
+    """So many characters at most, cut between words where there are several."""
+    return text if len(text) <= most else (text[:most].rpartition(" ")[0] or text[:most]) + "…"
 
 
 def _bar(name: str, probability: float) -> str:

@@ -10,7 +10,7 @@ import torch
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.model.answering import Answerer, units, widened
+from realmlm.model.answering import Answerer, Evidence, units, widened
 from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, embed_documents, fresh_scores, index_for
@@ -69,7 +69,7 @@ def test_filling_in_is_the_mixture_over_passages_and_the_null_document(answerer:
     (answer,) = answerer.fill([sentence], read=3)
     assert answer.answer == answerer.wordpieces.decode([int(mixture.argmax())])
     assert answer.probability == pytest.approx(mixture.max().item(), rel=1e-3)
-    assert answer.evidence[0].passage_id is None, "the null document is among the evidence"
+    assert None in [evidence.passage_id for evidence in answer.evidence], "the null document is among the evidence"
 
 
 @torch.no_grad()
@@ -180,7 +180,21 @@ def test_what_cannot_be_answered_says_so(answerer: Answerer) -> None:
         ("policy CG/2023/0098812,", "0098812", "CG/2023/0098812"),
         ("oil SAE 10W-30", "10", "10W-30"),
         ("in the U.S.A today", "U", "U"),
+        ("It expires on 2027-01-31.", "2027", "2027-01-31"),
+        ("due 31.12.2029, or so", "2029", "31.12.2029"),
+        ("It opens at 10:15.", "10", "10:15"),
+        ("a ratio of 2:1", "2", "2"),
+        ("they won 3-2", "3", "3"),
+        ("release v2.14.3-rc1 of it", "v2", "v2.14.3-rc1"),
+        ("release 2.14.3-rc1 of it", "14", "2.14.3-rc1"),
+        ("a 3.5-inch disk", "3.5", "3.5"),
+        ("MAC 3c:a6:2f:00:11:9e", "3c", "3c:a6:2f:00:11:9e"),
+        ("call 030/1234-567", "030", "030/1234-567"),
+        ("call +47 22 85 50 01 now", "22 85 50 01", "+47 22 85 50 01"),
+        ("up to +85 °C", "85 °C", "+85 °C"),
         (f"{'11.' * 4000}x 7", "7", "7"),  # and quickly
+        (f"{'1-' * 4000}x 7", "7", "7"),
+        (f"{'ab:' * 4000}x 7", "7", "7"),
         (f"{'a.' * 4000} 7", "7", "7"),
         (f"{'A1/' * 4000} 7", "7", "7"),
     ],
@@ -204,3 +218,38 @@ def test_the_passage_that_an_answer_comes_from_most_stands_first(answerer: Answe
     for answer in answerer.ask(["Which animal is the symbol of Tekebra?", "When does its history begin?"], read=5):
         shares = [evidence.retrieval_probability * evidence.reading_probability for evidence in answer.evidence]
         assert shares == sorted(shares, reverse=True)
+
+
+def test_punctuation_alone_is_no_answer_and_white_space_is_one_space(answerer: Answerer, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = int(answerer.corpus.ids[0])
+    passage = replace(answerer.corpus[number], text="It came on 14\n October 1687.")
+    monkeypatch.setattr(type(answerer.corpus), "__getitem__", lambda *_: passage)
+    spans = [(passage.text.index("."), len(passage.text), 0.7), (passage.text.index("14"), passage.text.index("."), 0.2)]
+    answer = answerer._combine([number], [1.0], [spans])
+    assert (answer.answer, answer.probability, answer.others) == ("14 October 1687", 0.2, ())
+    assert answer.evidence[0].quote() == ("It came on ", "14  October 1687", ".")
+
+
+def test_long_quotes_are_cut_between_words_and_say_so() -> None:
+    words = " ".join(f"word{number}" for number in range(200))
+    passage = f"{words} here {words}"
+    start = passage.index("here")
+    before, span, after = Evidence(1, "", passage, start, start + 4, 1.0, 1.0).quote()
+    assert span == "here"
+    assert (before[:6], before[-8:], after[:6], after[-1]) == ("…word1", "word199 ", " word0", "…")
+    assert max(len(before), len(after)) <= 241
+    assert all(word.strip("…") in words.split() for word in (before + after).split())
+
+
+def test_a_piece_of_a_word_is_said_to_be_one(answerer: Answerer, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = int(answerer.corpus.ids[0])
+    passage = replace(answerer.corpus[number], text="Haruka Tanaka pays 38,750 a month to Paris.")
+    monkeypatch.setattr(type(answerer.corpus), "__getitem__", lambda *_: passage)
+    filled = {words: answerer._filled(words, [None, number], [0.1, 0.9], [0.1, 0.8]) for words in ("ha", "750", "paris", "oslo")}
+    assert [answer.caution.partition("”")[0] for answer in filled.values()] == [
+        "perhaps a part of “Haruka",
+        "perhaps a part of “38,750",
+        "",
+        "",
+    ]
+    assert filled["ha"].evidence[0].passage_id == passage.id, "what says so most comes first"
