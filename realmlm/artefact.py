@@ -185,6 +185,8 @@ def _read_manifest(file: Path) -> Manifest:
             raise ArtefactDamaged(f"{file} has format {record['format']}, newer than this version reads ({FORMAT}); upgrade realmlm")
         intact = checksum == _digest(record)
         manifest = Manifest(**record)
+        if outside := [name for name in manifest.files if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise ArtefactDamaged(f"{file} names a file outside its folder, '{outside[0]}': do not trust it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); {_again(file.parent)}") from error
     if not intact:

@@ -1,6 +1,6 @@
 """Reports of a recipe beside those of runs/expected.toml. `python runs/compare.py world_study FOLDER/seed-0`
 
-Exit status 1 if a measure lies farther from what was expected than both intervals together allow.
+Exit status 1 if a measure lies farther from what was expected than another run may.
 """
 
 import json

@@ -8,7 +8,8 @@ out=${1:-work/demo}
 export TOKENIZERS_PARALLELISM=false OMP_WAIT_POLICY=passive
 step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 
-rm -rf "$out"
+[ -n "${1:-}" ] || rm -rf "$out" # what another run left there; a folder that was named is left as it is
+[ ! -e "$out" ] || { echo "$out is there already; name another folder, or remove it first" >&2; exit 2; }
 step "1/4  five questions, answered from 404 articles: the answer, how sure, and where it stands"
 python runs/demo_questions.py
 

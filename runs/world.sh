@@ -11,7 +11,8 @@ threads=${THREADS:-1} # tiny models: a second thread costs more than it brings
 export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=$threads
 step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 
-rm -rf "$out"
+[ -n "${1:-}" ] || rm -rf "$out" # what another run left there; a folder that was named is left as it is
+[ ! -e "$out" ] || { echo "$out is there already; name another folder, or remove it first" >&2; exit 2; }
 step "1/6  a world: entities that exist nowhere else, so that every answer must be found"
 realmlm world --out "$out/world" --kind "$world" --seed "$seed"
 w=$out/world

@@ -45,6 +45,17 @@ def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
     assert first.fingerprint == same.fingerprint != other.fingerprint
 
 
+@pytest.mark.parametrize("name", ["../outside.txt", "/outside.txt", "deep/../../outside.txt"])
+def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    path = make(tmp_path / "a")
+    record = json.loads((path / MANIFEST).read_text("utf-8"))
+    record["files"][name] = record["files"].pop("more.txt")
+    del record["checksum"]
+    (path / MANIFEST).write_text(json.dumps(record | {"checksum": artefact._digest(record)}), "utf-8")
+    with pytest.raises(ArtefactDamaged, match="outside its folder"):
+        open_artefact(path, kind="note")
+
+
 class Stop(BaseException):
     """As Ctrl-C: no Exception."""
 

@@ -23,7 +23,7 @@ _HIDDEN_WIKI, _HIDDEN_HTML = frozenset(_TAGS_WITHOUT_PROSE.split()), frozenset(_
 _BLOCKS = frozenset(_ELEMENTS_ON_THEIR_OWN_LINES.split())
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
-_WIKI_LEFTOVERS = re.compile(r" ?\(\s*[,;]?\s*\)|__[A-Z]+__")  # brackets that held a template, switches like __NOTOC__
+_WIKI_LEFTOVERS = re.compile(r" ?\(\s*+(?:[,;]\s*+)?\)|__[A-Z]+__")  # brackets that held a template, switches like __NOTOC__
 
 
 def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str] = HIDDEN_LINKS) -> str:

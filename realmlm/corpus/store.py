@@ -294,8 +294,8 @@ class Corpus:
 
     def titles(self) -> set[str]:
         """The titles of all articles, those of removed passages among them."""
-        segments = [self._base, *(place[0] for place in self._overlay.values() if place is not None)]
-        return {title for segment in segments for title in segment.titles()}
+        edits = {id(place[0]): place[0] for place in self._overlay.values() if place is not None}
+        return {title for segment in (self._base, *edits.values()) for title in segment.titles()}
 
     def tokens(self, number: int) -> np.ndarray:
         """Wordpieces of the passage's body."""

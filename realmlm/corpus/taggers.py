@@ -53,7 +53,7 @@ _COUNT_WORD = (
     "(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
     "|(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?:-(?:one|two|three|four|five|six|seven|eight|nine))?)"
 )
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)"
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d++(?:\.\d+)?)"
 _NUMBER = rf"{_DIGITS}(?:[–-]{_DIGITS})?(?!\w*\d)"  # 2.5 and 2.5–2.6
 _SCALE = "(?:hundred|thousand|million|billion|trillion)"
 _UNIT = (

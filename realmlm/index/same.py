@@ -47,7 +47,7 @@ class SameContent:
 
 def places_in(corpus: Corpus, text: Corpus) -> np.ndarray | None:
     """For each passage of the text, by its id, the id of the same passage in the corpus, or −1; None if they have none in common."""
-    if text.fingerprint == corpus.fingerprint:
+    if (text.folder, text.edits) == (corpus.folder, corpus.edits) and text.fingerprint == corpus.fingerprint:
         return np.arange(text.ids.max(initial=-1) + 1)
     places = np.full(text.ids.max(initial=-1) + 1, -1)
     places[text.ids] = _ids_there(_contents(text, text.ids), _contents(corpus, corpus.ids), corpus.ids)

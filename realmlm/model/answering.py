@@ -27,6 +27,7 @@ from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved, Retrieve
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # line breaks, and what would make a terminal do something
 _UNITS = re.compile(  # what an answer neither begins nor ends within
     r"(?<![\w.+-])[\w.+-]+@[\w.-]+\w"  # an e-mail address
     r"|(?<![\w:])(?:[\dA-Fa-f]{2}:){2,}[\dA-Fa-f]{2}\b"  # a hardware address
@@ -58,11 +59,11 @@ class Evidence:
 
     def where(self) -> str:
         """Title, id and file of the passage."""
-        return f"{self.title or 'passage'} ({self.passage_id})" + f", {self.file}" * bool(self.file)
+        return _CONTROL.sub(" ", f"{self.title or 'passage'} ({self.passage_id})" + f", {self.file}" * bool(self.file))
 
     def quote(self, *, most: int = 240) -> tuple[str, str, str]:
         """The sentence of the answer as what comes before it, the answer, what comes after; without one the passage's beginning."""
-        text = self.passage.replace("\n", " ")
+        text = _CONTROL.sub(" ", self.passage)
         if self.start is None or self.end is None:
             return _beginning(text, most), "", ""
         touched = [(a, b) for a, b in split_sentences(self.passage) if a < self.end and self.start < b] or [(self.start, self.end)]
@@ -271,7 +272,7 @@ class Answerer:
                 likeliest[words] = max(likeliest[words], weighed)
                 reading[words, number] += probability
                 place.setdefault((words, number), (start, end))
-                surface.setdefault(words, " ".join(span.split()))
+                surface.setdefault(words, " ".join(_CONTROL.sub(" ", span).split()))
         if not total:
             return Answer("", 0.0, ())
         chosen_by = likeliest if released else total

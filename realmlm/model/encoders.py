@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from realmlm.errors import BadInput
 from realmlm.model.bert import Bert, BertSettings, Hidden
 from realmlm.model.inputs import Inputs
-from realmlm.model.packed import can_pack, encode_packed, packs_now
+from realmlm.model.packed import ONE_AT_A_TIME, can_pack, encode_packed, packs_now
 
 _undrawn = ContextVar("undrawn", default=False)
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
@@ -206,7 +206,7 @@ class Encoder(nn.Module):
         if self._sees_neighbours:  # MobileBERT embeds three wordpieces together: the last one must see nothing where padding begins
             words_NLH = self.body.get_input_embeddings()(given.pop("input_ids"))
             given["inputs_embeds"] = words_NLH * inputs.attention_NL[:, :, None].to(words_NLH.dtype)
-        with self._precision(inputs.tokens_NL.device.type):
+        with self._precision(inputs.tokens_NL.device.type), ONE_AT_A_TIME if self._can_pack else nullcontext():
             return self.body(**given)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:

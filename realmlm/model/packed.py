@@ -5,6 +5,7 @@ N sequences, L wordpieces in the longest, T wordpieces in all, A heads of C numb
 
 import importlib.util
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ ATTENTION = "realmlm_packed"  # its name among transformers' implementations of 
 _NEEDED = "torch.nn.attention.varlen"  # torch 2.10 and later
 _CAPABILITY = (8, 0)  # of a GPU: older ones have no flash attention
 _FAMILIES = ("modernbert",)  # that hand positions and sequence borders through to their attention
+ONE_AT_A_TIME = threading.RLock()  # an encoder has one kind of attention for all threads: none may run it while another has exchanged it
 
 
 def can_pack(body: Any) -> bool:
@@ -59,12 +61,13 @@ def _packed_attention(config: Any) -> Iterator[None]:
 
     AttentionInterface.register(ATTENTION, _attend)
     AttentionMaskInterface.register(ATTENTION, _no_mask)
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    with ONE_AT_A_TIME:
+        before = config._attn_implementation
+        config._attn_implementation = ATTENTION
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -179,16 +180,10 @@ class Realm(nn.Module):
         self.load_state_dict(state, strict=False, assign=assign)
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        wordpieces: Wordpieces,
-        *,
-        parents: dict[str, str] | None = None,
-        replace: bool = False,
-        dtype: str = "float32",
+        self, folder: str | Path, wordpieces: Wordpieces, *, parents: dict[str, str] | None = None, dtype: str = "float32"
     ) -> None:
         """Write config, weights (float32, or packed as float16 or int8) and tokenizer as a model artefact."""
-        with publish(Path(folder), kind="model", replace=replace) as draft:
+        with publish(Path(folder), kind="model") as draft:
             write_weights(draft.path / WEIGHTS, self.own_state(), dtype=dtype)
             wordpieces.save(draft.path / "tokenizer.json")
             draft.config = asdict(self.config)
@@ -265,9 +260,10 @@ def _check_tokenizer(checkpoint: str, wordpieces: Wordpieces) -> None:
         raise Mismatch(f"the corpus was made with another tokenizer than '{checkpoint}'; make it again with --tokenizer {checkpoint}")
 
 
-def tower_fingerprint(tower: Tower) -> str:
-    """Identity of a tower's weights, bit for bit: an index belongs to the tower that made its vectors."""
-    digest = hashlib.sha256()
+def tower_fingerprint(config: ModelConfig, tower: Tower) -> str:
+    """Identity of a tower, its weights bit for bit and how they are used: an index belongs to the tower that made its vectors."""
+    used = (config.tower, config.pooling, config.projection_norm, config.norm_eps, config.max_document, tower.scale)
+    digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode())
     for name, tensor in sorted(tower.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.model.encoders import Encoder, Tower, build_encoder
+from realmlm.model.encoders import Encoder, Tower, build_encoder, undrawn
 from realmlm.model.inputs import document_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
 
@@ -19,14 +19,14 @@ from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
 class DocumentEncoder:
     """Titles and bodies in wordpieces to vectors; what the index is built with."""
 
-    def __init__(self, tower: Tower, wordpieces: Wordpieces, *, max_document: int) -> None:
-        self.tower, self._wordpieces, self._max_document = tower, wordpieces, max_document
-        self.fingerprint = tower_fingerprint(tower)
+    def __init__(self, config: ModelConfig, tower: Tower, wordpieces: Wordpieces) -> None:
+        self.tower, self._wordpieces, self._max_document = tower, wordpieces, config.max_document
+        self.fingerprint = tower_fingerprint(config, tower)
         self.dim, self.device = tower.projection.out_features, tower.projection.weight.device
 
     @classmethod
     def of(cls, model: Realm, wordpieces: Wordpieces) -> "DocumentEncoder":
-        return cls(model.document, wordpieces, max_document=model.config.max_document)
+        return cls(model.config, model.document, wordpieces)
 
     @torch.inference_mode()
     def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
@@ -47,13 +47,14 @@ def write_snapshot(folder: Path, model: Realm, wordpieces: Wordpieces, *, step: 
         save_file(state, draft.path / "document.safetensors")
         wordpieces.save(draft.path / "tokenizer.json")
         (draft.path / "model.json").write_text(json.dumps(asdict(model.config)), "utf-8")
-        draft.config = {"step": step, "weights": tower_fingerprint(model.document)}
+        draft.config = {"step": step, "weights": tower_fingerprint(model.config, model.document)}
 
 
 def load_snapshot(folder: Path, device: str) -> DocumentEncoder:
     """The encoder of a snapshot, on a device."""
     open_artefact(folder, kind="snapshot")
     config = ModelConfig(**json.loads((folder / "model.json").read_text("utf-8")))
-    tower = new_tower(config, Encoder(build_encoder(config.tower, pooler=config.pooling == "pooler")))
+    with undrawn():
+        tower = new_tower(config, Encoder(build_encoder(config.tower, pooler=config.pooling == "pooler")))
     tower.load_state_dict(load_file(folder / "document.safetensors"))
-    return DocumentEncoder(tower.to(device).eval(), Wordpieces.load(folder / "tokenizer.json"), max_document=config.max_document)
+    return DocumentEncoder(config, tower.to(device).eval(), Wordpieces.load(folder / "tokenizer.json"))

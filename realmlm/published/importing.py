@@ -245,7 +245,7 @@ def _import_blocks(sources: list[Source], model: Realm, wordpieces: Wordpieces, 
                 raise BadInput(f"{source.records}: {count:,} records, but {writer.passages:,} passages; some record gives no wordpiece")
             # what is longer than `max_wordpieces` is there, but not read
             draft.config |= {"sources": [RECORDS], "max_wordpieces": model.config.max_passage, "tokenizer": f"of {source.architecture}"}
-            draft.config["vectors"] = tower_fingerprint(model.document)
+            draft.config["vectors"] = tower_fingerprint(model.config, model.document)
             draft.counts["skipped"] = 0
         _import_vectors(vectors_ND, model, Corpus.open(aside), dtype=dtype)
         aside.rename(folder)
@@ -266,7 +266,7 @@ def _articles(file: Path, advance: Callable[[int], None]) -> Iterator[Article]:
 
 
 def _import_vectors(vectors_ND: Tensor, model: Realm, corpus: Corpus, *, dtype: str) -> None:
-    fingerprint = tower_fingerprint(model.document)
+    fingerprint = tower_fingerprint(model.config, model.document)
     place = index_place(corpus, fingerprint, "exact")
     borders = [*range(0, len(vectors_ND), SHARD), len(vectors_ND)]
     plan = {"weights": fingerprint, "corpus": corpus.fingerprint, "corpus_edits": 0, "borders": borders}

@@ -253,3 +253,8 @@ def test_a_piece_of_a_word_is_said_to_be_one(answerer: Answerer, monkeypatch: py
         "",
     ]
     assert filled["ha"].evidence[0].passage_id == passage.id, "what says so most comes first"
+
+
+def test_what_a_document_says_cannot_steer_a_terminal() -> None:
+    evidence = Evidence(1, "t\x1b[2J", "It \x1b]0;owned\x07 is here.", 15, 17, 1.0, 1.0, "a\x9b.txt")
+    assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in "".join(evidence.quote()) + evidence.where())

@@ -1,5 +1,6 @@
 """Sequences end to end give what padded ones give. The attention itself needs a GPU (tests/test_gpu.py); here a plain one stands in."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,30 @@ def test_the_same_vectors_and_gradients_as_with_padding(monkeypatch: pytest.Monk
     assert not vectors[1][~seen].any()
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(*gradients, strict=True))
     assert encoder.body.config._attn_implementation != packed.ATTENTION  # as it was
+
+
+def test_who_encodes_beside_it_with_padding_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slowly(*given: Any) -> Tensor:
+        inside.set()
+        assert go_on.wait(30)
+        return sequence_by_sequence(*given)
+
+    monkeypatch.setattr(packed, "within_sequences", slowly)
+    encoder, inputs, seen = Encoder(modern()).eval(), some_inputs([7, 3]), []
+    alone = encoder(inputs)
+    threads = [
+        threading.Thread(target=encode_packed, args=(encoder.body, inputs)),
+        threading.Thread(target=lambda: seen.append(encoder(inputs))),
+    ]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(seen[0], alone)
 
 
 def modern(**changes: Any) -> Any:

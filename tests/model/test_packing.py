@@ -61,7 +61,7 @@ def test_answers_are_the_same_to_the_bit(small: Path, knowledge: Corpus) -> None
     assert any(isinstance(weight, Packed) for weight in packed.parameters())
     assert not any(isinstance(weight, Packed) for weight in wide.parameters())
     assert packed.reader.embedding is packed.document.encoder.body.get_input_embeddings()
-    assert tower_fingerprint(packed.document) == tower_fingerprint(wide.document)
+    assert tower_fingerprint(packed.config, packed.document) == tower_fingerprint(wide.config, wide.document)
     assert packed.own_state().keys() == wide.own_state().keys()
     engine, other = Engine(small, knowledge.folder, device="cpu"), Engine(small, knowledge.folder, device="cpu")
     other.model = other._answerer.model = other._answerer.retriever.model = wide  # type: ignore[attr-defined]

@@ -19,7 +19,8 @@ WORDPIECES = world_wordpieces()
 
 def small(family: str = "bert", **settings: object) -> Realm:
     encoder = fresh_encoder(WORDPIECES, family=family, layers=2, hidden=16, heads=2, dropout=0.0, positions=80)
-    config = ModelConfig(tower=encoder, reader=encoder, projection=8, max_query=16, max_passage=40, **settings)  # type: ignore[arg-type]
+    limits = {"max_query": 16, "max_passage": 40} | settings
+    config = ModelConfig(tower=encoder, reader=encoder, projection=8, **limits)  # type: ignore[arg-type]
     return new_model(config, WORDPIECES, seed=1).eval()
 
 
@@ -112,12 +113,19 @@ def test_shared_towers_are_saved_once_and_untie() -> None:
     model = small(share_towers=True)
     assert model.query.encoder is model.document.encoder
     assert not any(name.startswith("query.encoder.") for name in model.own_state())
-    before = tower_fingerprint(model.document)
+    before = tower_fingerprint(model.config, model.document)
     model.untie()
     assert model.query.encoder is not model.document.encoder
     with torch.no_grad():
         next(model.query.encoder.parameters()).add_(1.0)
-    assert tower_fingerprint(model.document) == before, "training the query tower must leave the document tower alone"
+    assert tower_fingerprint(model.config, model.document) == before, "training the query tower must leave the document tower alone"
+
+
+def test_a_tower_is_known_by_its_weights_and_by_how_it_uses_them() -> None:
+    towers = [small(), small(), small(pooling="mean"), small(projection_norm=False), small(max_passage=30)]
+    first, same, *others = [tower_fingerprint(model.config, model.document) for model in towers]
+    assert same == first
+    assert len({first, *others}) == 4
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -1,6 +1,7 @@
 """Joint pre-training otherwise: without the null document, pointing, glimpses, another text."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans, rule_tagger
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import Article, Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.clozes import make_clozes, measure_clozes
 from realmlm.evaluate.report import evaluate
@@ -157,6 +158,17 @@ def test_a_text_cut_otherwise_from_the_same_documents_is_said(
     for name, text, own, said in (("short", short, False, True), ("own", short, True, False), ("same", towns, False, False)):
         run_pretrain(Pretrain(**joint, text=text.folder, out=tmp_path / name, own_passage=own, loop=LOOP))  # type: ignore[arg-type]
         assert ("can retrieve themselves" in capsys.readouterr().err) == said
+
+
+def test_the_own_passage_is_known_where_two_copies_were_edited_otherwise(towns: Corpus, tmp_path: Path) -> None:
+    added = [Article("", "A heron came."), Article("", "A badger went.")]
+    text, corpus = (
+        Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / name))).edit(add=order)[0]
+        for name, order in (("x", added), ("z", added[::-1]))
+    )
+    same = places_in(corpus, text)
+    assert same is not None
+    assert all(corpus[int(same[number])].text == text[number].text for number in text.ids.tolist())
 
 
 def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
