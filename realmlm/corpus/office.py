@@ -19,6 +19,8 @@ LARGEST = 2**28  # bytes of a document
 _LARGEST_XML = 2**26  # bytes of a Word document's text, unpacked: its tree takes ten times as much
 _LONGEST_S = 300.0  # seconds for the pages of a PDF
 _MOST_CHARACTERS = 50_000_000
+_MOST_PIECES = 50_000  # of text on a page of a PDF, whose reading takes time by their square
+_LONGEST_WORD = 100  # that is looked at where a line ends with a hyphen
 
 _MARGIN = 2  # lines at the top and the bottom of a page that may be its header and footer
 _REPEATED = 0.5  # share of the pages from which on they are
@@ -55,7 +57,10 @@ def pdf_to_text(data: bytes) -> tuple[str, str]:
 def _pages(pdf: Any) -> Iterator[list[str]]:
     """The lines of each page."""
     begun, characters = time.monotonic(), 0
-    for page in pdf.pages:
+    for number, page in enumerate(pdf.pages, start=1):
+        contents = page.get_contents()
+        if contents is not None and len(re.findall(rb"T[jJ]\b", contents.get_data())) > _MOST_PIECES:
+            raise Unreadable(f"has more than {_MOST_PIECES:,} pieces of text on page {number}; leave that page out")
         text = _clean(page.extract_text())
         characters += len(text)
         if characters > _MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
@@ -108,24 +113,25 @@ def _paragraphs(lines: list[str]) -> Iterator[str]:
     """Lines joined to paragraphs; a word cut at a line's end is whole again."""
     widths = sorted(map(len, lines))
     full = _FULL_LINE * widths[len(widths) * 9 // 10] if widths else 0
-    compounds = {word.lower() for line in lines for word in re.findall(r"\w+-\w+", line)}
-    paragraph = ""
+    compounds = {word.lower() for line in lines for word in re.findall(r"\b\w++-\w+", line)}
+    paragraph: list[str] = []  # of lines, and what stands between them
     for line in lines:
-        cut = re.search(r"(\w+)[-\u00ad]$", paragraph)
+        last = paragraph[-1] if paragraph else ""
+        cut = re.search(r"\w+$", last[-_LONGEST_WORD:-1]) if last.endswith(("-", "\u00ad")) else None
         goes_on = re.match(r"[^\W\d_]+", line)
         if cut and goes_on and goes_on[0][0].islower():
-            compound = f"{cut[1]}-{goes_on[0]}".lower() in compounds
-            paragraph = f"{paragraph[:-1]}{'-' if compound else ''}{line}"
-        elif paragraph.endswith((".", "!", "?")) and len(line) < full and line[-1].isalnum():  # a heading after a full last line
-            yield paragraph
-            paragraph = line
+            compound = f"{cut[0]}-{goes_on[0]}".lower() in compounds
+            paragraph[-1:] = [last[:-1], "-" if compound else "", line]
+        elif last.endswith((".", "!", "?")) and len(line) < full and line[-1].isalnum():  # a heading after a full last line
+            yield "".join(paragraph)
+            paragraph = [line]
         else:
-            paragraph = f"{paragraph} {line}".strip()
+            paragraph += [" ", line] if paragraph else [line]
         if len(line) < full:
-            yield paragraph
-            paragraph = ""
+            yield "".join(paragraph)
+            paragraph = []
     if paragraph:
-        yield paragraph
+        yield "".join(paragraph)
 
 
 def word_to_text(data: bytes) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 import zipfile
 import zlib
 from contextlib import suppress
@@ -186,6 +187,21 @@ def test_a_pdf_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- Word ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_countless_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pdf(["one line", "another line", "a third"])
+    assert "a third" in pdf_to_text(data)[1]
+    monkeypatch.setattr(office, "_MOST_PIECES", 2)
+    with pytest.raises(Unreadable, match="pieces of text on page 1"):
+        pdf_to_text(data)
+
+
+def test_many_lines_of_one_width_take_no_longer_than_they_must() -> None:
+    lines = [f"{number:06d} every line of this log is of the same width" for number in range(20_000)]
+    begun = time.monotonic()
+    assert len("".join(office._paragraphs([*lines, "x" * 40_000]))) > 900_000
+    assert time.monotonic() - begun < 5, "it took minutes"
 
 
 def test_a_word_document_is_read_in_its_order(tmp_path: Path) -> None:
