@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm import __version__, config
+from realmlm.artefact import read_manifest
 from realmlm.cli import COMMANDS, RESUMABLE, main, overview, parse
 from realmlm.corpus.store import Corpus
 from realmlm.train.run import Run, read_run
@@ -323,7 +324,9 @@ def test_evaluate_agrees_with_its_predictions(
             "relevance",
             "confidence",
             "caution",
+            "model",
         }
+        assert row["model"] == read_manifest(work / "model", kind="model").fingerprint
         assert (row["log_p"] is not None) == (name == "clozes-held-out")
         assert (row["utility"] is not None) == (name == "clozes-held-out" and retriever != "bm25")
         weighs_null = retriever == "none" or (retriever == "learned" and name == "clozes-held-out")

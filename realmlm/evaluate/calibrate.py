@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from realmlm.artefact import open_artefact, publish
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, Mismatch
 from realmlm.files import json_lines, read_text
+from realmlm.log import say
 from realmlm.model.calibration import Calibration, fit_calibration
 
 PARTS = 5  # of the table: so many answers each, the least sure first
@@ -27,7 +28,7 @@ class Known:
 def calibrate(*, model: Path, predictions: Sequence[Path], out: Path) -> str:
     """Write the model again, calibrated; gives a table of what was promised and what held."""
     manifest = open_artefact(model, kind="model")
-    known = read_answers(predictions)
+    known = read_answers(predictions, model=model, fingerprint=manifest.fingerprint)
     found = fit_calibration(known.probability_N, known.relevance_N, known.right_N)
     with publish(out, kind="model") as draft:
         for name in manifest.files:
@@ -37,10 +38,11 @@ def calibrate(*, model: Path, predictions: Sequence[Path], out: Path) -> str:
     return table(found, known)
 
 
-def read_answers(files: Sequence[Path]) -> Known:
-    """All answers of these files of predictions."""
+def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Known:
+    """All answers of these files of predictions; those of another model are refused."""
     rows = []
     for file in files:
+        named = True
         for number, row in json_lines(read_text(file)):
             try:
                 rows.append((float(row["probability"]), float(row["relevance"]), bool(row["correct"])))
@@ -48,6 +50,14 @@ def read_answers(files: Sequence[Path]) -> Known:
                 raise BadInput(
                     f"{file}:{number}: not an answer to a question; make such a file: realmlm evaluate … --predictions {file}"
                 ) from error
+            if row.get("model", fingerprint) != fingerprint:
+                raise Mismatch(
+                    f"{file}:{number}: an answer of another model than {model}; "
+                    f"make such a file with this one: realmlm evaluate --model {model} … --predictions FILE"
+                )
+            named &= "model" in row
+        if not named:
+            say(f"{file} does not say which model answered, as older files do not; taken as answers of {model}")
     probability, relevance, right = zip(*rows, strict=True) if rows else ((), (), ())
     return Known(np.array(probability), np.array(relevance), np.array(right, dtype=bool))
 

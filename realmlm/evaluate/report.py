@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from realmlm.artefact import write_text
+from realmlm.artefact import read_manifest, write_text
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -116,7 +116,7 @@ def evaluate(
     predictions: Path | None = None,
     device: str = "auto",
 ) -> Report:
-    """Measure a model on a question set; with `predictions`, write every answer with its evidence as JSON lines."""
+    """Measure a model on a question set; with `predictions`, write every answer with evidence and the model's fingerprint as JSON lines."""
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
@@ -137,7 +137,9 @@ def evaluate(
     chosen = make_retriever(retriever, realm, wordpieces, known, index=index)
     outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall, with_mask=with_mask))
     if predictions is not None:
-        write_text(Path(predictions), "".join(json.dumps(_prediction(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
+        named = {"model": read_manifest(model, kind="model").fingerprint}
+        rows = [_prediction(outcome) | named for outcome in outcomes]
+        write_text(Path(predictions), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     report = summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
     return replace(report, model=str(model), corpus=str(corpus))
 

@@ -12,6 +12,7 @@ import numpy as np
 from realmlm.errors import NotEnough
 
 LEAST_P = 1e-6  # an answer less likely counts as this likely
+LEAST_OF_EACH = 20  # answers right, and wrong: ten for each weight; confidences are then some six points off, with five of each twelve
 UNSURE = 0.05  # below this confidence an answer comes with a caution
 
 
@@ -31,8 +32,12 @@ class Calibration:
 
 def fit_calibration(probability_N: np.ndarray, relevance_N: np.ndarray, right_N: np.ndarray, *, steps: int = 50) -> Calibration:
     """Maximum likelihood by Newton's method, with a trace of weight decay: answers that can be told apart without fail have no maximum."""
-    if right_N.all() or not right_N.any():
-        raise NotEnough("a calibration needs answers that were right and answers that were wrong; evaluate on more questions")
+    right = int(right_N.sum())
+    wrong = len(right_N) - right
+    if min(right, wrong) < LEAST_OF_EACH:
+        raise NotEnough(
+            f"{right} answers were right and {wrong} wrong, and a calibration needs {LEAST_OF_EACH} of each; evaluate on more questions"
+        )
     x_N3 = np.stack([np.ones(len(right_N)), np.log(np.maximum(probability_N, LEAST_P)), relevance_N], 1)
     scale_3 = np.concatenate([[1.0], x_N3[:, 1:].std(0) + 1e-9])
     x_N3, weights_3 = x_N3 / scale_3, np.zeros(3)

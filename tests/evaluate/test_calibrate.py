@@ -10,7 +10,7 @@ import pytest
 from realmlm.artefact import open_artefact
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactExists, BadInput
+from realmlm.errors import ArtefactExists, BadInput, Mismatch, NotEnough
 from realmlm.evaluate.calibrate import calibrate, separation
 from realmlm.evaluate.report import BM25Retriever
 from realmlm.model.answering import Answerer
@@ -21,7 +21,7 @@ from realmlm.model.retrieval import LearnedRetriever, index_for
 
 Model = tuple[Realm, Wordpieces]
 ROWS: list[Any] = [
-    {"probability": p, "relevance": 10 * p + shift, "correct": p > 0.5} for p in (0.1, 0.3, 0.5, 0.7, 0.9) for shift in (0, 1)
+    {"probability": p, "relevance": 10 * p + shift, "correct": p > 0.5} for p in (0.1, 0.3, 0.5, 0.7, 0.9) for shift in range(10)
 ]
 
 
@@ -39,7 +39,7 @@ def judged(file: Path, rows: list[Any]) -> Path:
 
 def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
     said = calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated")
-    assert said.startswith("10 answers, 40.0% right")
+    assert said.startswith("50 answers, 40.0% right")
     assert said.count("\n") == 7
     before, after = (open_artefact(folder, kind="model") for folder in (model, tmp_path / "calibrated"))
     assert before.files == after.files  # weights and tokenizer byte for byte
@@ -70,11 +70,31 @@ def test_other_weights_need_another_calibration(model: Path, tmp_path: Path) -> 
 def test_what_is_not_a_judged_answer_is_named(model: Path, tmp_path: Path) -> None:
     for number, row in enumerate(({"probability": 0.5, "correct": True}, ["x"], {"probability": "a", "relevance": 1, "correct": True})):
         file = judged(tmp_path / f"{number}.jsonl", [*ROWS, row])
-        with pytest.raises(BadInput, match=rf"{number}.jsonl:11: not an answer to a question"):
+        with pytest.raises(BadInput, match=rf"{number}.jsonl:51: not an answer to a question"):
             calibrate(model=model, predictions=[file], out=tmp_path / "calibrated")
     assert not (tmp_path / "calibrated").exists()
     with pytest.raises(ArtefactExists):
         calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=model)
+
+
+def test_three_answers_are_not_enough(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotEnough, match="2 answers were right and 1 wrong, and a calibration needs 20 of each"):
+        calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS[20:41:10])], out=tmp_path / "calibrated")
+    assert not (tmp_path / "calibrated").exists()
+
+
+def test_answers_of_another_model_are_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = open_artefact(model, kind="model").fingerprint
+    named = judged(tmp_path / "named.jsonl", [row | {"model": own} for row in ROWS])
+    calibrate(model=model, predictions=[named], out=tmp_path / "calibrated")
+    assert not capsys.readouterr().err
+    calibrate(model=tmp_path / "calibrated", predictions=[named], out=tmp_path / "again")  # the same weights
+    calibrate(model=model, predictions=[named, judged(tmp_path / "older.jsonl", ROWS)], out=tmp_path / "older")
+    assert capsys.readouterr().err.count("does not say which model answered") == 1
+    other = judged(tmp_path / "other.jsonl", [*ROWS, ROWS[0] | {"model": "0" * 64}])
+    with pytest.raises(Mismatch, match=rf"other.jsonl:51: an answer of another model than {model}; .*realmlm evaluate --model {model}"):
+        calibrate(model=model, predictions=[named, other], out=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
 
 
 def test_separation_is_the_share_of_pairs_in_the_right_order() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from realmlm.errors import NotEnough
+from realmlm.model import calibration
 from realmlm.model.calibration import Calibration, fit_calibration
 
 
@@ -37,15 +38,34 @@ def test_no_other_weights_make_the_answers_likelier() -> None:
 
 def test_answers_that_are_told_apart_without_fail_have_a_fit_too() -> None:
     found = fit_calibration(
-        np.array([0.1, 0.2, 0.8, 0.9] * 5), np.array([1.0, 2.0, 8.0, 9.0] * 5), np.array([False, False, True, True] * 5)
+        np.array([0.1, 0.2, 0.8, 0.9] * 10), np.array([1.0, 2.0, 8.0, 9.0] * 10), np.array([False, False, True, True] * 10)
     )
     assert found.confidence(0.9, 9.0) > 0.9 > 0.1 > found.confidence(0.1, 1.0)
 
 
-def test_one_that_is_never_wrong_cannot_be_calibrated() -> None:
-    for right in (True, False):
-        with pytest.raises(NotEnough, match="right and answers that were wrong"):
-            fit_calibration(np.array([0.5, 0.6]), np.array([1.0, 2.0]), np.array([right, right]))
+def test_too_few_right_or_wrong_ones_cannot_be_calibrated() -> None:
+    for right, wrong in ((2, 0), (0, 2), (19, 60), (60, 19)):
+        with pytest.raises(NotEnough, match=f"^{right} answers were right and {wrong} wrong, and a calibration needs 20 of each"):
+            fit_calibration(np.full(right + wrong, 0.5), np.ones(right + wrong), np.arange(right + wrong) < right)
+
+
+def test_as_many_as_are_needed_give_confidences_some_points_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    probability_N, relevance_N, right_N = drawn(2_000)
+    truth_N = [Calibration(-5.0, 1.5, 0.5).confidence(p, r) for p, r in zip(probability_N, relevance_N, strict=True)]
+
+    def points_off(of_each: int) -> float:
+        monkeypatch.setattr(calibration, "LEAST_OF_EACH", of_each)
+        generator, off = np.random.default_rng(0), []
+        for _ in range(30):
+            order = generator.permutation(2_000)
+            counts = np.minimum(np.cumsum(right_N[order]), np.cumsum(~right_N[order]))
+            asked = order[: np.searchsorted(counts, of_each) + 1]  # until there are as many of each
+            found = fit_calibration(probability_N[asked], relevance_N[asked], right_N[asked])
+            sure_N = [found.confidence(p, r) for p, r in zip(probability_N, relevance_N, strict=True)]
+            off.append(np.abs(np.subtract(sure_N, truth_N)).mean())
+        return 100 * float(np.mean(off))
+
+    assert points_off(calibration.LEAST_OF_EACH) < 8 < 12 < points_off(5)
 
 
 def test_an_impossible_answer_has_a_confidence() -> None:
