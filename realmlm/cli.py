@@ -185,8 +185,8 @@ def _adapt(settings: config.Adapt) -> None:
     verdict = run_adapt(settings)
     print(verdict.table())
     if verdict.kept:
-        docs = shlex.join(map(str, together(settings.docs)))
-        say(f'better, and kept: realmlm ask "…" --docs {docs} --model {shlex.quote(str(settings.out / "model"))}')
+        flags = shlex.join(["--docs", *map(str, together(settings.docs)), "--model", str(settings.out / "model")])
+        say(f'better on these {verdict.examples}, and kept: realmlm ask "…" {flags}')
     else:
         say(f"not surely better, so nothing was kept: {settings.model} serves these documents as it is")
 

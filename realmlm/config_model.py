@@ -259,7 +259,10 @@ class Pretrain:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapt:
-    """Adapt a model to your own documents in minutes, without labels or with your questions; it is kept only if it got better."""
+    """Adapt a model to your own documents in minutes, without labels or with your questions.
+
+    It is kept only if it got better on what is held out: sentences of the documents with words hidden, or one in five of your questions.
+    """
 
     docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], arg(metavar="PATH …", help_behavior_hint="(required)")]]
     """Folders and files of documents, as for `realmlm ask`."""
@@ -270,7 +273,7 @@ class Adapt:
     questions: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
     """Files of your own questions with answers: the model is fine-tuned on them; one in five is held out."""
     minutes: float = 4.0
-    """About how long to train on this machine."""
+    """About how long to train on this machine; reading and embedding the documents, and measuring before and after, come on top."""
     seed: int = 0
     """Seed of what is held out and of the order."""
     device: str = "auto"

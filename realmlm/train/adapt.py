@@ -1,4 +1,6 @@
-"""Adapting a model to someone's own documents, measured before and after on what was held out, and kept only if it got better.
+"""Adapting a model to someone's own documents, measured before and after on what was held out, and kept only if it got better there.
+
+What is held out are sentences of the documents with words hidden, or, with questions of their own, some of these.
 
 Without labels the query projection learns to find where else in the documents the hidden words of a sentence stand; with questions of
 their own it learns these, and so does the reader. Passages and index stay as they are: minutes on a CPU are enough.
@@ -35,7 +37,7 @@ from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.intervals import paired_interval
 from realmlm.evaluate.report import Outcome, Report, Score, measure, summarise
 from realmlm.index.exact import Index
-from realmlm.log import say
+from realmlm.log import duration, say
 from realmlm.model.answering import Answerer
 from realmlm.model.inputs import Inputs, query_inputs
 from realmlm.model.marginal import evidence_log_likelihood, inner_products
@@ -107,12 +109,18 @@ class Verdict:
     def kept(self) -> bool:
         return self.low > 0
 
+    @property
+    def examples(self) -> str:
+        """What was held out."""
+        return "sentences" if self.before.nats else "questions"
+
     def rows(self) -> list[tuple[str, Score, Score]]:
         """Each measure before and after."""
         rows = [(f"recall@{k}", score, self.after.recall[k]) for k, score in self.before.recall.items() if k <= READ]
         rows += [(f"{name}, nats", score, self.after.nats[name]) for name, score in self.before.nats.items()]
         if self.before.exact_match and self.after.exact_match:
-            rows.append(("exact match", self.before.exact_match, self.after.exact_match))
+            name = "exact match of hidden words" if self.before.nats else "exact match"
+            rows.append((name, self.before.exact_match, self.after.exact_match))
         return rows
 
     def as_json(self) -> dict[str, Any]:
@@ -125,9 +133,11 @@ class Verdict:
         """What it is about, in words."""
         first, then = (report.recall[1] if report.nats else report.exact_match for report in (self.before, self.after))
         counts = [round((score.value if score else 0.0) * self.before.questions / 100) for score in (first, then)]
-        what = "sentences kept apart, a passage with the words they hide came first for"
-        what = what if self.before.nats else "questions kept apart, the answer was right for"
-        return f"Of {self.before.questions} {what} {counts[0]} before and {counts[1]} after."
+        what = "a passage with the words they hide came first for" if self.before.nats else "the answer was right for"
+        said = f"Of {self.before.questions} {self.examples} kept apart, {what} {counts[0]} before and {counts[1]} after."
+        if not self.before.nats:
+            return said
+        return f"{said}\nMeasured on sentences of the documents with words hidden, not on questions: their answers may stay as they were."
 
     def table(self) -> str:
         """For a terminal."""
@@ -162,7 +172,10 @@ def _adapt(model: Path, docs: list[Path], out: Path, asked: list[Question], *, m
     else:
         held_out = _masked_facts(corpus, loop.seed)
     write_questions(out / "held-out.jsonl", held_out)
+    what = "questions" if asked else "sentences with words hidden"
+    say(f"{len(held_out)} {what} are held out and measured before and after training; --minutes does not count that")
     before, seconds = _measured(model, corpus, held_out, loop.device)
+    say(f"measuring took {duration(seconds)}, and will again after training")
     learn = _learn_questions if asked else _learn_to_find
     pair_seconds = seconds / (len(held_out) * (READ + 1))
     made = learn(model, corpus, out, minutes=minutes, pair_seconds=pair_seconds, loop=loop)
@@ -194,9 +207,10 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
     count = min(MOST_HELD_OUT, passages // SHARE_HELD_OUT)
     each = min(MOST_OF_A_PASSAGE, MOST_HELD_OUT // max(1, count))
     if count < FEWEST:
+        enough = FEWEST * SHARE_HELD_OUT
         raise NotEnough(
-            f"only {passages} passages name something that another passage names too, too little to learn from ({FEWEST * SHARE_HELD_OUT} "
-            "would do). The model serves as it is; with more documents, or with questions of your own (--questions), it can adapt"
+            f"only {passages} passages name something that another passage names too, too little to learn from ({enough} would do). "
+            f"The model serves as it is; with more documents, or with {enough} questions of your own or more (--questions), it can adapt"
         )
     return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True, each=each)
 
@@ -246,7 +260,7 @@ def _steps(minutes: float, *, seconds: float, examples: int) -> int:
     """As many as the minutes allow, but no more than a few rounds over the examples."""
     steps = int(np.clip(minutes * 60 / seconds, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
     enough = "; more minutes would only repeat them" if steps < minutes * 60 // seconds else ""
-    say(f"{steps} steps of {BATCH} examples, of {examples:,}: about {max(1, round(steps * seconds / 60))} min{enough}")
+    say(f"{steps} steps of {BATCH} examples, of {examples:,}: about {max(1, round(steps * seconds / 60))} min of training{enough}")
     return steps
 
 

@@ -30,7 +30,7 @@ def settings(tiny_model_folder: Path, world: Path, tmp_path: Path) -> Adapt:
     return Adapt(docs=((world / "knowledge.jsonl",),), out=tmp_path / "adapted", model=tiny_model_folder, minutes=1e-6, device="cpu")
 
 
-def test_what_was_held_out_is_measured_before_and_after(settings: Adapt) -> None:
+def test_what_was_held_out_is_measured_before_and_after(settings: Adapt, capsys: pytest.CaptureFixture[str]) -> None:
     verdict = run_adapt(settings)
     held_out = read_questions(settings.out / "held-out.jsonl")
     assert verdict.before.questions == verdict.after.questions == len(held_out) == 12
@@ -52,6 +52,13 @@ def test_what_was_held_out_is_measured_before_and_after(settings: Adapt) -> None
     first, then = (round(report.recall[1].value * 12 / 100) for report in (verdict.before, verdict.after))
     expected = f"Of 12 sentences kept apart, a passage with the words they hide came first for {first} before and {then} after."
     assert verdict.table().startswith(expected)
+    assert "sentences of the documents with words hidden, not on questions" in verdict.table()
+    assert "exact match of hidden words" in verdict.table()
+    assert "exact match of hidden words" in page
+    said = capsys.readouterr().err
+    order = ("12 sentences with words hidden are held out and measured before and after training", "measuring took", "min of training")
+    places = [said.index(words) for words in order]
+    assert places == sorted(places), "what will take time is said before it does"
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -69,7 +76,7 @@ def test_it_is_kept_only_if_better(
     said = capsys.readouterr().err
     assert (settings.out / "model").exists() == better
     assert not (settings.out / "adapting" / "model").exists()
-    assert ("better, and kept" in said) == better
+    assert ("better on these sentences, and kept" in said) == better
     assert "the model stands in" not in said  # it does not stay there
     assert ("nothing was kept" in said) != better
     if better:
@@ -98,12 +105,13 @@ def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path, c
     assert learned | held_out == asked
     assert verdict.before.questions * 5 <= len(read_questions(world / "questions-train.jsonl"))
     assert "answered exactly" in verdict.table()
+    assert "hidden" not in verdict.table()
 
 
 def test_too_little_text_is_said_to_be_too_little(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapting, "FEWEST", 20)
     (tmp_path / "note.txt").write_text("A heron stands by the river.")
-    with pytest.raises(NotEnough, match="--questions"):
+    with pytest.raises(NotEnough, match=r"with 100 questions of your own or more \(--questions\)"):
         run_adapt(replace(settings, docs=((tmp_path / "note.txt",),)))
     (tmp_path / "few.jsonl").write_text(json.dumps({"question": "Which bird?", "answer": ["heron"]}))
     with pytest.raises(NotEnough, match="too few"):
