@@ -286,7 +286,10 @@ class Adapt:
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune:
-    """Train a model to answer questions from the passages it retrieves."""
+    """Train a model to answer questions from the passages it retrieves.
+
+    --optim.steps 0, the default, stands for ten passes over the questions, in at most 1,000 steps.
+    """
 
     model: Annotated[Path, arg(aliases=("--from",))] = MINI
     """The model, pre-trained."""
@@ -310,7 +313,7 @@ class Finetune:
     """marginal: every place where an answer stands counts (the paper); hard-em: in each passage the likeliest one alone."""
     closed_book: float = 0.1
     """Weight of what the reader learns to answer without any passage."""
-    optim: JointOptim = field(default_factory=lambda: JointOptim(lr=1e-5, retriever_lr=1e-5))
+    optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
     refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
     loop: Loop = field(default_factory=Loop)
 

@@ -3,6 +3,7 @@
 B questions, K passages read, C candidates, L wordpieces, W span widths, M masks, D vector size.
 """
 
+import math
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ from realmlm.train.live import LiveIndex
 from realmlm.train.loop import Clock, fit, prepare
 from realmlm.train.run import Run
 
+PASSES = 10  # over the questions, where no number of steps is given
+MOST_STEPS = 1000  # there
 _MATCHED = 256  # questions whose words are matched at once
 
 
@@ -267,7 +270,16 @@ def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Given:
     return Given(np.concatenate([ids for _, ids in parts]), np.concatenate([scores for scores, _ in parts]))
 
 
+def _steps(questions: tuple[Path, ...], *, batch: int) -> int:
+    """Some passes over the questions, but no more steps than large sets need."""
+    asked = sum(len(read_questions(file)) for file in questions)
+    steps = min(MOST_STEPS, math.ceil(PASSES * asked / batch))
+    say(f"{steps:,} steps of {batch}: {steps * batch / asked:.1f} passes over {asked:,} questions; --optim.steps sets another number")
+    return steps
+
+
 def run_finetune(config: Finetune) -> Path:
-    place = finetune(**flat(config))
+    optim = config.optim if config.optim.steps else replace(config.optim, steps=_steps(config.questions, batch=config.optim.batch))
+    place = finetune(**flat(config) | {"optim": optim})
     say(f"the model stands in {place}")
     return place

@@ -4,20 +4,26 @@ import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from realmlm.cli import main
 from realmlm.config import Finetune, JointOptim, Loop
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
+from realmlm.log import read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
 from realmlm.model.realm import Realm
+from realmlm.train import finetune as finetuning
+from realmlm.train import loop as training
 from realmlm.train.finetune import Given, QuestionAnswering, run_finetune
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import Clock
+from realmlm.train.run import read_run
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
 
@@ -158,3 +164,52 @@ def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, 
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["closed_book"] == 0
     assert np.isfinite(row["loss"])
+
+
+def test_few_questions_are_learned_in_few_steps(
+    tiny_model_folder: Path,
+    knowledge: Corpus,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked, run = tmp_path / "own.jsonl", tmp_path / "run"
+    lines = (world / "questions-train.jsonl").read_text("utf-8").splitlines(keepends=True)
+    asked.write_text("".join(lines[:7]), "utf-8")
+    places = ["--model", str(tiny_model_folder), "--corpus", str(knowledge.folder), "--questions", str(asked), "--out", str(run)]
+    flags = ["--read", "2", "--candidates", "5", "--loop.device", "cpu", "--loop.checkpoint-every", "1"]
+    one_step = training._one_step
+
+    def cut_off(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
+        if step == 1:
+            raise KeyboardInterrupt
+        return one_step(objective, optimizer, groups, step, **rest)
+
+    monkeypatch.setattr(training, "_one_step", cut_off)
+    with pytest.raises(SystemExit):
+        main(["finetune", *places, *flags])
+    assert "3 steps of 32: 13.7 passes over 7 questions; --optim.steps sets another number" in capsys.readouterr().err
+    assert read_run(run)["config"]["optim"]["steps"] == 3
+    monkeypatch.setattr(training, "_one_step", one_step)
+    asked.write_text("".join(lines[:14]), "utf-8")  # what was chosen stays
+    main(["finetune", "--resume", str(run)])
+    said = capsys.readouterr().err
+    assert "resumed at step 1" in said
+    assert "passes over" not in said
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("questions", "batch", "steps"), [(59, 32, 19), (1, 32, 1), (79_168, 64, 1000), (3_200, 32, 1000), (3_199, 32, 1000)]
+)
+def test_ten_passes_at_most_a_thousand_steps(questions: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetuning, "read_questions", lambda _: [None] * questions)
+    assert finetuning._steps((Path("asked"),), batch=batch) == steps
+
+
+def test_a_number_of_steps_that_is_given_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(finetuning, "finetune", lambda **settings: taken.append(settings["optim"].steps))
+    main(["finetune", "--corpus", "corpus", "--questions", "none.jsonl", "--out", "run", "--optim.steps", "1000"])
+    assert taken == [1000]
