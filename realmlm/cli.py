@@ -378,7 +378,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         rest = f"; it goes on with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else ""
-        say("stopped" + (rest or "; what was embedded is kept" * (arguments[0] in EMBEDDING)))
+        say("stopped" + (rest or "; what was embedded is kept, but for the part it was at" * (arguments[0] in EMBEDDING)))
         sys.exit(130)
 
 

@@ -366,7 +366,11 @@ def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(wo
 
 @pytest.mark.parametrize(
     ("name", "rest"),
-    [("corpus", ""), ("pretrain", "; it goes on with: realmlm pretrain --resume RUN"), ("ask", "; what was embedded is kept")],
+    [
+        ("corpus", ""),
+        ("pretrain", "; it goes on with: realmlm pretrain --resume RUN"),
+        ("ask", "; what was embedded is kept, but for the part it was at"),
+    ],
 )
 def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_with(
     name: str, rest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

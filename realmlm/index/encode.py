@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -88,20 +88,31 @@ def build_index(
     A shard is what is embedded between two writes, by default what the device embeds in seconds. An approximate index is measured with
     `queries_QD`. Vectors that are `known` are not computed again.
     """
-    ids = corpus.ids
+    plan = {"corpus_edits": corpus.edits, "kind": kind, "step": step}
+    build = embed_in_parts(path, corpus, corpus.ids, encode, plan=plan, dtype=dtype, shard=shard, quiet=quiet, known=known)
+    build.publish(path, queries_QD=queries_QD)
+
+
+def embed_in_parts(
+    path: Path,
+    corpus: Corpus,
+    ids: np.ndarray,
+    encode: Encode,
+    *,
+    plan: dict[str, Any],
+    dtype: torch.dtype,
+    shard: int | None = None,
+    quiet: bool = False,
+    known: Known | None = None,
+) -> ShardedBuild:
+    """A build beside `path` with all shards of these passages. Those that an earlier, killed build of an equal plan finished are kept.
+
+    The plan says which passages they are.
+    """
     shard = shard or _usual_shard(len(ids), encode.device)
     borders = [*range(0, len(ids), shard), len(ids)]
-    plan = {
-        "weights": encode.fingerprint,
-        "corpus": corpus.fingerprint,
-        "corpus_edits": corpus.edits,
-        "borders": borders,
-        "dim": encode.dim,
-        "dtype": str(dtype).removeprefix("torch."),
-        "kind": kind,
-        "step": step,
-    }
-    build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
+    made = {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "dim": encode.dim, "dtype": str(dtype).removeprefix("torch.")}
+    build = ShardedBuild(path.parent / f".{path.name}.partial", plan | made | {"borders": borders})
     missing = build.missing()
     with nullcontext() if quiet else progress("embedding", len(ids), unit="passages") as bar:
         advance = bar.advance if bar else _nothing
@@ -110,7 +121,7 @@ def build_index(
             part = ids[borders[number] : borders[number + 1]]
             vectors = embed_passages(corpus, part, encode, dtype=dtype, on_done=advance, known=known)
             build.put(number, torch.from_numpy(part), vectors)
-    build.publish(path, queries_QD=queries_QD)
+    return build
 
 
 def _usual_shard(passages: int, device: torch.device) -> int:

@@ -48,7 +48,7 @@ SHARD = 65_536  # passages of a published shard, about; at 128 × 2 bytes it is 
 
 
 class ShardedBuild:
-    """A version in the making: finished shards survive a crash. Several processes may put different shards.
+    """A version, or an edit of one, in the making: finished shards survive a crash. Several processes may put different shards.
 
     The plan is all that decides what the version will hold: `weights` and `corpus` (fingerprints), `corpus_edits` (how many are
     contained), `step`, `dim`, `dtype` (float32, float16 or bfloat16), `kind` (exact or ivf), `borders` (shard i holds the passages from the
@@ -103,6 +103,10 @@ class ShardedBuild:
         write_text(file.with_suffix(".json"), json.dumps({"sha256": checksum}))
         fsync_file(self.folder)
         self._sound.add(shard)
+
+    def vectors(self) -> Tensor:
+        """Of all shards, in their order; none may be missing."""
+        return torch.cat([_map_tensors(self.folder / _shard(shard), self.plan["dtype"])["vectors"] for shard in range(self.shards)])
 
     def publish(self, path: Path, *, queries_QD: Tensor | None = None) -> None:
         """Turn the finished build into the version at `path`; an approximate one is measured with the queries.

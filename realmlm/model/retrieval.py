@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.artefact import locked
+from realmlm.artefact import edit_place, locked, read_manifest
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
 from realmlm.errors import Mismatch, RealmError
-from realmlm.index.encode import Known, build_index, embed_passages
+from realmlm.index.encode import Known, build_index, embed_in_parts
 from realmlm.index.exact import Index
 from realmlm.index.same import SameContent
-from realmlm.index.store import edits_contained, index_info, open_index, save_edit
+from realmlm.index.store import ShardedBuild, edits_contained, index_info, open_index, save_edit
 from realmlm.log import say
 from realmlm.model.inputs import NULL, document_inputs, query_inputs
 from realmlm.model.marginal import inner_products
@@ -135,21 +135,30 @@ class KeptIndex:
         with locked(_lock(self.path)):
             if not self.path.exists() or edits_contained(self.path) != self.corpus.edits:
                 return False
-            self.take_up(corpus)
+            self.take_up(corpus, quiet=True)
         return True
 
-    def take_up(self, corpus: Corpus) -> None:
-        """Embed and keep what the index lacks. The lock must be held."""
+    def take_up(self, corpus: Corpus, *, quiet: bool = False) -> None:
+        """Embed and keep what the index lacks; cut off, it goes on where it was. The lock must be held."""
         if self.corpus.edits < corpus.edits:
             written, removed = corpus.changes_since(self.corpus.edits)
-            ids, known = np.array(written, dtype=np.int64), None
-            if written and removed:  # of a document that changed, or moved, most passages come back with new ids
-                known = SameContent(corpus, ids, dim=self._encode.dim)
-                known.look_in(self.corpus, np.array(removed, dtype=np.int64), self.index)
-            vectors = embed_passages(corpus, ids, self._encode, dtype=self.index.dtype, known=known)
+            build = self._embedded(corpus, written, removed, quiet=quiet) if written else None
+            vectors = build.vectors() if build else torch.empty(0, self.index.dim)
             changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
             save_edit(self.path, self.index, **changed, corpus_edits=corpus.edits)
+            if build:
+                build.discard()
             self.corpus = corpus
+
+    def _embedded(self, corpus: Corpus, written: list[int], removed: list[int], *, quiet: bool) -> ShardedBuild:
+        ids, known = np.array(written, dtype=np.int64), None
+        if removed:  # of a document that changed, or moved, most passages come back with new ids
+            known = SameContent(corpus, ids, dim=self._encode.dim)
+            known.look_in(self.corpus, np.array(removed, dtype=np.int64), self.index)
+        places = [edit_place(corpus.folder, number + 1) for number in range(self.corpus.edits, corpus.edits)]
+        edits = [read_manifest(place, kind="corpus-edit").fingerprint for place in places]
+        plan = {"corpus_edits": corpus.edits, "edits": edits, "kind": "exact", "step": 0}
+        return embed_in_parts(self.path, corpus, ids, self._encode, plan=plan, dtype=self.index.dtype, quiet=quiet, known=known)
 
 
 def index_for(

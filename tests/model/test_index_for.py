@@ -1,15 +1,20 @@
 """The index kept for a corpus and a document tower: shared, brought up to date, never taken for another's."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import Mismatch
+from realmlm.index.encode import embed_passages
+from realmlm.model import retrieval
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import index_for
+from realmlm.model.snapshot import DocumentEncoder
 from tests.conftest import world_corpus
 
 Model = tuple[Realm, Wordpieces]
@@ -56,6 +61,25 @@ def test_an_earlier_state_of_the_corpus_has_an_index_of_its_own(tiny_model: Mode
     assert not before.is_current
     assert len(index_for(model, wordpieces, before)) == len(own)
     assert len(index_for(model, wordpieces, edited)) == len(own) - 1
+
+
+def test_what_was_embedded_of_another_edit_is_not_taken(tiny_model: Model, own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    model, wordpieces = tiny_model
+    index_for(model, wordpieces, own)
+    edited, _ = own.edit(add=[Article("new", "The new passage tells of a heron.")])
+    with monkeypatch.context() as broken:
+        broken.setattr(retrieval, "save_edit", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            index_for(model, wordpieces, edited)
+    shutil.rmtree(own.folder / "edits")
+    edited, (number,) = own.edit(add=[Article("new", "The new passage tells of an otter.")])
+    vectors = index_for(model, wordpieces, edited).vectors(torch.tensor([number]))
+    truth = embed_passages(edited, np.array([number]), DocumentEncoder.of(model, wordpieces), dtype=torch.float16)
+    assert torch.allclose(vectors, truth.float(), atol=2e-3)
+    assert not list((own.folder / "index").glob(".*.partial"))
 
 
 def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Of documents that changed, only what is new is embedded; what was embedded is not lost."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +73,53 @@ def test_vectors_survive_an_embedding_that_was_cut_off(read: Counted, notes: Pat
     assert read(notes) == 1
 
 
-def test_what_was_embedded_before_an_interruption_is_kept(
-    read: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+HERONS = "title,text\n" + "".join(f"Heron {number},The heron has the number {number}.\n" for number in range(1100))
+
+
+@pytest.fixture
+def interrupted(read: Counted, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Reads a place, and is interrupted after a thousand passages."""
+
+    def interrupt(place: Path) -> None:
+        embedded, call = 0, DocumentEncoder.__call__
+
+        def until(encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]) -> torch.Tensor:
+            nonlocal embedded
+            embedded += len(titles)
+            if embedded > 1000:
+                raise KeyboardInterrupt
+            return call(encoder, titles, bodies)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(DocumentEncoder, "__call__", until)
+            with pytest.raises(KeyboardInterrupt):
+                read(place)
+
+    return interrupt
+
+
+def test_what_was_embedded_before_an_interruption_is_kept(read: Counted, interrupted: Callable[[Path], None], tmp_path: Path) -> None:
     table = tmp_path / "herons.csv"
-    table.write_text("title,text\n" + "".join(f"Heron {number},The heron has the number {number}.\n" for number in range(1100)))
-    embedded, call = 0, DocumentEncoder.__call__
-
-    def interrupted(encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]) -> torch.Tensor:
-        nonlocal embedded
-        embedded += len(titles)
-        if embedded > 1000:
-            raise KeyboardInterrupt
-        return call(encoder, titles, bodies)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(DocumentEncoder, "__call__", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            read(table)
+    table.write_text(HERONS)
+    interrupted(table)
     assert read(table) == 1100 - 512
     assert [file.name for file in tmp_path.glob("cache/**/shard-*")] == ["shard-00000.safetensors"]
+
+
+def test_of_what_was_added_too_and_it_is_shown(
+    read: Counted, interrupted: Callable[[Path], None], notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read(notes) == 4
+    (notes / "herons.csv").write_text(HERONS)
+    (notes / "heron.txt").unlink()
+    interrupted(notes)
+    capsys.readouterr()
+    assert read(notes) == 1100 - 512
+    said = capsys.readouterr().err
+    assert "taking up 1100 new and 1 removed passages" in said
+    assert "embedding  1,100 passages in " in said
+    assert not list(tmp_path.glob("cache/**/.*.partial"))
+    assert read(notes) == 0
 
 
 def cut_off(*_: Any, **__: Any) -> Any:

@@ -16,7 +16,8 @@ from realmlm import artefact
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Article, Corpus
 from realmlm.errors import RealmError
-from realmlm.model import answering, inputs, retrieval
+from realmlm.index import encode
+from realmlm.model import answering, inputs
 from realmlm.model.answering import Answer
 from realmlm.model.inputs import Inputs
 from realmlm.serve.engine import Engine
@@ -157,13 +158,13 @@ def test_what_others_edit_is_known_to_the_next_answer(editable: Engine, tiny_mod
     editable.fill("The arms of Nerrow show a [MASK].")
     assert number not in editable.corpus
     embedded: list[int] = []
-    embed = retrieval.embed_passages
+    embed = encode.embed_passages
 
     def noted(corpus: Corpus, ids: np.ndarray, *rest: Any, **options: Any) -> Tensor:
         embedded.extend(ids)
         return embed(corpus, ids, *rest, **options)
 
-    monkeypatch.setattr(retrieval, "embed_passages", noted)
+    monkeypatch.setattr(encode, "embed_passages", noted)
     _, (theirs,) = Corpus.open(editable.corpus.folder).edit(add=[QUINCE])
     (ours,) = editable.edit(add=[QUINCE])
     assert (theirs, ours, embedded) == (number + 1, number + 2, [number + 1, number + 2])
@@ -185,7 +186,7 @@ def test_an_edit_that_could_not_be_taken_up_is_taken_up_later(
     editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(retrieval, "embed_passages", lambda *_, **options: pytest.fail("no memory left"))
+        patched.setattr(encode, "embed_passages", lambda *_, **options: pytest.fail("no memory left"))
         with pytest.raises(pytest.fail.Exception):
             editable.edit(add=[QUINCE])
     assert editable.corpus.ids.tolist() == editable.index.ids.tolist()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from realmlm.corpus import documents
-from realmlm.model import retrieval
+from realmlm.index import encode
 from realmlm.serve import engine as engine_module
 from realmlm.serve.engine import Engine
 
@@ -118,7 +118,7 @@ def test_while_nothing_can_be_read_the_former_state_answers(
         file.write_bytes(data)
     assert answered(following) == [BADGER, FOX, HERON, OTTER]
     with monkeypatch.context() as without:
-        without.setattr(retrieval, "embed_passages", no_memory)
+        without.setattr(encode, "embed_passages", no_memory)
         (notes / "new.txt").write_text("A new note.")
         said_once("MemoryError")
     (notes / "newer.txt").write_text("A newer note.")
