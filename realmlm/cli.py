@@ -51,8 +51,9 @@ def _edit(settings: config.Edit) -> None:
     corpus = Corpus.open(settings.corpus)
     replace = {}
     if settings.replace is not None:
-        title = corpus[settings.replace].title if settings.title is None else settings.title
-        replace = {settings.replace: Article(title, settings.text or "")}
+        former = corpus[settings.replace]
+        title = former.title if settings.title is None else settings.title
+        replace = {settings.replace: Article(title, settings.text or "", former.source)}
     articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
     if (added or replace) and (settings.corpus / "spans").exists():

@@ -358,6 +358,7 @@ def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(wo
     answer = json.loads(said(["ask", "What is new?", "--read", str(PASSAGES - 1), "--json"], work, capsys))
     check_answer(answer, evidence=PASSAGES - 1)
     passages = {item["passage_id"]: item["passage"] for item in answer["evidence"]}
+    assert {item["passage_id"]: item["file"] for item in answer["evidence"]}[5] == "some.jsonl:6"
     assert set(passages) == ({*range(PASSAGES)} - {0, 2}) | {PASSAGES}
     assert (passages[PASSAGES], passages[5]) == ("The otter is the animal of Nerrow.", "Said anew.")
     assert {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in index.glob("*.*")} == before

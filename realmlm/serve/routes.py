@@ -16,7 +16,19 @@ from realmlm.corpus.store import Article, Passage
 from realmlm.errors import BadInput
 from realmlm.model.answering import Answer, Words
 from realmlm.serve.engine import Engine
-from realmlm.serve.shapes import Answered, Filled, Health, KnownPassage, Mask, NewPassage, Passages, Question, Read, Sentence
+from realmlm.serve.shapes import (
+    Answered,
+    ChangedPassage,
+    Filled,
+    Health,
+    KnownPassage,
+    Mask,
+    NewPassage,
+    Passages,
+    Question,
+    Read,
+    Sentence,
+)
 from realmlm.serve.worker import Worker
 
 MOMENT_S = 0.5  # seconds that the numbers of the service wait for what changed to be taken up
@@ -92,10 +104,10 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     def shown(passage: Passage) -> KnownPassage:
         return KnownPassage(**vars(passage), file=passage.file)
 
-    def article(new: NewPassage) -> Article:
-        if not len(engine.wordpieces.encode(new.text)):
+    def article(title: str, text: str, source: str) -> Article:
+        if not len(engine.wordpieces.encode(text)):
             raise BadInput("the text has no words in it; write some")
-        return Article(new.title, new.text, "service")
+        return Article(title, text, source)
 
     async def alone(work: Callable[[], Any]) -> Any:
         """Checks belong into the work: before it others may change what was checked."""
@@ -126,15 +138,18 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
         """A text that is too long becomes several passages."""
 
         def work() -> list[KnownPassage]:
-            return [known(number) for number in engine.edit(add=[article(new)])]
+            return [known(number) for number in engine.edit(add=[article(new.title, new.text, "service")])]
 
         return await alone(work)
 
     @routes.put("/passages/{number}", summary="Replace a passage", dependencies=[Depends(allowed)])
-    async def replace(number: int, new: NewPassage) -> KnownPassage:
+    async def replace(number: int, new: ChangedPassage) -> KnownPassage:
+        """It still comes from the same file."""
+
         def work() -> KnownPassage:
-            known(number)
-            engine.edit(replace={number: article(new)})
+            former = known(number)
+            title = former.title if new.title is None else new.title
+            engine.edit(replace={number: article(title, new.text, former.source)})
             return known(number)
 
         return await alone(work)

@@ -90,9 +90,17 @@ class Filled(BaseModel):
     masks: list[Mask]
 
 
+Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT, examples=["The lighthouse of Orvane was lit in 1731."])]
+
+
 class NewPassage(Request):
     title: str = Field("", max_length=500, examples=["Orvane"])
-    text: str = Field(min_length=1, max_length=MOST_TEXT, examples=["The lighthouse of Orvane was lit in 1731."])
+    text: Text
+
+
+class ChangedPassage(Request):
+    title: str | None = Field(None, max_length=500, examples=["Orvane"], description="Without one the passage keeps its title.")
+    text: Text
 
 
 class KnownPassage(BaseModel):

@@ -90,6 +90,18 @@ def test_passages_are_read_found_added_replaced_removed_and_it_stays(client: Tes
     assert added["id"] in again.index.ids.tolist()
 
 
+def test_a_replaced_passage_keeps_its_file_and_the_title_that_was_not_sent(client: TestClient, own_corpus: Path) -> None:
+    before, text = client.get("/passages/5").json(), "The arms of Nerrow show a quince."
+    assert before["title"]
+    assert before["file"] not in ("", "service")
+    assert client.put("/passages/5", json={"text": text}).json() == before | {"text": text}
+    for title in ("Nerrow", ""):
+        assert client.put("/passages/5", json={"title": title, "text": text}).json() == before | {"title": title, "text": text}
+    (added,) = client.post("/passages", json={"text": text}).json()
+    assert (added["title"], added["source"]) == ("", "service")
+    assert Corpus.open(own_corpus)[5].source == before["source"]
+
+
 def test_it_says_whether_passages_can_be_changed(
     client: TestClient, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
