@@ -142,6 +142,16 @@ def test_where_the_documents_may_not_say_it_the_page_does(browser: Any) -> None:
     assert wait(lambda: not browser.find_elements(By.CSS_SELECTOR, "#ask .caution"))
 
 
+def test_an_answer_from_a_former_state_is_said_to_be_one(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait(lambda: one(browser, "#health").text.endswith("passages"))
+    with monkeypatch.context() as behind:
+        behind.setattr(Engine, "up_to_date", False)
+        ask(browser, "What is last?")
+        assert wait(lambda: one(browser, "#health").text.endswith("passages, not up to date"))
+    ask(browser, "What is last?")
+    assert wait(lambda: one(browser, "#health").text.endswith("passages"))
+
+
 def test_what_hardly_counts_is_folded_into_one_line(browser: Any) -> None:
     def shown() -> list[Any]:
         return [card for card in browser.find_elements(By.CSS_SELECTOR, "#ask .card") if card.is_displayed()]

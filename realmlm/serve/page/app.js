@@ -167,6 +167,7 @@ for (const form of document.querySelectorAll("form[data-route]")) {
       const result = await send(form.dataset.route, "POST", asked);
       clearTimeout(waiting);
       showAnswer(place, result);
+      showHealth();
     } catch (error) {
       clearTimeout(waiting);
       place.replaceChildren(element("p", { class: "wrong", role: "alert" }, error.message));
