@@ -44,8 +44,7 @@ class Engine:
         device: str = "auto",
     ) -> None:
         """`docs` are folders and files of documents instead of a corpus; with neither, `read` comes first."""
-        places = [docs] if isinstance(docs, str | Path) else docs
-        if corpus is not None and places:
+        if corpus is not None and docs:
             raise BadInput("a corpus and documents cannot be searched together; give one of them, or add the documents with `realmlm edit`")
         place, where = model_place(model), pick_device(device)
         with kept_packed() if where.type == "cpu" else nullcontext():
@@ -60,10 +59,10 @@ class Engine:
             known = Corpus.open(corpus)
             check_readable(str(place), self.model, self.wordpieces, known)
             self._state = self._opened(known)
-        elif places:
-            self.read(*places)
+        elif docs:
+            self.read(docs)
 
-    def read(self, *docs: str | Path) -> "Engine":
+    def read(self, *docs: str | Path | Sequence[str | Path]) -> "Engine":
         """Answer from these folders and files from now on, beside what was read before; what changes in them later is known within seconds.
 
         What is made of them is kept in a cache: only what changed is embedded again. "pocket" is the encyclopedia that comes with realmlm.
@@ -73,7 +72,8 @@ class Engine:
         if self._catching_up is not None:
             wait([self._catching_up])
             self._catching_up = None
-        places = [*(self._watch.places if self._watch else []), *map(text_place, docs)]
+        named = [place for some in docs for place in ([some] if isinstance(some, str | Path) else some)]
+        places = [*(self._watch.places if self._watch else []), *map(text_place, named)]
         if not places:
             raise BadInput("name a folder or file to read")
         self._state, self._watch = self._read(places)
@@ -120,6 +120,7 @@ class Engine:
 
     def ask_all(self, questions: list[str], *, read: int = 5) -> list[Answer]:
         """Answers to several questions, worked out together."""
+        _check_text(questions)
         self.follow()
         return self._answerer.ask(questions, read=self._at_most(read))
 
@@ -135,6 +136,7 @@ class Engine:
 
     def fill_all(self, sentences: list[str], *, read: int = 5) -> list[tuple[Answer, list[MaskWords]]]:
         """The same for several sentences, with the likeliest words of each mask."""
+        _check_text(sentences)
         self.follow()
         return [filled for sentence in sentences for filled in self._fill(sentence, read=read)]
 
@@ -170,6 +172,8 @@ class Engine:
         What takes long to read is read in the background. Until then, and where something cannot be taken up, which is said once, the
         former state goes on answering. An edit is tried again each time, files when they change again.
         """
+        if self._state is None:
+            return
         try:
             current = self._follow_edits() if self._watch is None else self._follow_files(self._watch)
         except Exception as error:  # whatever it is: a question that the former state can answer must not fail for it
@@ -215,6 +219,12 @@ class Engine:
         if read < 1:
             raise BadInput(f"{read} passages cannot be read; choose --read 1 or more")
         return min(read, len(self.corpus))
+
+
+def _check_text(texts: Iterable[object]) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadInput(f'a question or sentence is a text, and {text!r} is none; ask with words: "Who …?"')
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -98,6 +97,8 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def known(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return _failure(400, "the body is not UTF-8; send JSON in UTF-8")
         headers = dict(error.headers or {})
         if error.status_code == 405:  # starlette names the methods of one function alone, not of the whole route
             described = app.openapi()["paths"].get(getattr(request.scope.get("route"), "path_format", None), {})
@@ -145,26 +146,24 @@ class _Around:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+        begun, status, size = time.perf_counter(), 500, 0
+
+        async def counting() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MOST_BODY:
+                raise HTTPException(413, f"a request has at most {MOST_BODY} bytes")
+            return message
 
         async def noting(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
-        app = _failure(413, f"a request has at most {MOST_BODY} bytes, and says how many") if _is_too_large(scope) else self._app
         try:
-            await app(scope, receive, noting)
+            await self._app(scope, counting, noting)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._meters.requests.labels(route, status).inc()
             self._meters.seconds.labels(route).observe(time.perf_counter() - begun)
-
-
-def _is_too_large(scope: Scope) -> bool:
-    """Has a request more bytes than allowed, or may it have, for it does not say how many?"""
-    headers = Headers(scope=scope)
-    length = headers.get("content-length", "0")
-    if scope["method"] not in ("POST", "PUT", "PATCH"):
-        return False
-    return "transfer-encoding" in headers or not length.isdecimal() or len(length) > 9 or int(length) > MOST_BODY

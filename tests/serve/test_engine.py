@@ -15,7 +15,7 @@ from torch import Tensor
 from realmlm import artefact
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Article, Corpus
-from realmlm.errors import RealmError
+from realmlm.errors import BadInput, RealmError
 from realmlm.index import encode
 from realmlm.model import answering, inputs
 from realmlm.model.answering import Answer
@@ -62,6 +62,23 @@ def test_together_as_alone(tiny_model_folder: Path, knowledge: Corpus, world: Pa
     read.clear()
     assert all(map(same, engine.ask_all(questions, read=4), alone))
     assert read == [7] * 4
+
+
+def test_what_cannot_be_asked_or_read_is_said_in_one_error(
+    tiny_model_folder: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    engine = Engine(tiny_model_folder, device="cpu")
+    capsys.readouterr()
+    for first in (lambda: engine.ask("Who?"), lambda: engine.fill("the [MASK]"), lambda: engine.find("heron")):
+        with pytest.raises(BadInput, match="nothing has been read yet"):
+            first()
+    assert capsys.readouterr().err == ""
+    engine.read([notes / "heron.txt", str(notes / "table.csv")], notes / "deep")
+    assert len(engine.corpus) == 4
+    for asked in (lambda: engine.ask(None), lambda: engine.fill(7)):  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=r"is a text, and (None|7) is none"):
+            asked()
 
 
 def test_what_was_retrieved_stays_as_it_was(tiny_model_folder: Path, knowledge: Corpus) -> None:
