@@ -264,15 +264,15 @@ def _serve(settings: config.Serve) -> None:
     require("fastapi", extra="serve", why="the service")
     require("prometheus_client", extra="serve", why="the service")
     from realmlm.serve.engine import Engine
-    from realmlm.serve.http import create_app
+    from realmlm.serve.http import create_app, is_loopback
 
     _check_free(settings.host, settings.port)
     docs = together(settings.docs)
     engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
-    if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None and not docs:
+    if not is_loopback(settings.host) and settings.token is None and not docs:
         say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({counted(len(engine.corpus), 'passage')}; Ctrl-C stops)")
-    app = create_app(engine, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
+    app = create_app(engine, host=settings.host, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
     gc.collect()
     gc.freeze()  # what is loaded stays: looking through it for garbage would hold up every answer for 0.2 s, again and again
     limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}  # s; clients give up an idle connection before we do

@@ -4,13 +4,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,10 +30,13 @@ RETRY_S = 1  # what a full queue asks for
 PAGE = Path(__file__).parent / "page"
 
 
-def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, batch: int = 16, runs: Sequence[Path] = ()) -> FastAPI:
+def create_app(
+    engine: Engine, *, host: str = "", token: str | None = None, queue: int = 256, batch: int = 16, runs: Sequence[Path] = ()
+) -> FastAPI:
     """The service over an engine. With a token every change of a passage needs it; a queue of `queue` requests is full.
 
-    `runs` are folders with training runs to show.
+    Where `host`, the address it listens at, is this machine's own, only what is addressed to this machine is answered: a page from
+    elsewhere may let its own name point here. `runs` are folders with training runs to show.
     """
     meters = Meters()
     worker = Worker(most_waiting=queue, most_together=batch, on_batch=meters.on_batch)
@@ -63,7 +69,7 @@ def create_app(engine: Engine, *, token: str | None = None, queue: int = 256, ba
     async def page() -> FileResponse:
         return FileResponse(PAGE / "index.html")
 
-    app.add_middleware(_Around, meters=meters)
+    app.add_middleware(_Around, meters=meters, loopback=is_loopback(host))
     _handle_errors(app)
     return app
 
@@ -76,6 +82,7 @@ _CODES = {
     404: "not_found",
     405: "method_not_allowed",
     413: "too_large",
+    421: "other_host",
     422: "bad_input",
     503: "busy",
 }
@@ -136,11 +143,20 @@ def _known_parameters(request: Request) -> None:
             )
 
 
-class _Around:
-    """Refuses what is too large, and counts and times every request."""
+def is_loopback(host: str) -> bool:
+    """Is this name or address, a port behind it or not, the machine's own?"""
+    try:
+        name = urlsplit(f"//{host}" if host.count(":") < 2 or "]" in host else f"//[{host}]").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
-    def __init__(self, app: ASGIApp, *, meters: Meters) -> None:
-        self._app, self._meters = app, meters
+
+class _Around:
+    """Refuses what is too large or meant for another host, and counts and times every request."""
+
+    def __init__(self, app: ASGIApp, *, meters: Meters, loopback: bool) -> None:
+        self._app, self._meters, self._loopback = app, meters, loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -161,8 +177,13 @@ class _Around:
             status = message.get("status", status)
             await send(message)
 
+        host = Headers(scope=scope).get("host", "")
         try:
-            await self._app(scope, counting, noting)
+            if self._loopback and not is_loopback(host):
+                refusal = _failure(421, f"this service answers to localhost, not to '{host}'; a proxy must send Host: localhost")
+                await refusal(scope, receive, noting)
+            else:
+                await self._app(scope, counting, noting)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._meters.requests.labels(route, status).inc()

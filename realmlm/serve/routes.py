@@ -64,7 +64,7 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
     @routes.post("/ask", summary="Answer a question")
     async def ask(asked: Question) -> Answered:
         answer = await together(lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read))
-        sure = {"relevance": answer.relevance, "confidence": answer.confidence, "caution": answer.caution}
+        sure = {"relevance": answer.relevance, "confidence": answer.confidence}
         shown = Answered(**_answer(answer), **sure, others=list(answer.others))
         if asked.without_reading:
             known = await together(engine.ask_without_reading, asked.question, key="ask without reading")
@@ -81,7 +81,8 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
-    return {"answer": answer.answer, "probability": answer.probability, "evidence": [Read(**vars(one)) for one in answer.evidence]}
+    evidence = [Read(**vars(one)) for one in answer.evidence]
+    return {"answer": answer.answer, "probability": answer.probability, "evidence": evidence, "caution": answer.caution}
 
 
 # --- passages ---------------------------------------------------------------------------------------------------------------------------

@@ -87,6 +87,7 @@ class Filled(BaseModel):
     answer: str
     probability: float
     evidence: list[Read]
+    caution: str = Field(description="Where the words are a part of a longer one in the passage: that one; else empty.")
     masks: list[Mask]
 
 

@@ -62,8 +62,10 @@ def test_a_question_is_answered_with_its_evidence(client: TestClient, tiny_model
 def test_a_sentence_is_filled_in_mask_by_mask(client: TestClient) -> None:
     body = client.post("/fill", json={"sentence": "the town shows a [MASK] and a [MASK]", "read": 2}).json()
     assert len(body["masks"]) == 2
-    assert len(body["evidence"]) == 3  # the null document too
-    assert body["evidence"][0]["passage_id"] is None
+    assert [read["passage_id"] for read in body["evidence"]].count(None) == 1  # the null document
+    shares = [read["retrieval_probability"] * read["reading_probability"] for read in body["evidence"]]
+    assert len(shares) == 3
+    assert shares == sorted(shares, reverse=True)
     for mask in body["masks"]:
         for side in ("read", "unread"):
             chances = [word["probability"] for word in mask[side]]
@@ -385,3 +387,26 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
         assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in text
     assert client.get("/page/../http.py").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("listens", "named", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:8460", 200),
+        ("127.0.0.1", "localhost:8460", 200),
+        ("::1", "[::1]:8460", 200),
+        ("localhost", "localhost", 200),
+        ("127.0.0.1", "evil.example:8460", 421),
+        ("127.0.0.1", "localhost.evil.example", 421),
+        ("127.0.0.1", "[", 421),
+        ("0.0.0.0", "library.example", 200),
+    ],
+)
+def test_at_loopback_only_what_is_addressed_to_this_machine_is_answered(
+    tiny_model_folder: Path, own_corpus: Path, listens: str, named: str, status: int
+) -> None:
+    with TestClient(create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), host=listens)) as client:
+        answer = client.get("/passages", headers={"host": named})
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.json()["error"]["code"] == "other_host"
