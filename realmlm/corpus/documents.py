@@ -51,7 +51,7 @@ def open_documents(
     """
     places = apart(documents)
     identity = "\n".join([*map(str, places), wordpieces.fingerprint, str(max_wordpieces), f"reading {_READING}"])
-    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    name = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"
     held.enter_context(_kept_in(folder))
     held.enter_context(locked(folder / f".{name}.lock"))
@@ -141,7 +141,8 @@ class _Seen:
         in_part = {source: why for source, why in self.in_part.items() if source in files}
         now = {"digests": digests, "unreadable": known, "in_part": in_part}
         if now != self._before:
-            write_text(self.file, json.dumps(now, ensure_ascii=False, indent=1))
+            readable = json.dumps(now, ensure_ascii=False, indent=1)
+            write_text(self.file, readable.encode(errors="backslashreplace").decode())  # \udce9 is what JSON, too, calls half a character
 
 
 def _find(places: Sequence[Path]) -> tuple[list[SourceFile], list[Path]]:

@@ -78,6 +78,9 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
     unknown: list[Path] = []
     for source in map(Path, sources):
         base = Path(os.path.abspath(source)).parent
+        if not _is_text(os.path.basename(os.path.abspath(source))):
+            on_bad(_misnamed(source))
+            continue
         try:
             mode = source.stat().st_mode
         except OSError as error:
@@ -88,7 +91,8 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
             faults: list[RealmError] = []
             paths = sorted(_walk(source, faults.append))
             found = {path: _source_file(path, base) for path in paths}
-            files += [file for file in found.values() if file]
+            files += [file for file in found.values() if file and _is_text(file.name)]
+            faults += [_misnamed(path) for path, file in found.items() if file and not _is_text(file.name)]
             unknown += [path for path, file in found.items() if not file]
             if not faults and not any(found.values()):
                 faults.append(BadInput(f"{source} holds no file that can be read; kinds read are {_kinds()}"))
@@ -118,7 +122,11 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                 subfolders.clear()
                 continue
             entered.add(place)
-            subfolders[:] = sorted(subfolder for subfolder in subfolders if not subfolder.startswith("."))
+            shown = sorted(subfolder for subfolder in subfolders if not subfolder.startswith("."))
+            subfolders[:] = filter(_is_text, shown)
+            for subfolder in shown:
+                if not _is_text(subfolder):
+                    on_bad(_misnamed(folder / subfolder))
             for link in (folder / subfolder for subfolder in subfolders):
                 target = Path(os.path.realpath(link))
                 if not link.is_symlink() or target in entered:
@@ -133,6 +141,19 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                         yield path
                 except OSError as error:
                     on_bad(BadInput(_unreadable(path, error)))
+
+
+def _is_text(name: str) -> bool:
+    """Is it of characters, or are there bytes in it that are none?"""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _misnamed(path: Path) -> BadInput:
+    return BadInput(f"{os.fsencode(path).decode(errors='backslashreplace')} has a name that is not UTF-8; rename it")
 
 
 def _unreadable(path: str | Path, error: OSError) -> str:
@@ -199,7 +220,8 @@ class _Reading:
         self._guessed = False
 
     def bad(self, what: str, *, line: int | None = None) -> None:
-        self.fault(BadInput(f"{self.file.path}{f', line {line}' if line else ''}: {what}"))
+        said = f"{self.file.path}{f', line {line}' if line else ''}: {what}"
+        self.fault(BadInput(said.encode(errors="backslashreplace").decode()))  # what is no character could not be printed
 
     def fault(self, error: RealmError) -> None:
         self.faults += 1

@@ -95,6 +95,23 @@ def test_what_cannot_be_read_is_said_and_left_out(
         opened(tmp_path / "empty", pieces, tmp_path)
 
 
+def test_a_name_or_a_key_that_is_no_text_spoils_nothing_else(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / os.fsdecode(b"caf\xe9.txt")).write_text("The stork nests.")
+    (notes / "half.jsonl").write_text('{"\\ud800": "no text"}')
+    for _ in range(2):
+        assert len(opened(notes, pieces, tmp_path)) == 4
+        said = capsys.readouterr().err
+        assert "caf\\xe9.txt has a name that is not UTF-8; rename it" in said
+        assert "1 could not be read (notes/half.jsonl)" in said
+    assert not list((tmp_path / "cache" / "documents").glob(".*.part"))
+    odd = notes.rename(tmp_path / os.fsdecode(b"n\xf6tes"))
+    with pytest.raises(BadInput, match=r"n\\xf6tes has a name that is not UTF-8; rename it"):
+        opened(odd, pieces, tmp_path)
+    assert len(opened(odd / "deep", pieces, tmp_path)) == 1
+
+
 def test_what_cannot_be_read_is_not_tried_again_until_it_changes(
     notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

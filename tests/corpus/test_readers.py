@@ -174,6 +174,20 @@ def test_linked_folders_are_read_once(tmp_path):
     assert bad == [f"{tmp_path / 'notes/c/up'} is a link to {tmp_path}, a folder that it is in; remove the link"]
 
 
+def test_names_that_are_not_utf_8_are_left_out_alone(tmp_path):
+    notes = os.fsencode(tmp_path / "notes")
+    os.makedirs(notes + b"/caf\xe9")
+    for name in (b"caf\xe9.txt", b"caf\xc3\xa9.txt", b"caf\xe9/a.txt", b".caf\xe9.txt", b"caf\xe9.jpg"):
+        with open(notes + b"/" + name, "w") as file:
+            file.write("text")
+    articles, bad = read_skipping(tmp_path / "notes")
+    assert [article.source for article in articles] == ["notes/café.txt"]
+    assert bad == [f"{tmp_path}/notes/{name} has a name that is not UTF-8; rename it" for name in ("caf\\xe9", "caf\\xe9.txt")]
+    with pytest.raises(BadInput, match=r"caf\\xe9\.txt has a name that is not UTF-8; rename it"):
+        read(Path(os.fsdecode(notes + b"/caf\xe9.txt")))
+    assert [article.source for article in read(Path(os.fsdecode(notes + b"/caf\xe9/a.txt")))] == ["a.txt"]  # what it lies in has no say
+
+
 def test_skipping_goes_on_after_the_fault(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\nbroken\n\xff\n{"text": "two", "id": 7}\n')
     (tmp_path / "b.tsv").write_bytes(b"id\ttext\ttitle\n1\tthree\tT\n2\tshort\n\xff\n3\tfour\tF\n")
