@@ -34,7 +34,7 @@ _SAID = 10  # files that cannot be read are named with the reason up to this man
 _NAMED = 3  # and up to this many each time
 LOOK_S = 2.0  # seconds between two looks at the files, at least
 _LOOK_SHARE = 20  # and looking takes at most one of so many seconds
-_READING = 3  # raised when files are read otherwise than before: what was made of them is made again
+_READING = 4  # raised when files are read otherwise than before: what was made of them is made again
 
 
 def cache_folder() -> Path:

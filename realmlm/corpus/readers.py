@@ -1,7 +1,6 @@
 """Sources to articles: folders and files of many kinds, streamed, so that an article is the most that is in memory at once."""
 
 import bz2
-import csv
 import gzip
 import io
 import json
@@ -11,7 +10,6 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 from xml.parsers import expat
@@ -19,9 +17,10 @@ from xml.parsers import expat
 from realmlm.artefact import read_manifest
 from realmlm.corpus.dump import Dump, NoDump
 from realmlm.corpus.encodings import declared_text, utf_16_codec, windows_text
-from realmlm.corpus.markup import html_to_text, markdown_to_text, row_line, wiki_to_text
+from realmlm.corpus.markup import html_to_text, markdown_to_text, wiki_to_text
 from realmlm.corpus.office import LARGEST, Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.store import Article
+from realmlm.corpus.tables import read_table
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import say
 
@@ -30,9 +29,7 @@ OnBad = Callable[[RealmError], None]
 
 _UNPACK: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
-_FIELD_LIMIT = 2**24  # characters of one CSV field; a quote that is never closed would swallow the file
 _CHUNK = 2**16
-_TABLE = 2**20  # characters of a table's rows that are one document
 
 
 @dataclass(frozen=True)
@@ -361,55 +358,17 @@ def _read_json_lines(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 
 
 def _read_csv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    yield from _read_table(reading, stream, ",")
+    yield from _read_table(reading, stream, ",;\t")  # semicolons, as spreadsheets write it in much of Europe
 
 
 def _read_tsv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     yield from _read_table(reading, stream, "\t")
 
 
-def _read_table(reading: _Reading, stream: BinaryIO, delimiter: str) -> Iterator[Article]:
-    """An article a row of a table with a column `text`; another's rows are lines, each with its columns' names, of one document."""
-    csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
-    latest = 0
-
-    def plain_lines() -> Iterator[str]:
-        nonlocal latest
-        for number, line in reading.lines(stream):
-            latest = number
-            yield line
-
-    lines = plain_lines()
-    head = next(lines, "")
-    delimiter = ";" if delimiter == "," and "," not in head and ";" in head else delimiter  # as spreadsheets write it in much of Europe
-    rows = csv.reader(chain([head] if head else [], lines), delimiter=delimiter, strict=True)
-    columns: list[str] = []
-    gathered: list[str] = []
-    size, first = 0, 1
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            reading.bad(f"is a broken row ({error})", line=first)
-            first = latest + 1
-            continue
-        if gathered and (row is None or size > _TABLE):
-            yield from reading.article(_stem(reading.file), "\n".join(gathered))
-            gathered, size = [], 0
-        if row is None:
-            return
-        if not columns and row:
-            columns = [" ".join(name.split()) for name in row]
-            names = [name.lower() for name in columns]
-        elif row and len(row) != len(columns):
-            reading.bad(f"has {len(row)} fields where the header has {len(columns)}", line=first)
-        elif row and "text" in names:
-            record = dict(zip(names, row, strict=True))
-            yield from reading.article(record.get("title", ""), record["text"], identity=record.get("id"), line=first)
-        elif row and (line := row_line(columns, row)):
-            gathered.append(line)
-            size += len(line)
-        first = latest + 1
+def _read_table(reading: _Reading, stream: BinaryIO, delimiters: str) -> Iterator[Article]:
+    records = read_table(reading.lines(stream), delimiters=delimiters, on_bad=lambda what, line: reading.bad(what, line=line))
+    for title, text, identity, line in records:
+        yield from reading.article(_stem(reading.file) if title is None else title, text, identity=identity, line=line)
 
 
 def _listed(names: Any) -> str:
