@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from realmlm.corpus.markup import table_lines
+from realmlm.corpus.wrapping import joined, known_compounds
 from realmlm.errors import require
 
 LARGEST = 2**28  # bytes of a document
@@ -20,7 +21,6 @@ _LARGEST_XML = 2**26  # bytes of a Word document's text, unpacked: its tree take
 _LONGEST_S = 300.0  # seconds for the pages of a PDF
 _MOST_CHARACTERS = 50_000_000
 _MOST_PIECES = 50_000  # of text on a page of a PDF, whose reading takes time by their square
-_LONGEST_WORD = 100  # that is looked at where a line ends with a hyphen
 
 _MARGIN = 2  # lines at the top and the bottom of a page that may be its header and footer
 _REPEATED = 0.5  # share of the pages from which on they are
@@ -113,25 +113,19 @@ def _paragraphs(lines: list[str]) -> Iterator[str]:
     """Lines joined to paragraphs; a word cut at a line's end is whole again."""
     widths = sorted(map(len, lines))
     full = _FULL_LINE * widths[len(widths) * 9 // 10] if widths else 0
-    compounds = {word.lower() for line in lines for word in re.findall(r"\b\w++-\w+", line)}
-    paragraph: list[str] = []  # of lines, and what stands between them
+    compounds = known_compounds(lines)
+    paragraph: list[str] = []
     for line in lines:
-        last = paragraph[-1] if paragraph else ""
-        cut = re.search(r"\w+$", last[-_LONGEST_WORD:-1]) if last.endswith(("-", "\u00ad")) else None
-        goes_on = re.match(r"[^\W\d_]+", line)
-        if cut and goes_on and goes_on[0][0].islower():
-            compound = f"{cut[0]}-{goes_on[0]}".lower() in compounds
-            paragraph[-1:] = [last[:-1], "-" if compound else "", line]
-        elif last.endswith((".", "!", "?")) and len(line) < full and line[-1].isalnum():  # a heading after a full last line
-            yield "".join(paragraph)
-            paragraph = [line]
-        else:
-            paragraph += [" ", line] if paragraph else [line]
+        heads = len(line) < full and line[-1].isalnum()
+        if paragraph and paragraph[-1].endswith((".", "!", "?")) and heads:  # a heading after a full last line
+            yield joined(paragraph, compounds)
+            paragraph = []
+        paragraph.append(line)
         if len(line) < full:
-            yield "".join(paragraph)
+            yield joined(paragraph, compounds)
             paragraph = []
     if paragraph:
-        yield "".join(paragraph)
+        yield joined(paragraph, compounds)
 
 
 def word_to_text(data: bytes) -> tuple[str, str]:

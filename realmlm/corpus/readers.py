@@ -21,6 +21,7 @@ from realmlm.corpus.markup import html_to_text, markdown_to_text, wiki_to_text
 from realmlm.corpus.office import LARGEST, Unreadable, pdf_to_text, word_to_text
 from realmlm.corpus.store import Article
 from realmlm.corpus.tables import read_table
+from realmlm.corpus.wrapping import unwrapped
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import say
 
@@ -285,7 +286,7 @@ class _Reading:
 def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     text = reading.decode(stream.read())
     if text is not None:
-        yield from reading.article(_stem(reading.file), text)
+        yield from reading.article(_stem(reading.file), unwrapped(text))
 
 
 def _read_markdown(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
