@@ -37,6 +37,9 @@ _LOOK_SHARE = 20  # and looking takes at most one of so many seconds
 _READING = 4  # raised when files are read otherwise than before: what was made of them is made again
 
 
+_said: dict[Path, set[str]] = {}  # in this process, when the corpus at a place was last opened
+
+
 def cache_folder() -> Path:
     """Where corpora of folders are kept: `$XDG_CACHE_HOME/realmlm`, else `~/.cache/realmlm`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "realmlm"
@@ -55,16 +58,32 @@ def open_documents(
     folder = (cache or cache_folder()) / "documents"
     held.enter_context(_kept_in(folder))
     held.enter_context(locked(folder / f".{name}.lock"))
-    seen = _Seen(folder / f"{name}.seen.json")
-    found, unknown = _find(places)
-    files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(found, seen)}
-    corpus = _follow(folder / name, files, seen, wordpieces, max_wordpieces=max_wordpieces)
+    seen, say_new = _Seen(folder / f"{name}.seen.json"), _SayNew(folder / name)
+    found, unknown = _find(places, say_new)
+    files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(found, seen, say_new)}
+    corpus = _follow(folder / name, files, seen, wordpieces, say_new, max_wordpieces=max_wordpieces)
     seen.keep(files)
     unread = [file.name for source, file in files.items() if source in seen.unreadable]
     in_part = [file.name for source, file in files.items() if source in seen.in_part]
     if unread or in_part or unknown:
-        _say_left_out(corpus, len(files) - len(unread), unread, in_part, unknown, seen)
+        say_new(
+            _left_out(unread, in_part, unknown, seen), f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; "
+        )
     return corpus
+
+
+class _SayNew:
+    """Says what was not said when the corpus at this place was opened before: who follows documents opens them at every change."""
+
+    def __init__(self, place: Path) -> None:
+        self._before, self._now = _said.get(place, set()), set[str]()
+        _said[place] = self._now
+
+    def __call__(self, text: str, preface: str = "") -> None:
+        """Say it, after a preface that makes no difference."""
+        if text not in self._before:
+            say(preface + text)
+        self._now.add(text)
 
 
 class Watch:
@@ -145,38 +164,40 @@ class _Seen:
             write_text(self.file, readable.encode(errors="backslashreplace").decode())  # \udce9 is what JSON, too, calls half a character
 
 
-def _find(places: Sequence[Path]) -> tuple[list[SourceFile], list[Path]]:
+def _find(places: Sequence[Path], say_new: _SayNew) -> tuple[list[SourceFile], list[Path]]:
     """The files to read, and those of other kinds."""
     faults: list[RealmError] = []
     files, unknown = find_files(places, on_bad=faults.append)
     if faults and not files:
         raise faults[0]
     for fault in faults[:_SAID]:
-        say(f"left out: {fault}")
+        say_new(f"left out: {fault}")
     return files, unknown
 
 
-def _say_left_out(corpus: Corpus, read: int, unread: Sequence[str], in_part: Sequence[str], unknown: list[Path], seen: _Seen) -> None:
-    """One line each time: who asks later should know, too, what is not there to be found."""
-    said = [f"{counted(len(corpus), 'passage')} of {counted(read, 'file')}"]
+def _left_out(unread: Sequence[str], in_part: Sequence[str], unknown: list[Path], seen: _Seen) -> str:
+    """One line: who asks later should know, too, what is not there to be found."""
+    said = []
     for names, what in ((unread, "could not be read"), (in_part, "read only in part")):
         if names:
             more = f" …; all, and why: {seen.file}" if len(names) > _NAMED else ""
             said.append(f"{len(names):,} {what} ({', '.join(names[:_NAMED])}{more})")
-    say("; ".join([*said, *([other_kinds(unknown)] if unknown else [])]))
+    return "; ".join([*said, *([other_kinds(unknown)] if unknown else [])])
 
 
-def _digests(files: Sequence[SourceFile], seen: _Seen) -> Iterator[tuple[SourceFile, str]]:
+def _digests(files: Sequence[SourceFile], seen: _Seen, say_new: _SayNew) -> Iterator[tuple[SourceFile, str]]:
     for file in files:
         try:
             digest = seen.digest(file.path)
         except OSError as error:  # it may not be read, or has just gone
-            say(f"left out: {file.path}: {error.strerror}")
+            say_new(f"left out: {file.path}: {error.strerror}")
             continue
         yield file, digest
 
 
-def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpieces: Wordpieces, *, max_wordpieces: int) -> Corpus:
+def _follow(
+    place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpieces: Wordpieces, say_new: _SayNew, *, max_wordpieces: int
+) -> Corpus:
     """The corpus at a place, made to contain these files, by source."""
     known: dict[str, list[int]] = {}
     if place.exists():
@@ -186,7 +207,7 @@ def _follow(place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpiece
     new = {source: file for source, file in files.items() if source not in known and source not in seen.unreadable}
     if known and not gone and not new:
         return corpus
-    left_out = _LeftOut(seen)
+    left_out = _LeftOut(seen, say_new)
     if known and corpus.edits < _EDITS and len(gone) < len(known):
         names, former = {file.name for file in new.values()}, {source.rpartition(CONTENT_MARK)[0] for source in gone}
         counts = {"new": names - former, "changed": names & former, "removed": former - names}
@@ -226,8 +247,8 @@ def _put_aside(place: Path) -> None:
 class _LeftOut:
     """What could not be read; the first few are said."""
 
-    def __init__(self, seen: _Seen) -> None:
-        self._seen = seen
+    def __init__(self, seen: _Seen, say_new: _SayNew) -> None:
+        self._seen, self._say = seen, say_new
         self.errors: list[RealmError] = []
         self.first: dict[str, str] = {}  # of each source
 
@@ -238,11 +259,11 @@ class _LeftOut:
         if isinstance(error, MissingExtra):
             self._seen.waiting.add(source)
         if len(self.errors) <= _SAID:
-            say(f"left out: {error}")
+            self._say(f"left out: {error}")
 
     def conclude(self) -> None:
         if len(self.errors) > _SAID:
-            say(f"left out: {len(self.errors) - _SAID} more")
+            self._say(f"left out: {len(self.errors) - _SAID} more")
 
 
 def _articles(files: Mapping[str, SourceFile], left_out: _LeftOut) -> Iterator[Article]:

@@ -28,7 +28,10 @@ def pieces(world: Path) -> Wordpieces:
     return Wordpieces.load(world / "tokenizer.json")
 
 
-def opened(notes: Path, pieces: Wordpieces, tmp_path: Path) -> Corpus:
+def opened(notes: Path, pieces: Wordpieces, tmp_path: Path, *, anew: bool = True) -> Corpus:
+    """As a process of its own has it, or, not `anew`, one that follows the files."""
+    if anew:
+        documents._said.clear()
     with ExitStack() as held:
         return open_documents([notes], pieces, max_wordpieces=64, held=held, cache=tmp_path / "cache")
 
@@ -142,6 +145,7 @@ def test_what_was_left_out_is_said_each_time(
     for number in range(5):
         (notes / f"bad{number}.txt").write_bytes(b"\xff\xfe\x00broken")
     for _ in range(3):
+        documents._said.clear()  # each a process of its own
         main(command)
         (line,) = [line for line in capsys.readouterr().err.split("\n") if "could not be read" in line and "left out" not in line]
         assert line.startswith(
@@ -177,6 +181,39 @@ def test_lines_that_were_left_out_are_said_each_time(
     capsys.readouterr()
     opened(notes, pieces, tmp_path)
     assert capsys.readouterr().err == ""
+
+
+def test_who_follows_is_told_once_until_it_changes(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "up").symlink_to(tmp_path)
+    (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")
+    monkeypatch.setitem(sys.modules, "markdown_it", None)  # what waits for a library is tried each time
+
+    def said(*, anew: bool = False) -> list[str]:
+        opened(notes, pieces, tmp_path, anew=anew)
+        return [line for line in capsys.readouterr().err.split("\n") if "left out" in line or "could not" in line]
+
+    first = said(anew=True)
+    assert [("is a link" in line, "bad.txt" in line, "badger.md" in line) for line in first[:3]] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
+    assert first[3] == "3 passages of 2 files; 2 could not be read (notes/bad.txt, notes/deep/badger.md)"
+    for number in range(3):
+        (notes / f"{number}.txt").write_text("A new note.")
+        assert said() == []
+    (notes / "worse.txt").write_bytes(b"\xff\xfe\x00broken")
+    new = said()
+    assert ["worse.txt, line 1" in new[0], *new[1:]] == [
+        True,
+        "6 passages of 5 files; 3 could not be read (notes/bad.txt, notes/deep/badger.md, notes/worse.txt)",
+    ]
+    (notes / "up").unlink()
+    assert said() == []
+    (notes / "up").symlink_to(tmp_path)
+    assert ["is a link" in line for line in said()] == [True]
 
 
 def test_one_is_not_counted_as_several(pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
