@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from realmlm.artefact import discard, locked, map_array, publish, sha256_of, write_text
+from realmlm.artefact import MANIFEST, discard, locked, map_array, publish, sha256_of, write_text
 from realmlm.corpus.build import other_kinds, write_articles
 from realmlm.corpus.readers import SourceFile, apart, find_files, read_files
 from realmlm.corpus.store import CONTENT_MARK, Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput, MissingExtra, RealmError
+from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers
 
@@ -201,6 +201,8 @@ def _follow(
     """The corpus at a place, made to contain these files, by source."""
     known: dict[str, list[int]] = {}
     if place.exists():
+        if not (place / MANIFEST).is_file():
+            raise ArtefactDamaged(f"{place}, where the cache keeps these documents, has no {MANIFEST}; remove it, and it is made again")
         corpus = Corpus.open(place)
         known = _contained(corpus)
     gone = [source for source in known if source not in files]

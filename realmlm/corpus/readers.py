@@ -10,6 +10,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 from xml.parsers import expat
@@ -239,6 +240,14 @@ class _Reading:
         self.found += 1
         yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
 
+    def whole(self, stream: BinaryIO) -> bytes | None:
+        """All of a file that is one document, or a complaint: a small packed file may unpack to more than there is room for."""
+        data = stream.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            self.bad(f"is larger than {LARGEST >> 20} MiB; split it")
+            return None
+        return data
+
     def decode(self, data: bytes, *, line: int | None = None) -> str | None:
         """UTF-8; UTF-16 by its mark or its NUL bytes; else the bytes of old Windows programs if they look like text. What was guessed is
         said. Or a complaint."""
@@ -267,7 +276,9 @@ class _Reading:
             except UnicodeDecodeError:
                 self.bad("is not UTF-16, as its first bytes say; convert the file to UTF-8", line=number + 1)
             return
-        for number, data in enumerate(stream, start=1):
+        for number, data in enumerate(iter(partial(stream.readline, LARGEST + 1), b""), start=1):
+            if len(data) > LARGEST:
+                return self.bad(f"is a line of more than {LARGEST >> 20} MiB; split it", line=number)
             text = self.decode(data, line=number)
             if text is not None:
                 yield number, text
@@ -284,19 +295,18 @@ class _Reading:
 
 
 def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    text = reading.decode(stream.read())
-    if text is not None:
+    if (data := reading.whole(stream)) is not None and (text := reading.decode(data)) is not None:
         yield from reading.article(_stem(reading.file), unwrapped(text))
 
 
 def _read_markdown(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    marked = reading.decode(stream.read())
-    if marked is not None:
+    if (data := reading.whole(stream)) is not None and (marked := reading.decode(data)) is not None:
         yield from _titled(reading, *markdown_to_text(marked))
 
 
 def _read_html(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    data = stream.read()
+    if (data := reading.whole(stream)) is None:
+        return
     marked = declared_text(data)
     marked = reading.decode(data) if marked is None else marked
     if marked is not None:
@@ -312,9 +322,8 @@ def _read_word(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 
 
 def _read_office(reading: _Reading, stream: BinaryIO, plain: Callable[[bytes], tuple[str, str]]) -> Iterator[Article]:
-    data = stream.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        return reading.bad(f"is larger than {LARGEST >> 20} MiB; split it")
+    if (data := reading.whole(stream)) is None:
+        return
     if not data:
         return reading.bad("is empty")
     try:

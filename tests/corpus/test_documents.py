@@ -18,7 +18,7 @@ from realmlm.corpus.documents import open_documents
 from realmlm.corpus.readers import SourceFile
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput, MissingExtra
+from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra
 from realmlm.index import encode
 from realmlm.serve.engine import Engine
 
@@ -423,3 +423,9 @@ def test_a_folder_that_may_not_be_read_is_said_and_left_out(
     assert len(opened(notes, pieces, tmp_path)) > 0
     assert "left out: " in (said := capsys.readouterr().err)
     assert "locked cannot be read (Permission denied)" in said
+
+
+def test_a_cache_without_its_manifest_is_to_be_removed(notes: Path, pieces: Wordpieces, tmp_path: Path) -> None:
+    (opened(notes, pieces, tmp_path).folder / "manifest.json").unlink()
+    with pytest.raises(ArtefactDamaged, match=r"where the cache keeps these documents.*remove it"):
+        opened(notes, pieces, tmp_path)

@@ -1,5 +1,6 @@
 """PDF and Word documents: the text as one would read it aloud, and a reason for every file that has none."""
 
+import gzip
 import io
 import sys
 import time
@@ -346,8 +347,10 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         read(tmp_path / "a.pdf")
 
 
-def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["pdf", "txt", "md", "html", "jsonl"])
+def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("realmlm.corpus.readers.LARGEST", 100)
-    (tmp_path / "a.pdf").write_bytes(pdf(["The heron is a bird."]))
-    with pytest.raises(BadInput, match="is larger than"):
-        read(tmp_path / "a.pdf")
+    data = pdf(["The heron is a bird."]) if kind == "pdf" else b"a heron " * 100
+    (tmp_path / f"a.{kind}.gz").write_bytes(gzip.compress(data))
+    with pytest.raises(BadInput, match=r"is larger than|is a line of more than"):
+        read(tmp_path / f"a.{kind}.gz")
