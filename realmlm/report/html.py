@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 from realmlm.artefact import refuse_existing, write_text
 from realmlm.errors import BadInput
+from realmlm.log import counted
 from realmlm.report.predictions import Change, Prediction, Read, compare, read_predictions
 from realmlm.report.sources import Evaluation, Interval, Run, Verdict, names_of, read_evaluation, read_run, read_verdict, short_path
 
@@ -44,11 +45,11 @@ def write_report(
         verdicts = [verdict for folder, name in named if (verdict := read_verdict(folder, name))]
         sections += map(_verdict, verdicts)
         sections.append(_curves(shown))
-        parts += [_counted(len(shown), "run"), *([_counted(len(verdicts), "verdict")] if verdicts else [])]
+        parts += [counted(len(shown), "run"), *([counted(len(verdicts), "verdict")] if verdicts else [])]
         title = ", ".join(run.name for run in shown)
     if evaluations:
         sections.append(_evaluations([read_evaluation(file, name) for file, name in zip(evaluations, names_of(evaluations), strict=True)]))
-        parts.append(_counted(len(evaluations), "evaluation"))
+        parts.append(counted(len(evaluations), "evaluation"))
     if before is not None and after is not None:
         change = compare(read_predictions(before), read_predictions(after), examples=examples)
         if change.both == 0:
@@ -58,10 +59,6 @@ def write_report(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, _document(title, sections).encode("utf-8", "replace").decode("utf-8"))  # half a surrogate pair is no text
     return f"{out}: {', '.join(parts)}"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _node(tag: str, *children: Node | str, **attributes: str) -> Node:
@@ -135,7 +132,7 @@ def _verdict(verdict: Verdict) -> Node:
     ]
     caption = f"{verdict.held_out:,} held out, before and after: means with their 95% intervals, in percent where no unit is said"
     gain, low, high = (f"{number:+.3f}".replace("-", "−") for number in verdict.gain)
-    decided = "Better: the model was kept." if verdict.kept else "Not surely better: nothing was kept."
+    decided = "Better on these: the model was kept." if verdict.kept else "Not surely better: nothing was kept."
     said = _node("p", f"{verdict.gained[:1].upper()}{verdict.gained[1:]}: {gain} [{low}, {high}]. ", _node("b", decided))
     return _node("section", _node("h2", f"Adapting: {verdict.name}"), _table(caption, [head], rows), said)
 

@@ -96,7 +96,7 @@ def test_the_verdict_of_an_adapt_comes_first(tmp_path: Path, capsys: pytest.Capt
     page = report(tmp_path / "better", tmp_path / "same", out=tmp_path / "report.html")
     assert page.texts["h2"] == ["Adapting: better", "Adapting: same", "Training"]
     assert page.cells()[:4] == ["40.0", "50.0", "−1.00", "1.00"]
-    assert page.texts["b"] == ["Better: the model was kept.", "Not surely better: nothing was kept."]
+    assert page.texts["b"] == ["Better on these: the model was kept.", "Not surely better: nothing was kept."]
     assert "Rank gained: −0.100 [−0.200, +0.200]. " in page.texts["p"]
     (tmp_path / "same" / "verdict.json").write_text('{"held_out": 3}')
     assert "verdict.json is damaged" in refused(capsys, tmp_path / "same", out=tmp_path / "other.html")
