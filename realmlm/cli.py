@@ -398,11 +398,12 @@ def run_command(name: str, arguments: list[str]) -> None:
     settings = parse(name, kind, arguments)
     if hasattr(settings, "model"):
         settings = dataclasses.replace(settings, model=model_place(settings.model))
-    if name in RESUMABLE and any(argument.startswith("--resume") for argument in arguments):
-        from realmlm.train.run import amend_run
+    if name not in RESUMABLE or not any(argument.startswith("--resume") for argument in arguments):
+        return work(settings)
+    from realmlm.train.run import amended
 
-        amend_run(settings.out, stage=name, config=config.record(settings))
-    work(settings)
+    with amended(settings.out, stage=name, config=config.record(settings)):
+        work(settings)
 
 
 def parse(name: str, kind: type, arguments: list[str]) -> Any:

@@ -23,7 +23,7 @@ from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import Metrics, Progress, say, show_row
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores
-from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
+from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, note_amended, seed_everything
 
 _MOST_WORKERS = 6  # processes that put batches together
 _AHEAD = 4  # batches that each of them may be ahead
@@ -253,6 +253,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
                     metrics.row({"step": 0, **measured})
                     say(show_row({"step": 0, **measured}))
                 rows.add(_one_step(objective, optimizer, groups, step, drawn=drawn, optim=optim, loop=loop, device=device, clock=clock))
+                note_amended()
                 bar.advance()
                 done = step + 1
                 extra |= objective.measure(done, clock)

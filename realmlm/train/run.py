@@ -11,6 +11,8 @@ import fcntl
 import json
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,9 @@ _PARTS = {
     "retriever": (("retriever/model",), ("towers_as_reader", "remove_sentence", "retriever")),
 }
 
+# What may change on the way, beside how weights move, the index follows and the loop runs.
+_GOES_ON = ("out", "probe", "probe_every")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -50,6 +55,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._new = folder, False
+        self._config: dict[str, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(folder / ".lock", "w")
         try:
@@ -62,9 +68,10 @@ class Run:
         """Start a run, or go on with one that was begun with the same config (its first checkpoint not yet written included)."""
         folder = Path(folder)
         if (folder / "run.json").exists():
-            if not _is_same(read_run(folder), stage, config):
+            if not _is_same(_amended.get(folder) or read_run(folder), stage, config):
                 raise Mismatch(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")
             run = cls(folder)
+            run._config = config
             for place in (folder, folder / "checkpoints"):
                 sweep(place)
             return run
@@ -72,17 +79,33 @@ class Run:
             raise BadInput(f"{folder} exists and is not a run; choose another --out")
         run = cls(folder)
         write_run(folder, stage=stage, config=config)
-        run._new = True
+        run._config, run._new = config, True
         return run
 
     def open_corpus(self, folder: Path) -> Corpus:
         """A corpus as it was when the run began: edits made since are left out, so that a resumed run goes on with what it knew."""
-        pins = self.folder / "corpora.json"
+        pins, place = self.folder / "corpora.json", Path(folder).absolute()  # as --resume names it, whatever folder it is called from
         known = json.loads(pins.read_text("utf-8")) if pins.exists() else {}
-        corpus = Corpus.open(folder, edits=known.get(str(folder)))
-        if str(folder) not in known:
-            write_text(pins, json.dumps({**known, str(folder): corpus.edits}) + "\n")
+        corpus = Corpus.open(folder, edits=known.get(str(place)))
+        now = {str(place): corpus.edits}
+        if self._masks_spans_of(place):
+            now[f"{place}/spans"] = read_manifest(place / "spans", kind="spans").fingerprint
+        begun_with = now | known
+        if any(begun_with[name] != value for name, value in now.items()):
+            raise Mismatch(
+                f"the spans of {folder} were marked anew since {self.folder} began; mark them as they were, or begin another run "
+                "with another --out"
+            )
+        if begun_with != known:
+            write_text(pins, json.dumps(begun_with) + "\n")
         return corpus
+
+    def _masks_spans_of(self, corpus: Path) -> bool:
+        """Are the marked spans of this corpus what is masked from here on?"""
+        source, reader = self._config.get("text") or self._config.get("corpus"), self._config.get("reader")
+        if self._config.get("masking") != "salient" or str(corpus) != source or not (corpus / "spans").exists():
+            return False
+        return reader is None or (reader["steps"] > 0 and not (self.folder / "reader" / "model").exists())
 
     @property
     def finished(self) -> bool:
@@ -131,30 +154,57 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let the folder go. A run that this call began and that failed before any work was done leaves nothing behind."""
-        work = any(any(self.folder.rglob(name)) for name in ("metrics.jsonl", "step-*"))
-        if self._new and not work and kind is not None and issubclass(kind, RealmError):
+        if self._new and not _has_learned(self.folder) and kind is not None and issubclass(kind, RealmError):
             shutil.rmtree(self.folder)
         self.close()
 
 
-def amend_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
-    """Note the settings that flags beside --resume changed."""
-    if read_run(folder)["config"] == config:
-        return
-    run = Run(Path(folder))
-    try:
-        if run.finished:
+_amended: dict[Path, dict[str, Any]] = {}  # by run, the settings it goes on with
+
+
+@contextmanager
+def amended(folder: Path, *, stage: str, config: dict[str, Any]) -> Iterator[None]:
+    """While it is entered, the run goes on with the settings that flags beside --resume changed; `note_amended` notes them down."""
+    folder, known = Path(folder), read_run(folder)["config"]
+    if known != config:
+        if (folder / "model" / "manifest.json").exists():
             raise BadInput(f"{folder} has ended; to train on, begin another run with --model {folder}/model")
+        known = filled(STAGES[stage], known)
         if stage == "warmup":
-            _check_parts(Path(folder), config)
-        write_run(folder, stage=stage, config=config)
+            _check_parts(folder, known, config)
+        _check_learned(folder, known, config)
+        _amended[folder] = {"stage": stage, "config": config}
+    try:
+        yield
     finally:
-        run.close()
+        _amended.pop(folder, None)
 
 
-def _check_parts(folder: Path, config: dict[str, Any]) -> None:
+def note_amended() -> None:
+    """A step was made with the settings that flags changed: they are the run's own now."""
+    while _amended:
+        folder, known = _amended.popitem()
+        write_run(folder, **known)
+
+
+def _check_learned(folder: Path, known: dict[str, Any], config: dict[str, Any]) -> None:
+    """Once a run learns, only how it goes on may change: else the record would tell of the first steps what did not happen."""
+    fixed = [name for name, value in config.items() if name not in _GOES_ON and not isinstance(value, dict)]
+    changed = [name for name in fixed if known[name] != config[name]]
+    changed += ["loop.seed"] * (known["loop"]["seed"] != config["loop"]["seed"])
+    if changed and _has_learned(folder):
+        raise BadInput(
+            f"{folder} has begun to learn with other settings ({', '.join(changed)}); resume without them, "
+            "or begin another run with another --out"
+        )
+
+
+def _has_learned(folder: Path) -> bool:
+    return any(any(folder.rglob(name)) for name in ("metrics.jsonl", "step-*"))
+
+
+def _check_parts(folder: Path, known: dict[str, Any], config: dict[str, Any]) -> None:
     """No setting of a part of a warm-up that is over may change: the record would tell what did not happen."""
-    known = filled(STAGES["warmup"], read_run(folder)["config"])
     for part, (signs, settings) in _PARTS.items():
         changed = [name for name in settings if known[name] != config[name]]
         if changed and any((folder / sign).exists() for sign in signs):

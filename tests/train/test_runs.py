@@ -1,5 +1,6 @@
 """What a run keeps and what it lets go: failed starts, edits made meanwhile, Ctrl-C, a run that has ended."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -12,7 +13,9 @@ import pytest
 from realmlm import cli
 from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup, flat, record
 from realmlm.corpus.questions import Question
+from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import Mismatch, NotEnough
 from realmlm.log import read_metrics
 from realmlm.train import loop as training
@@ -74,6 +77,76 @@ def test_edits_made_while_a_run_rests_do_not_change_it(
     assert same(weights(pretrain(**flat(settings))), whole)
 
 
+def test_a_run_knows_its_corpus_whatever_folder_it_is_resumed_from(
+    settings: Pretrain, own: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(pretrain(**{**flat(settings), "out": tmp_path / "whole"}))
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**{**flat(settings), "corpus": Path("own")})
+    own.edit(remove=own.ids[:100].tolist())
+    cli.main(["pretrain", "--resume", "run"])
+    assert same(weights(settings.out / "model"), whole)
+
+
+def test_a_run_does_not_go_on_with_other_spans(
+    settings: Pretrain, own: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phrases = (world / "phrases.txt").read_text("utf-8").split("\n")
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings))
+    mark_spans(own, PhraseTagger(phrases[::2]))
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", "--resume", str(settings.out)])
+    assert f"the spans of {own.folder} were marked anew since {settings.out} began" in capsys.readouterr().err
+    mark_spans(own, PhraseTagger(phrases))
+    cli.main(["pretrain", "--resume", str(settings.out)])
+
+
+def test_spans_that_are_not_masked_may_change(settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**{**flat(settings), "masking": "uniform"})
+    warmup = cut_in_the_retriever(dataclasses.replace(settings, out=settings.out.with_name("warm")), monkeypatch, masking="salient")
+    mark_spans(own, PhraseTagger(["nothing"]))
+    cli.main(["pretrain", "--resume", str(settings.out)])
+    cli.main(["warmup", "--resume", str(warmup.out)])
+
+
+@pytest.mark.parametrize("flag", [("--corpus", "typo"), ("--model", "typo"), ("--probe", "typo"), ("--loop.device", "typo")])
+def test_a_mistyped_flag_beside_resume_changes_nothing(settings: Pretrain, flag: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (NotEnough("before the first step"), NotEnough("before the last step")):
+        with monkeypatch.context() as patch:
+            fail_at(5 if "last" in str(error) else 0, error, patch)
+            with pytest.raises(NotEnough):
+                pretrain(**flat(settings))
+        with pytest.raises(SystemExit):
+            cli.main(["pretrain", "--resume", str(settings.out), *flag])
+        assert read_run(settings.out)["config"] == record(settings)
+    cli.main(["pretrain", "--resume", str(settings.out)])
+
+
+@pytest.mark.parametrize("flag", [("--masking", "uniform"), ("--k", "4"), ("--loop.seed", "1"), ("--text", "{own}")])
+def test_what_a_run_learned_with_does_not_change(
+    settings: Pretrain, own: Corpus, flag: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["pretrain", "--resume", str(settings.out), flag[0], flag[1].format(own=own.folder)])
+    assert end.value.code == 2
+    assert f"has begun to learn with other settings ({flag[0][2:]})" in capsys.readouterr().err
+    cli.main(["pretrain", "--resume", str(settings.out), "--optim.steps", "7", "--refresh.every-steps", "3", "--refresh.no-process"])
+    assert read_run(settings.out)["config"]["optim"]["steps"] == 7
+
+
 def test_located_answers_belong_to_their_questions_and_edits(own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     text = own[3].text
     question = Question("what?", (text.split()[0],))
@@ -129,10 +202,10 @@ def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pyt
     assert read_run(settings.out)["config"] == record(settings)
 
 
-def cut_in_the_retriever(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> Warmup:
+def cut_in_the_retriever(settings: Pretrain, monkeypatch: pytest.MonkeyPatch, masking: Any = "uniform") -> Warmup:
     """A warm-up whose reader has ended after 2 steps and whose retriever was cut off at 3 of 4."""
     optims: dict[str, Any] = {"reader": Optim(steps=2, batch=4), "retriever": Optim(steps=4, batch=4)}
-    warmup = Warmup(model=settings.model, corpus=settings.corpus, out=settings.out, masking="uniform", loop=LOOP, **optims)
+    warmup = Warmup(model=settings.model, corpus=settings.corpus, out=settings.out, masking=masking, loop=LOOP, **optims)
     with monkeypatch.context() as patch:
         fail_at(3, NotEnough("power cut"), patch)
         with pytest.raises(NotEnough):
@@ -156,10 +229,10 @@ def test_a_part_that_has_ended_is_not_made_to_lie(
 
 def test_the_part_that_still_runs_may_change(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
     warmup = cut_in_the_retriever(settings, monkeypatch)
-    cli.main(["warmup", "--resume", str(warmup.out), "--retriever.steps", "6", "--remove-sentence", "0.5", "--loop.log-every", "1"])
+    cli.main(["warmup", "--resume", str(warmup.out), "--retriever.steps", "6", "--loop.log-every", "1"])
     assert [row["step"] for row in read_metrics(warmup.out / "retriever" / "metrics.jsonl")] == [3, 4, 5, 6]
     known = read_run(warmup.out)["config"]
-    assert (known["reader"]["steps"], known["retriever"]["steps"], known["remove_sentence"]) == (2, 6, 0.5)
+    assert (known["reader"]["steps"], known["retriever"]["steps"]) == (2, 6)
 
 
 def test_a_part_that_was_left_out_cannot_be_made_later(
