@@ -373,7 +373,7 @@ def main(arguments: list[str] | None = None) -> None:
         say("error: out of memory; in training raise `accumulate` or lower `batch`, elsewhere lower --read or use a smaller model")
         sys.exit(2)
     except BrokenPipeError:
-        os._exit(0)
+        os._exit(141)  # as a shell shows SIGPIPE: what was still to be done is not done
     except OSError as error:
         say(f"error: {error}; check that this place exists, that you may write to it and that the disk is not full")
         sys.exit(2)

@@ -7,6 +7,7 @@ not embedded twice, and a refresher whose trainer is gone ends by itself.
 
 import multiprocessing
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def serve_refreshes(
     folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int, threads: int
 ) -> None:
     """The refresher's process: build what is asked for until the trainer is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the trainer ends this one
     die_with_parent()
     torch.set_num_threads(threads)
     try:

@@ -8,6 +8,7 @@ import torch
 from realmlm.config import Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.device import pick_device
 from realmlm.index.encode import build_index
 from realmlm.index.exact import Index
 from realmlm.index.refresh import Refresher
@@ -51,7 +52,7 @@ class LiveIndex:
 
     def _refresher_device(self, refresh: Refresh) -> str:
         if refresh.device != "auto":
-            return refresh.device
+            return str(pick_device(refresh.device))
         count = torch.cuda.device_count()
         return f"cuda:{count - 1}" if self._device.type == "cuda" and count > 1 else str(self._device)
 

@@ -22,11 +22,12 @@ from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import Metrics, Progress, say, show_row
 from realmlm.model.realm import Realm
-from realmlm.parallel import cores
+from realmlm.parallel import cores, die_with_parent
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, note_amended, seed_everything
 
 _MOST_WORKERS = 6  # processes that put batches together
 _AHEAD = 4  # batches that each of them may be ahead
+_STOPPING = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what a scheduler (Slurm, Kubernetes) sends before it kills
 
 
 class Clock:
@@ -180,7 +181,9 @@ def _as_drawn(drawn: Any) -> Any:
 
 
 def _wait_for_the_trainer(_: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the trainer finishes its step first
+    for number in _STOPPING:  # they go to all processes; the trainer finishes its step first
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()  # it has the trainer's files open too, and with them the run's lock
 
 
 def _default_workers(device: torch.device) -> int:
@@ -194,28 +197,38 @@ class _Rows:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._count = 0
+        self.latest: dict[str, Any] = {}  # numbers that are not summed up
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
             self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach().clone()
         self._count += 1
 
-    def take(self) -> dict[str, float]:
+    def take(self) -> dict[str, Any]:
         means = {name: round(float(total) / self._count, 5) for name, total in self._sums.items()}
-        self._sums, self._count = {}, 0
-        return means
+        row = means | self.latest
+        self._sums, self._count, self.latest = {}, 0, {}
+        return row
+
+    def state(self) -> dict[str, Any]:
+        """What was collected of the row so far, as JSON."""
+        return {"sums": {name: float(total) for name, total in self._sums.items()}, "count": self._count, "latest": self.latest}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._sums = {name: torch.tensor(total) for name, total in state["sums"].items()}
+        self._count, self.latest = state["count"], state["latest"]
 
 
 class _Stop:
-    """Ctrl-C waits for the step to end, so that it can be saved; a second one does not wait."""
+    """Ctrl-C, or a scheduler's wish, waits for the step to end, so that it can be saved; a second one does not wait."""
 
     def __init__(self) -> None:
         self.asked = False
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "_Stop":
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+            self._before = {number: signal.signal(number, self._ask) for number in _STOPPING}
         return self
 
     def _ask(self, *_: object) -> None:
@@ -225,15 +238,15 @@ class _Stop:
         say("stopping after this step; once more to stop at once")
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
 
 def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loop, device: torch.device, title: str) -> None:
     """Train to the last step; begin at the run's newest checkpoint if it has one."""
     groups, clock, rows = objective.groups(), Clock(device), _Rows()
     optimizer = make_optimizer(groups, optim)
-    start = _restore(model, objective, optimizer, run, steps=optim.steps)
+    start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
     metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1)  # what was measured before the first step will be again
     bar = Progress(title, optim.steps, unit="steps", start=start)
     drawn = _drawn(objective, start, optim=optim, workers=_default_workers(device) if loop.workers is None else loop.workers)
@@ -242,13 +255,12 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     model.train()
     model.config = replace(model.config, calibration=None)  # it was of the weights as they were
     begun, counted = time.monotonic(), start
-    extra: dict[str, Any] = {}
     last: dict[str, Any] = {}
     try:
         with _Stop() as stop, closing(drawn):
             for step in range(start, optim.steps):
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
-                extra |= objective.before_step(step, clock)
+                rows.latest |= objective.before_step(step, clock)
                 if step == 0 and (measured := objective.measure(0, clock)):
                     metrics.row({"step": 0, **measured})
                     say(show_row({"step": 0, **measured}))
@@ -256,13 +268,12 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
                 note_amended()
                 bar.advance()
                 done = step + 1
-                extra |= objective.measure(done, clock)
+                rows.latest |= objective.measure(done, clock)
                 if done % loop.log_every == 0 or done == optim.steps:
                     elapsed = time.monotonic() - begun
                     row = {
                         "step": done,
                         **rows.take(),
-                        **extra,
                         "queries/s": round((done - counted) * optim.batch / elapsed, 1),
                         "seconds": clock.take(),
                     }
@@ -270,10 +281,10 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
                     bar.clear()
                     say(show_row(row))
                     last = row
-                    begun, counted, extra = time.monotonic(), done, {}
+                    begun, counted = time.monotonic(), done
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
                     with clock("checkpoint"):
-                        run.save(_state(model, objective, optimizer, done))
+                        run.save(_state(model, objective, optimizer, rows, done))
                     if stop.asked:
                         raise KeyboardInterrupt
     except torch.OutOfMemoryError as error:
@@ -307,7 +318,7 @@ def train_model(
     return place
 
 
-def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, run: Run, *, steps: int) -> int:
+def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, run: Run, *, steps: int) -> int:
     checkpoint = run.newest()
     if checkpoint is None:
         return 0
@@ -319,17 +330,20 @@ def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimize
     _load_optimizer_tensors(optimizer, checkpoint.optimizer)
     load_generator_state(checkpoint.generators)
     objective.load_state(checkpoint.objective)
+    if checkpoint.row:
+        rows.load_state(checkpoint.row)
     say(f"resumed at step {checkpoint.step} of {run.folder}")
     return checkpoint.step
 
 
-def _state(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, step: int) -> Checkpoint:
+def _state(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, step: int) -> Checkpoint:
     return Checkpoint(
         step=step,
         weights=model.own_state(),
         optimizer=_optimizer_tensors(optimizer),
         generators=generator_state(),
         objective=objective.state(),
+        row=rows.state(),
     )
 
 

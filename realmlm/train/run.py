@@ -48,6 +48,7 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     generators: dict[str, Tensor]
     objective: dict[str, Any]
+    row: dict[str, Any]
 
 
 class Run:
@@ -124,7 +125,7 @@ class Run:
             for name in ("weights", "optimizer", "generators"):
                 tensors = getattr(checkpoint, name)
                 save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, draft.path / f"{name}.safetensors")
-            draft.config = {"step": checkpoint.step, "objective": checkpoint.objective}
+            draft.config = {"step": checkpoint.step, "objective": checkpoint.objective, "row": checkpoint.row}
         for step in self.checkpoints()[:-KEEP]:
             discard(self._place(step))
 
@@ -135,7 +136,8 @@ class Run:
         folder = self._place(steps[-1])
         manifest = open_artefact(folder, kind="checkpoint")
         parts = {name: load_file(folder / f"{name}.safetensors") for name in ("weights", "optimizer", "generators")}
-        return Checkpoint(step=manifest.config["step"], objective=manifest.config["objective"], **parts)
+        row = manifest.config.get("row", {})  # an older checkpoint has none
+        return Checkpoint(step=manifest.config["step"], objective=manifest.config["objective"], row=row, **parts)
 
     def kept_objectives(self) -> list[dict[str, Any]]:
         """What the kept checkpoints say of their objective: which index versions they need, for one."""

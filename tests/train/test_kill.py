@@ -5,17 +5,24 @@ The run goes on and ends with the same weights as an undisturbed deterministic r
 
 import json
 import multiprocessing
+import os
 import random
+import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
+from realmlm.index.refresh import serve_refreshes
 from realmlm.log import read_metrics
+from realmlm.model.snapshot import load_snapshot
+from realmlm.train.run import Run
 from tests.train import killers
 from tests.train.killers import Death
 from tests.train.test_resume import same
@@ -103,6 +110,30 @@ def test_the_refresher_is_killed_ten_times(
     assert same(load_file(tmp_path / "run" / "model" / "model.safetensors"), weights)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["restarts"] == 10
+
+
+def test_nothing_of_a_killed_trainer_holds_its_run(arguments: dict[str, Any], tmp_path: Path) -> None:
+    """Processes that put batches together were forked with the lock open."""
+    loop = Loop(log_every=1, checkpoint_every=5, threads=1, device="cpu", workers=2)
+    run = {**arguments, "loop": loop, "out": tmp_path / "run"}
+    assert live(killers.train, run, Death("/checkpoints/.step", 3), tmp_path / "log") == -9
+    time.sleep(1)  # less than it takes to start a command
+    Run(tmp_path / "run").close()
+
+
+def test_a_refresher_leaves_ctrl_c_to_the_trainer(knowledge: Corpus, tmp_path: Path) -> None:
+    arguments = (tmp_path, knowledge.folder, 0, load_snapshot, "cpu", torch.float16, 64, 1)
+    process = CONTEXT.Process(target=serve_refreshes, args=arguments)
+    process.start()
+    try:
+        while not (tmp_path / ".refresher.lock").exists():
+            time.sleep(0.01)
+        os.kill(process.pid or 0, signal.SIGINT)
+        process.join(1)
+        assert process.exitcode is None
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_training_goes_on_while_an_index_is_built(arguments: dict[str, Any], undisturbed: object, tmp_path: Path) -> None:

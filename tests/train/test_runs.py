@@ -161,14 +161,17 @@ def test_located_answers_belong_to_their_questions_and_edits(own: Corpus, monkey
     assert not len(locate_answers(edited, [question]).spans(0, 3))
 
 
-def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_saves_the_step_and_the_run_goes_on_from_it(
+    settings: Pretrain, sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = weights(pretrain(**{**flat(settings), "out": tmp_path / "whole"}))
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(sent)
     one_step = training._one_step
 
     def interrupted(objective: Any, optimizer: Any, groups: Any, number: int, **rest: Any) -> Any:
         if number == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
         return one_step(objective, optimizer, groups, number, **rest)
 
     with monkeypatch.context() as patch:
@@ -177,7 +180,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(settings: Pretrain, t
             pretrain(**flat(settings))
     assert Run(settings.out).checkpoints() == [2, 3]
     assert same(weights(pretrain(**flat(settings))), whole)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(sent) is before
 
 
 def test_a_run_begun_before_a_setting_existed_goes_on(settings: Pretrain) -> None:
@@ -269,3 +272,24 @@ def test_a_rows_speed_is_that_of_the_steps_since_the_clock_began(settings: Pretr
     pretrain(**changed)
     rows = read_metrics(settings.out / "metrics.jsonl")
     assert [(row["step"], row["queries/s"]) for row in rows] == [(4, 4.0), (8, 4.0), (10, 4.0)]
+
+
+def test_a_row_cut_off_in_its_middle_is_the_same_row(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = dataclasses.replace(LOOP, log_every=4, checkpoint_every=3)
+    pretrain(**{**flat(settings), "loop": loop, "out": tmp_path / "whole"})
+    with monkeypatch.context() as patch:
+        fail_at(3, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**{**flat(settings), "loop": loop})
+    pretrain(**{**flat(settings), "loop": loop})
+    rows, whole = (read_metrics(folder / "metrics.jsonl") for folder in (settings.out, tmp_path / "whole"))
+    clocks = ("queries/s", "seconds")
+    assert [{name: row[name] for name in row if name not in clocks} for row in rows] == [
+        {name: row[name] for name in row if name not in clocks} for row in whole
+    ]
+
+
+def test_a_refresher_on_a_device_that_is_not_there_is_refused_at_once(settings: Pretrain) -> None:
+    with pytest.raises(NotEnough, match="no device 'bogus'"):
+        pretrain(**{**flat(settings), "refresh": Refresh(every_steps=4, device="bogus")})
+    assert not settings.out.exists()
