@@ -5,6 +5,8 @@ import dataclasses
 import inspect
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -384,3 +386,8 @@ def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_w
         main([name])
     assert end.value.code == 130
     assert capsys.readouterr().err == f"stopped{rest}\n"
+
+
+def test_work_that_a_closed_pipe_cut_off_is_not_called_done() -> None:
+    code = "import realmlm.cli as cli\ndef cut(*_): raise BrokenPipeError\ncli.run_command = cut\ncli.main(['pretrain'])"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 141
