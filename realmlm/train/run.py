@@ -88,7 +88,7 @@ class Run:
         pins, place = self.folder / "corpora.json", Path(folder).absolute()  # as --resume names it, whatever folder it is called from
         known = json.loads(pins.read_text("utf-8")) if pins.exists() else {}
         corpus = Corpus.open(folder, edits=known.get(str(place)))
-        now = {str(place): corpus.edits}
+        now: dict[str, int | str] = {str(place): corpus.edits}
         if self._masks_spans_of(place):
             now[f"{place}/spans"] = read_manifest(place / "spans", kind="spans").fingerprint
         begun_with = now | known
