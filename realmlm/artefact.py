@@ -5,15 +5,19 @@ It is written under a temporary name, fsynced and renamed; it is checked when op
 The format is specified in docs/formats.md.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
 _ALWAYS_HASHED = 256 * 2**20  # bytes of an artefact; files of a larger one are hashed again only when size or modification time changed
+_JUST_MADE = 5  # seconds within which a folder may not be held yet
 
 _DTYPES = {
     "U8": np.uint8,
@@ -81,8 +86,10 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     if not replace:
         refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_drafts(path)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     temporary.mkdir()
+    held = _hold(temporary)
     draft = Draft(path=temporary)
     try:
         yield draft
@@ -94,9 +101,48 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
         else:
             _rename_to_new(temporary, path)
         _fsync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        _name_full_disk(error, path)
         raise
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def os_error(error: BaseException) -> OSError | None:
+    """What the system refused (a full disk, say), if that is what went wrong."""
+    if isinstance(error, OSError):
+        return error
+    said = re.search(r"\(os error (\d+)\)", str(error))  # as libraries in Rust say it: safetensors, tokenizers
+    return OSError(int(said[1]), os.strerror(int(said[1]))) if said else None
+
+
+def _name_full_disk(error: BaseException, path: Path) -> None:
+    """A full disk is said without a place: raise it anew with the one that was being written."""
+    refused = os_error(error)
+    if refused is not None and refused.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(refused.errno, refused.strerror, str(path)) from error
+
+
+def _hold(folder: Path) -> int | None:
+    """Lock a folder as long as its descriptor is open; None: another process has it, or it cannot be locked here."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sweep_drafts(path: Path) -> None:
+    """Remove what killed writers of the same artefact left; what another process is writing now is held by it."""
+    for leftover in path.parent.glob(f".{escape(path.name)}.????????.tmp"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _JUST_MADE and (held := _hold(leftover)) is not None:
+                shutil.rmtree(leftover, ignore_errors=True)
+                os.close(held)
 
 
 def refuse_existing(path: Path) -> None:
@@ -238,9 +284,14 @@ def _seal(draft: Draft, *, kind: str) -> None:
 def write_text(file: Path, text: str) -> None:
     """Write a small file atomically: it holds the old text or the new one."""
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
-    temporary.write_text(text, "utf-8")
-    fsync_file(temporary)
-    temporary.replace(file)
+    try:
+        temporary.write_text(text, "utf-8")
+        fsync_file(temporary)
+        temporary.replace(file)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        _name_full_disk(error, file)
+        raise
 
 
 def fsync_file(file: Path) -> None:

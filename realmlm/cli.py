@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from realmlm import __version__, config
-from realmlm.artefact import refuse_existing, write_text
+from realmlm.artefact import os_error, refuse_existing, write_text
 from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
 from realmlm.files import read_text
@@ -374,8 +374,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     except BrokenPipeError:
         os._exit(141)  # as a shell shows SIGPIPE: what was still to be done is not done
-    except OSError as error:
-        say(f"error: {error}; check that this place exists, that you may write to it and that the disk is not full")
+    except Exception as error:
+        if (refused := os_error(error)) is None:
+            raise
+        say(f"error: {refused}; check that this place exists, that you may write to it and that the disk is not full")
         sys.exit(2)
     except KeyboardInterrupt:
         rest = f"; it goes on with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else ""

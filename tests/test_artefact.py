@@ -2,6 +2,9 @@
 
 import json
 import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from realmlm import artefact
-from realmlm.artefact import MANIFEST, ArrayWriter, map_array, map_arrays, open_artefact, publish, read_manifest, save_arrays, sweep
+from realmlm.artefact import (
+    MANIFEST,
+    ArrayWriter,
+    map_array,
+    map_arrays,
+    open_artefact,
+    publish,
+    read_manifest,
+    save_arrays,
+    sweep,
+    write_text,
+)
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 
 
@@ -105,6 +121,55 @@ def test_who_comes_second_is_told_and_takes_nothing_away(tmp_path: Path) -> None
         overtaken(tmp_path / "a")
     assert set(open_artefact(tmp_path / "a", kind="note").files) == {"deep/words.txt", "more.txt"}
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow: what a full disk says, the system says of a limit."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_much(file: Path) -> None:
+    save_arrays(file, {"much": np.zeros(10_000)})
+
+
+def save_tokenizer(file: Path) -> None:
+    Tokenizer(WordLevel({f"word {number}": number for number in range(1000)}, unk_token="word 0")).save(str(file))
+
+
+def write_bytes(file: Path) -> None:
+    file.write_bytes(bytes(10_000))
+
+
+@pytest.mark.parametrize("write", [save_much, save_tokenizer, write_bytes])
+def test_what_cannot_be_written_is_said_with_its_place(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    with full_disk(), pytest.raises(OSError, match=rf"File too large: '{tmp_path}/a'"), publish(tmp_path / "a", kind="note") as draft:
+        write(draft.path / "much")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(OSError, match=rf"File too large: '{tmp_path}/a.json'"):
+        write_text(tmp_path / "a.json", "much" * 10_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    left, others = tmp_path / ".a.12345678.tmp", tmp_path / ".b.12345678.tmp"
+    for folder in (left, others):
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    with publish(tmp_path / "a", kind="note") as draft:
+        os.utime(draft.path, (0, 0))
+        make(tmp_path / "a", "quick", replace=True)  # as another process would, which does not take this one's away
+        assert draft.path.is_dir()
+        artefact.discard(tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", others.name}
 
 
 def test_sweep_removes_leftovers_only(tmp_path: Path) -> None:

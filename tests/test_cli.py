@@ -391,3 +391,16 @@ def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_w
 def test_work_that_a_closed_pipe_cut_off_is_not_called_done() -> None:
     code = "import realmlm.cli as cli\ndef cut(*_): raise BrokenPipeError\ncli.run_command = cut\ncli.main(['pretrain'])"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 141
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Exception("I/O error: No space left on device (os error 28)")])
+def test_a_full_disk_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("realmlm.cli.run_command", full)
+    with pytest.raises(SystemExit) as end:
+        main(["index"])
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: [Errno 28] No space left on device; check that this place exists")
