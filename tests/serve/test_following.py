@@ -52,8 +52,8 @@ def test_files_that_change_are_known_to_the_next_answer(following: Engine, notes
 def test_files_are_read_again_only_when_they_changed_and_looked_at_every_few_seconds(
     following: Engine, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, open_again = [], Engine.read
-    monkeypatch.setattr(Engine, "read", lambda engine, *docs: opened.append(docs) or open_again(engine, *docs))  # type: ignore[func-returns-value]
+    opened, open_again = [], Engine._read
+    monkeypatch.setattr(Engine, "_read", lambda engine, places: opened.append(places) or open_again(engine, places))  # type: ignore[func-returns-value]
     (notes / "picture.jpg").write_bytes(b"of no known kind")
     answered(following)
     answered(following)

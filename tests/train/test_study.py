@@ -91,7 +91,7 @@ def test_the_command_and_what_takes_its_file(tiny_model_folder: Path, knowledge:
 def test_retrieval_alone_can_be_measured(tiny_model_folder: Path, knowledge: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = world / "questions-held-out.jsonl"
     read = evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=20)
-    monkeypatch.setattr("realmlm.model.encoders.Reader.spans", None)  # must not be asked
+    monkeypatch.setattr("realmlm.model.answering.Answerer.read_spans", None)  # must not be asked
     alone = evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=20, read=0)
     assert alone.recall == read.recall
     assert alone.exact_match is None
