@@ -8,16 +8,16 @@ import os
 import shlex
 import socket
 import sys
-import time
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from realmlm import __version__, config
 from realmlm.artefact import os_error, refuse_existing, write_text
 from realmlm.bundled import MINI, model_place
-from realmlm.errors import ArtefactDamaged, ArtefactExists, BadInput, RealmError, require
+from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
 from realmlm.files import read_text
 from realmlm.log import counted, say
 from realmlm.settings import plain_numbers, together
@@ -197,13 +197,15 @@ def _evaluate(settings: config.Evaluate) -> None:
 
     values = config.flat(settings)
     as_json, file = values.pop("json"), values.pop("report")
-    if file is not None:
-        refuse_existing(file)
+    for made in (file, settings.predictions):
+        if made is not None:
+            refuse_existing(made)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=made.parent).close()  # said before the work if nothing can be written there
     report = evaluate(**values)
+    print(json.dumps(report.as_json()) if as_json else report.table(), flush=True)
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(report.as_json(), ensure_ascii=False))
-    print(json.dumps(report.as_json()) if as_json else report.table())
 
 
 def _calibrate(settings: config.Calibrate) -> None:
@@ -226,24 +228,9 @@ def _report(settings: config.Report) -> None:
 
 
 def _batch(settings: config.Batch) -> None:
-    from realmlm.device import release_memory
+    from realmlm.batch import run_batch
 
-    lines = sys.stdin.read() if str(settings.file) == "-" else read_text(settings.file)
-    for line in lines.splitlines():
-        if words := shlex.split(line, comments=True):
-            say(f"realmlm {shlex.join(words)}")
-            begun = time.monotonic()
-            try:
-                run_command(words[0], words[1:])
-            except ArtefactExists as error:
-                say(f"done before: {error}")
-                continue
-            release_memory()
-            seconds = round(time.monotonic() - begun, 1)
-            say(f"{words[0]}: {seconds} s")
-            if settings.log is not None:
-                with open(settings.log, "a", encoding="utf-8") as stream:
-                    stream.write(json.dumps({"command": shlex.join(words), "seconds": seconds}) + "\n")
+    run_batch(settings.file, settings.log, run_command)
 
 
 def _ask(settings: config.Ask) -> None:

@@ -352,6 +352,30 @@ def test_evaluate_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert row in text
 
 
+def test_an_evaluation_says_first_what_it_cannot_write_and_prints_before_it_writes(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--questions", f"{work}/questions-held-out.jsonl", "--limit", "4"]
+    (tmp_path / "kept.jsonl").write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("realmlm.evaluate.report.evaluate", None)  # never reached
+        for made in (["--predictions", f"{tmp_path}/kept.jsonl"], ["--report", f"{tmp_path}/kept.jsonl/report.json"]):
+            with pytest.raises(SystemExit) as end:
+                said(["evaluate", *flags, *made], work, capsys)
+            assert end.value.code == 2
+            assert "kept.jsonl" in capsys.readouterr().err
+    assert (tmp_path / "kept.jsonl").read_text() == "mine"
+
+    def full(*anything: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("realmlm.cli.write_text", full)
+    with pytest.raises(SystemExit) as end:
+        said(["evaluate", *flags, "--report", f"{tmp_path}/report.json"], work, capsys)
+    assert end.value.code == 2
+    assert "exact match" in capsys.readouterr().out
+
+
 def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (index,) = (work / "corpus" / "index").glob("[!.]*")
     before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in index.glob("*.*")}

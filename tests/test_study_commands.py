@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def test_a_batch_goes_on_where_something_is_there(tmp_path: Path, capsys: pytest
     file.write_text(f"# two worlds\nworld --out {tmp_path}/a --kind tiny\n\nworld --out '{tmp_path}/b' --kind tiny --seed 1  # another\n")
     (tmp_path / "a").mkdir()
     main(["batch", str(file), "--log", str(log)])
-    assert "done before" in capsys.readouterr().err
+    assert f"done before, not known by which line: {tmp_path}/a" in capsys.readouterr().err
     assert (tmp_path / "b" / "tokenizer.json").exists()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [row["command"] for row in rows] == [f"world --out {tmp_path}/b --kind tiny --seed 1"]
@@ -50,6 +51,50 @@ def test_a_batch_stops_at_an_error(tmp_path: Path, capsys: pytest.CaptureFixture
     assert end.value.code == 2
     assert "no corpus in" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_a_batch_passes_over_only_the_line_that_made_what_is_there(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def batch(read: int) -> str:
+        made = f"--report={tmp_path}/r/r.json --predictions {tmp_path}/p.jsonl"
+        line = f"evaluate --model {tiny_model_folder} --corpus {knowledge.folder} --questions {world}/clozes-held-out.jsonl --limit 4"
+        (tmp_path / "commands.txt").write_text(f"{line} --device cpu --read {read} {made}\n")
+        with suppress(SystemExit):
+            main(["batch", str(tmp_path / "commands.txt")])
+        return capsys.readouterr().err
+
+    report = tmp_path / "r" / "r.json"
+    assert "evaluate: " in batch(1)
+    assert f"done before: {report}" in batch(1)
+    said = batch(2)
+    assert f"error: {report} was made by another line" in said
+    assert "--read 1" in said
+    report.unlink()
+    assert "p.jsonl was made by another line" in batch(2)
+    assert f"error: {report} is missing beside {tmp_path}/p.jsonl" in batch(1)
+    (tmp_path / "p.jsonl").unlink()
+    assert "evaluate: " in batch(2)
+    assert json.loads(report.read_text("utf-8"))["read"] == 2
+    assert "made by another line" in batch(1), "the line that made it last counts"
+
+
+def test_a_batch_runs_nothing_where_a_quote_is_open_and_goes_on_behind_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "commands.txt"
+    file.write_text(f"world --out {tmp_path}/a --kind tiny\nworld --out '{tmp_path}/b\n")
+    with pytest.raises(SystemExit) as end:
+        main(["batch", str(file)])
+    assert end.value.code == 2
+    assert f"error: {file}, line 2: No closing quotation" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    file.write_text(f"world --help\nworld --out {tmp_path}/a --kind tiny\n")
+    main(["batch", str(file)])
+    assert (tmp_path / "a").exists()
+    file.write_text(f"world --nonsense\nworld --out {tmp_path}/b --kind tiny\n")
+    with pytest.raises(SystemExit) as end:
+        main(["batch", str(file)])
+    assert end.value.code == 2
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_batch_passes_over_a_run_that_has_ended_and_stops_at_another_in_its_place(

@@ -1,0 +1,78 @@
+"""Commands of a file, one after the other in one process. What a line made is passed over when the same line comes again: beside each
+thing made, `.NAME.line` keeps the line that made it."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from realmlm.artefact import write_text
+from realmlm.errors import ArtefactExists, BadInput, Mismatch
+from realmlm.files import read_text
+from realmlm.log import say
+
+
+def run_batch(file: Path, log: Path | None, run: Callable[[str, list[str]], None]) -> None:
+    """Run every line of the file (-: of standard input) by `run(command, arguments)`, in order, until one fails."""
+    from realmlm.device import release_memory
+
+    for words in _lines(file):
+        line = shlex.join(words)
+        say(f"realmlm {line}")
+        begun = time.monotonic()
+        try:
+            run(words[0], words[1:])
+        except ArtefactExists as error:
+            say(f"done before{_check_same(words)}: {error}")
+            continue
+        except SystemExit as end:
+            if end.code:
+                raise
+            continue  # help was asked for, and shown
+        for place in _places(words):
+            if place.exists():
+                write_text(_record(place), line + "\n")
+        release_memory()
+        seconds = round(time.monotonic() - begun, 1)
+        say(f"{words[0]}: {seconds} s")
+        if log is not None:
+            with open(log, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"command": line, "seconds": seconds}) + "\n")
+
+
+def _lines(file: Path) -> list[list[str]]:
+    """The words of every line that has some."""
+    lines = []
+    for number, line in enumerate((sys.stdin.read() if str(file) == "-" else read_text(file)).splitlines(), 1):
+        try:
+            lines.append(shlex.split(line, comments=True))
+        except ValueError as error:  # an unclosed quote
+            raise BadInput(f"{file}, line {number}: {error}; correct it, nothing was run") from error
+    return [words for words in lines if words]
+
+
+def _places(words: list[str]) -> list[Path]:
+    """What a line makes."""
+    flags = ("--out", "--report", "--predictions") if words[0] == "evaluate" else ("--out",)
+    return [Path(value) for flag, value in pairwise(part for word in words for part in word.split("=", 1)) if flag in flags]
+
+
+def _record(place: Path) -> Path:
+    place = place.absolute()
+    return place.with_name(f".{place.name}.line")
+
+
+def _check_same(words: list[str]) -> str:
+    """Refuse what another line made, or what is not all there; gives what is to be said where it is not known which line it was."""
+    places = _places(words)
+    there = [place for place in places if place.exists()]
+    records = {place: read_text(_record(place)).strip() for place in there if _record(place).exists()}
+    for place, line in records.items():
+        if line != shlex.join(words):
+            raise Mismatch(f"{place} was made by another line (realmlm {line}); remove it to have it made anew, or name another place")
+    if lost := [place for place in places if place not in there]:
+        raise Mismatch(f"{lost[0]} is missing beside {', '.join(map(str, there))}; remove that too, and all is made anew")
+    return "" if len(records) == len(places) else ", not known by which line"
