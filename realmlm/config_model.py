@@ -241,7 +241,7 @@ class Pretrain:
     freeze_retriever: int = 0
     """First steps in which only the reader learns."""
     probe: Annotated[Path | None, optional("PATH")] = None
-    """Held-out masked sentences with their gold passages (JSON lines), measured as training goes on."""
+    """Held-out masked sentences (JSON lines), as `realmlm clozes` makes them or with gold passages, measured as training goes on."""
     probe_every: int = 50
     """Steps between two probes."""
     optim: JointOptim = field(default_factory=JointOptim)

@@ -1,4 +1,4 @@
-"""Masked sentences with known answers and gold passages: is the passage found, is the word right?"""
+"""Masked sentences with known answers, some with gold passages: is the passage found, is the word right?"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.answers import exact_match
+from realmlm.evaluate.matching import contains_answer
 from realmlm.model.answering import Answer, Answerer
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import Query, Retrieved, Retriever
@@ -22,11 +23,12 @@ _SHORTEST = 8  # wordpieces of a sentence worth filling in
 
 @dataclass(frozen=True)
 class ClozeResult:
-    """One sentence: the answer with its evidence, whether it is right, and whether a gold passage was retrieved first."""
+    """One sentence: the answer with its evidence, whether it is right, and whether a gold passage was retrieved first; where none is
+    named, one that holds the hidden words."""
 
     answer: Answer
     right: bool
-    gold_first: bool
+    found_first: bool
 
 
 def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurring: bool = False, each: int = 1) -> list[Question]:
@@ -88,5 +90,6 @@ def measure_clozes(
         queries = [widen_masks(question, wordpieces, max_query=model.config.max_query) for question in some]
         retrieved: Retrieved = retriever(queries, read)
         for question, answer, ids in zip(some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True):
-            results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), bool(ids) and ids[0] in question.gold))
+            found = bool(ids) and (ids[0] in question.gold if question.gold else contains_answer(corpus[ids[0]].text, question))
+            results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), found))
     return results

@@ -123,7 +123,7 @@ class JointPretraining:
             return self._live.before_step(step)
 
     def measure(self, done: int, clock: Clock) -> dict[str, Any]:
-        """Held-out sentences through the index as it is now; the worst wording is shown, for it fails all or nothing."""
+        """Held-out sentences through the index as it is now; of several wordings the worst is shown, for it fails all or nothing."""
         if not self._probe or done % self._probe_every:
             return {}
         with clock("probe"):
@@ -137,12 +137,15 @@ class JointPretraining:
         self._model.train(training)
         by_wording = defaultdict(list)
         for question, result in zip(self._probe, results, strict=True):
-            by_wording[question.id.split(":")[0]].append(result.gold_first)
-        return {
-            "recall@1": round(float(np.mean([result.gold_first for result in results])), 4),
+            if ":" in question.id:  # wording:number, as `realmlm world` writes them
+                by_wording[question.id.split(":")[0]].append(result.found_first)
+        numbers = {
+            "recall@1": round(float(np.mean([result.found_first for result in results])), 4),
             "right": round(float(np.mean([result.right for result in results])), 4),
-            "worst": round(min(float(np.mean(found)) for found in by_wording.values()), 4),
         }
+        if by_wording:
+            numbers["worst"] = round(min(float(np.mean(found)) for found in by_wording.values()), 4)
+        return numbers
 
     def state(self) -> dict[str, Any]:
         return self._live.state()

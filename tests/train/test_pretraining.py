@@ -62,10 +62,25 @@ def test_a_probe_stands_in_the_row_of_the_step_it_was_taken_at(
     joint_run(tiny_model_folder, knowledge, tmp_path / "run", probe=world / "clozes-held-out.jsonl", probe_every=3, **how)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [(row["step"], "recall@1" in row) for row in rows] == [(0, True), (2, False), (4, True), (6, True)]
+    assert "worst" in rows[0]
     before, after = (Realm.from_pretrained(place)[0].reader.mask_head.bias for place in (tiny_model_folder, tmp_path / "run" / "model"))
     assert torch.equal(seen[0], before), "what it began with"
     assert torch.equal(seen[-1], after), "the model as it was saved"
     assert len(seen) == 3
+
+
+def test_a_probe_without_gold_passages_counts_those_with_the_hidden_words(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    write_questions(tmp_path / "probe.jsonl", make_clozes(knowledge, count=100, max_query=32, seed=0))
+    still = {"optim": JointOptim(steps=1, batch=2), "refresh": Refresh(every_steps=0)}
+    joint_run(tiny_model_folder, knowledge, tmp_path / "run", probe=tmp_path / "probe.jsonl", **still)
+    began = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    asked: dict[str, Any] = {"corpus": knowledge.folder, "questions": tmp_path / "probe.jsonl", "read": 0, "device": "cpu"}
+    expected = evaluate(model=tiny_model_folder, **asked).recall[1].value / 100
+    assert expected > 0
+    assert began["recall@1"] == pytest.approx(expected, abs=0.011), "one sentence may differ: the index keeps half precision"
+    assert "worst" not in began, "each is the only wording of what it says"
 
 
 def test_joint_training_points_at_what_it_retrieves(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
