@@ -13,7 +13,7 @@ from realmlm.corpus.masking import Masking, masking, window
 from realmlm.corpus.spans import Spans, all_sentences
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import NotEnough
+from realmlm.errors import BadInput, NotEnough
 from realmlm.model.inputs import Masked, mask_queries
 
 
@@ -103,7 +103,9 @@ class SentenceSource:
         for place, number in enumerate(epoch_positions(len(self.sentences), seed=self._seed, first=first, count=count)):
             sentence, rng = self.sentences[int(number)], generator(self._seed, first + place)
             tokens = self.corpus.tokens(sentence.passage)[sentence.start : sentence.end]
-            found.append(self._cut(tokens, self._masking.choose(tokens, sentence.spans, rng), sentence.passage))
+            hidden = np.asarray(self._masking.choose(tokens, sentence.spans, rng))
+            _check_hidden(hidden, len(tokens), self._masking)
+            found.append(self._cut(tokens, hidden, sentence.passage))
         return found
 
     def example(self, number: int, positions: np.ndarray) -> Example:
@@ -116,6 +118,16 @@ class SentenceSource:
 
     def masked(self, examples: list[Example]) -> Masked:
         return mask_queries([example.tokens for example in examples], [example.positions for example in examples], self._wordpieces)
+
+
+def _check_hidden(positions: np.ndarray, length: int, scheme: Masking) -> None:
+    """Does a scheme, which may be one's own, keep to what `Masking` promises?"""
+    inside = positions.ndim == 1 and positions.dtype.kind in "iu" and 1 <= len(positions) <= max(1, length - 1)
+    if not (inside and positions[0] >= 0 and positions[-1] < length and (positions[1:] > positions[:-1]).all()):
+        raise BadInput(
+            f"{type(scheme).__qualname__}.choose gave {positions.tolist()} for a sentence of {length} wordpieces; give positions in it, "
+            "ascending, at least one and never all (docs/own.md)"
+        )
 
 
 GLIMPSE = (6, 17)  # wordpieces, the last one excluded: as questions have

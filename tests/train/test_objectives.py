@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from realmlm.config import JointOptim, Refresh
 from realmlm.corpus.masking import window
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
 from realmlm.index.exact import ExactIndex
 from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions, places_of
 from realmlm.train.gold import locate_answers
@@ -80,6 +82,19 @@ def test_masked_sentences_hide_salient_values(sentences: Corpus, world: Path) ->
     parts = [source.draw(0, 8), source.draw(8, 12)]
     again = [query.tolist() for part in parts for query in part.masked.queries]
     assert again == [query.tolist() for query in drawn.masked.queries], "parts must draw what the whole draws"
+
+
+@pytest.mark.parametrize("hidden", [[], [1, 1], [-1], [2, 1], [10_000], list(range(1000)), [[1]], [True], [0.5]])
+def test_a_scheme_of_ones_own_that_breaks_its_promise_is_refused(hidden: list[Any], sentences: Corpus, world: Path) -> None:
+    class Own:
+        needs_spans = False
+
+        def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            return np.array(hidden[: len(tokens_L)])
+
+    how: dict[str, Any] = {"wordpieces": Wordpieces.load(world / "tokenizer.json"), "max_query": 32, "seed": 0}
+    with pytest.raises(BadInput, match=r"Own\.choose gave .* ascending, at least one and never all"):
+        SentenceSource(sentences, scheme=Own(), **how).draw(0, 4)
 
 
 def test_inverse_cloze_takes_the_sentence_out_most_of_the_time(knowledge: Corpus) -> None:
