@@ -204,6 +204,12 @@ class Warmup:
 
     def __post_init__(self) -> None:
         check(not self.towers_as_reader or self.retriever.steps > 0, "towers-as-reader is about ICT: give it steps (--retriever.steps)")
+        check(
+            self.retriever.steps == 0 or self.retriever.batch > self.retriever.accumulate,
+            f"ICT tells a passage from the others of its part: retriever.batch {self.retriever.batch} in {self.retriever.accumulate} parts "
+            "leaves none; lower --retriever.accumulate or raise --retriever.batch",
+        )
+        check(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
         check(0 <= self.remove_sentence <= 1, f"remove-sentence is a share between 0 and 1, not {self.remove_sentence}")
 
 
@@ -320,4 +326,5 @@ class Finetune:
     def __post_init__(self) -> None:
         moving = self.refresh.every_steps > 0
         check(not (moving and self.query == "projection"), "--query projection is for an index that stays; leave --refresh.every-steps out")
+        check(self.closed_book >= 0, f"closed-book must be 0 or more, not {self.closed_book}")
         check(1 <= self.read <= self.candidates, f"read ({self.read}) must lie between 1 and candidates ({self.candidates})")

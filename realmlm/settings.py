@@ -75,6 +75,7 @@ class Optim:
             f"batch {self.batch} cannot be cut into {self.accumulate} equal parts",
         )
         check(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+        check(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
         check(self.clip > 0, f"clip must be more than 0, not {self.clip}")
         check(0 <= self.warmup <= 1, f"warmup is a share between 0 and 1, not {self.warmup}")
 
@@ -85,6 +86,10 @@ class JointOptim(Optim):
 
     retriever_lr: float = 3e-5
     """Peak learning rate of the retriever. In joint training, the higher the more fragile."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.retriever_lr >= 0, f"retriever-lr must be 0 (it stays as it is) or more, not {self.retriever_lr}")
 
 
 @dataclass(frozen=True, kw_only=True)

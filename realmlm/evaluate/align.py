@@ -16,7 +16,7 @@ from realmlm.corpus.questions import spread
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.errors import NotEnough
+from realmlm.errors import BadInput, NotEnough
 from realmlm.index.same import places_in
 from realmlm.log import progress
 from realmlm.model.answering import Answerer
@@ -28,6 +28,8 @@ from realmlm.model.retrieval import LearnedRetriever, Query, check_readable, ind
 def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, limit: int | None, device: str) -> int:
     """Write the alignment as JSON lines; gives the number of sentences."""
     refuse_existing(out)
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit must be 1 or more, not {limit}")
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     source = known if text is None else Corpus.open(text)
@@ -38,7 +40,7 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
     retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, known))
     answerer = Answerer(realm, wordpieces, known, retriever)
     sentences, own = Spans.open(source), places_in(known, source)
-    numbers = spread(len(sentences), limit or len(sentences))
+    numbers = spread(len(sentences), len(sentences) if limit is None else limit)
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     with progress("aligning", len(numbers), unit="sentences") as bar:
