@@ -27,6 +27,7 @@ _CHUNK = 500_000  # characters of the articles handed to a worker at once
 _IN_PROCESS = 4  # chunks; fewer are cut here, sooner than workers could start
 _LINES = 512  # encoded at once: an Encoding takes some 200 bytes a wordpiece
 _SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
+_UNKNOWN = 0.02  # share of wordpieces above which it is said that the tokenizer does not know them
 _SAID = 20  # complaints shown one by one; the rest are counted
 
 
@@ -247,10 +248,17 @@ def write_articles(
     wordpieces.save(draft.path / "tokenizer.json")
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
     setting = (wordpieces.tokenizer.to_str(), max_wordpieces, kept)
+    unknown = 0
     with closing(ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)) as blocks:
         for block in blocks:
             writer.append(block)
+            unknown += int(np.count_nonzero(block.tokens == wordpieces.unk))
     writer.close()
+    if unknown > _UNKNOWN * writer.wordpieces:
+        say(
+            f"{unknown / writer.wordpieces:.0%} of the wordpieces are unknown to the tokenizer: a model sees nothing of such words; take a "
+            "model whose tokenizer knows their script, or train one on them (realmlm corpus --train-tokenizer 16000)"
+        )
     draft.config["max_wordpieces"] = max_wordpieces
     draft.counts |= {"passages": writer.passages, "articles": writer.articles, "wordpieces": writer.wordpieces}
     draft.parents["tokenizer"] = wordpieces.fingerprint

@@ -264,6 +264,20 @@ def test_settings_that_cannot_work(tmp_path, source):
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
+def test_words_that_the_tokenizer_does_not_know_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    WORDPIECES.save(tmp_path / "tokenizer.json")
+    how = {"tokenizer": str(tmp_path / "tokenizer.json"), "workers": 1}
+    for name, text, says in (
+        ("most", "本 文 文 本 本 本 本 本 本 本", "80% of the wordpieces are unknown to the tokenizer"),
+        ("few", "the " * 99 + "本", ""),
+    ):
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
+        build_corpus([tmp_path / f"{name}.txt"], tmp_path / name, **how)  # type: ignore[arg-type]
+        said = capsys.readouterr().err
+        assert says in said
+        assert ("--train-tokenizer" in said) == bool(says)
+
+
 INTERRUPTED = """
 import sys
 from realmlm.corpus import build
