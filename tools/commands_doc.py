@@ -62,7 +62,8 @@ def page() -> str:
     for name, (kind, _) in cli.COMMANDS.items():
         lines += [f"## realmlm {name}", "", inspect.cleandoc(kind.__doc__ or ""), ""]
         if name in cli.RESUMABLE:
-            lines += [f"`realmlm {name} --resume RUN` goes on with a run that was cut off; flags of steps, rates, loop, refresh and probe beside it take precedence, others are refused once it has learned.", ""]
+            beside = "flags of steps, rates, loop, refresh and probe beside it take precedence, others are refused once it has learned"
+            lines += [f"`realmlm {name} --resume RUN` goes on with a run that was cut off; {beside}.", ""]
         lines += ["| flag | default | meaning |", "| --- | --- | --- |"]
         lines += [f"| `{flag}` | {default} | {' '.join(text.split())} |" for flag, default, text in rows(kind)]
         lines.append("")
