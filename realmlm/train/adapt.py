@@ -232,7 +232,6 @@ def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pa
         fit(realm, objective, run, optim=optim, loop=_rows(loop, steps), device=device, title="adapting")
         realm.config = replace(realm.config, calibration=calibration)  # scores hardly move (docs/decisions/010)
         realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": corpus.fingerprint})
-        run.tidy()
         return run.folder / "model"
 
 

@@ -256,7 +256,6 @@ def finetune(
             loop = replace(loop, workers=0)  # what is drawn are numbers
             fit(realm, taught, run, optim=optim, loop=loop, device=device, title="fine-tuning")
             realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
-            run.tidy()
             return run.folder / "model"
 
 

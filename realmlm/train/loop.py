@@ -313,7 +313,6 @@ def train_model(
     fit(model, objective, run, optim=optim, loop=loop, device=device, title=title)
     place = run.folder / "model"
     model.save_pretrained(place, wordpieces, parents={"corpus": corpus.fingerprint})
-    run.tidy()
     say(f"the model stands in {place}")
     return place
 

@@ -155,7 +155,10 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let the folder go. A run that this call began and that failed before any work was done leaves nothing behind."""
+        """Let the folder go. Of a run whose model is written only that and the metrics stay; its refresher has ended by now. One that this
+        call began and that failed before any work was done leaves nothing behind."""
+        if kind is None and (self.folder / "model").exists():
+            self.tidy()
         if self._new and not _has_learned(self.folder) and kind is not None and issubclass(kind, RealmError):
             shutil.rmtree(self.folder)
         self.close()

@@ -159,3 +159,11 @@ def test_an_error_of_another_process_is_the_same_error(
     monkeypatch.setattr("realmlm.train.examples.SentenceSource.draw", broken)
     with pytest.raises(NotEnough, match=r"^too little of it$"):
         joint_run(tiny_model_folder, knowledge, tmp_path / "run", loop=dataclasses.replace(LOOP, workers=2))
+
+
+def test_a_run_lets_go_of_what_it_needs_no_more_only_when_all_have_left_it(tmp_path: Path) -> None:
+    with Run.begin(tmp_path / "run", stage="pretrain", config={}) as run:
+        for name in ("model", "index", "snapshots"):
+            (run.folder / name).mkdir()
+        assert (run.folder / "index").exists(), "its refresher may still write there"
+    assert {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()} == {"model"}
