@@ -240,7 +240,7 @@ def main() -> None:
         drop_from_cache(options.out)
         subprocess.run([sys.executable, *sys.argv, "--step", step], check=True)
     info = index_info(options.out / "ivf")
-    print(f"\nIVF recall@8 {info.recall:.3f}; {torch.get_num_threads()} threads")
+    print(f"\nIVF recall@1 and @8 {info.recall:.3f} or more; {torch.get_num_threads()} threads")
 
 
 if __name__ == "__main__":

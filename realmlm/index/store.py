@@ -171,7 +171,7 @@ class IndexInfo:
     corpus_edits: int
     """Edits of the corpus that are contained."""
     recall: float | None
-    """Measured recall of an approximate index; None: exact."""
+    """Measured recall of an approximate index, the worse of that at 1 and at `k` hits; None: exact."""
 
 
 def index_info(path: Path, *, expect_weights: str | None = None, expect_corpus: str | None = None) -> IndexInfo:

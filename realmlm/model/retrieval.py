@@ -266,8 +266,19 @@ def index_place(corpus: Corpus, weights: str, kind: str) -> Path:
 
 @torch.inference_mode()
 def _sample_queries(model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, count: int = 256) -> Tensor:
-    """First sentences of some passages through the query tower: what an approximate index is measured with."""
-    ids = corpus.ids[np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)]
+    """First sentences of some passages, a random quarter of their words left, through the query tower: what an approximate index is
+    measured with. Whole sentences lie nearer to their passages than questions do, a quarter of one about as far (docs/log.md)."""
+    ids, generator = corpus.ids[np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)], np.random.default_rng(0)
     sentences = [corpus.tokens(number)[: corpus.sentences(number)[1]] for number in ids]
-    inputs = query_inputs(sentences, wordpieces, max_query=model.config.max_query)
+    quarters = [_some_words(tokens, wordpieces, share=0.25, generator=generator) for tokens in sentences]
+    inputs = query_inputs(quarters, wordpieces, max_query=model.config.max_query)
     return model.query(inputs.to(model.device)).cpu()
+
+
+def _some_words(tokens: np.ndarray, wordpieces: Wordpieces, *, share: float, generator: np.random.Generator) -> np.ndarray:
+    """This share of the words, rounded up, in their order."""
+    first = ~wordpieces.continues[tokens]
+    first[0] = True
+    words = int(first.sum())
+    kept = generator.permutation(words) < share * words
+    return tokens[kept[first.cumsum() - 1]]

@@ -16,6 +16,7 @@ from realmlm.corpus.store import Article, Corpus, Passage
 from realmlm.device import pick_device
 from realmlm.errors import BadInput
 from realmlm.index.exact import Index
+from realmlm.index.ivf import IVFIndex
 from realmlm.log import say
 from realmlm.model.answering import Answer, Answerer, MaskWords
 from realmlm.model.packing import kept_packed
@@ -255,5 +256,8 @@ def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype:
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
     index = index_for(realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype))
-    recall = getattr(index, "recall", None)
-    return f"{len(index):,} passages, {index.dim} numbers each" + (f"; recall@8 against exact search {recall:.3f}" if recall else "")
+    made = f"{len(index):,} passages, {index.dim} numbers each"
+    if isinstance(index, IVFIndex):
+        asked = "asked with a quarter of the words of sentences from the passages"
+        made += f"; recall against exact search {index.recall:.3f}, the worse of 1 and {index.settings.k} hits, {asked}"
+    return made

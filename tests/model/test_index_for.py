@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -90,3 +91,21 @@ def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(tiny
     assert type(again) is type(index)
     with pytest.raises(Mismatch, match="kind ivf, not exact"):
         index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="exact")
+
+
+def test_an_approximate_index_is_measured_with_a_quarter_of_the_words_of_sentences(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
+    model, wordpieces = tiny_model
+    with patch.object(retrieval, "query_inputs", wraps=retrieval.query_inputs) as asked:
+        index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="ivf")
+    (queries,) = (call.args[0] for call in asked.call_args_list)
+    assert len(queries) == 256
+
+    def words(tokens: np.ndarray) -> list[tuple[int, ...]]:
+        firsts = np.flatnonzero(~wordpieces.continues[tokens])
+        return [tuple(part.tolist()) for part in np.split(tokens, firsts[1:])]
+
+    for query, number in zip(queries, np.linspace(0, len(own) - 1, 256).astype(int), strict=True):
+        sentence, some = words(own.tokens(number)[: own.sentences(number)[1]]), words(query)
+        assert len(some) == -(-len(sentence) // 4)
+        left = iter(sentence)
+        assert all(word in left for word in some)  # whole words, in their order
