@@ -196,6 +196,7 @@ class Evaluate:
             not self.with_mask or self.read == 0,
             "a [MASK] is put behind questions that are searched with, not read: --with-mask needs --read 0",
         )
+        check(self.index is None or self.retriever == "learned", f"--retriever {self.retriever} searches no index; leave --index out")
         check(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
 
 

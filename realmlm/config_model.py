@@ -167,8 +167,8 @@ class Index:
     """Folder to make, for --index; default: beside the corpus, where evaluate and ask find the exact one."""
     kind: Literal["exact", "ivf"] = "exact"
     """exact: every vector is compared; ivf: only those in the nearest lists, recall measured and shown."""
-    dtype: Literal["float16", "float32"] = "float16"
-    """Type of the stored vectors."""
+    dtype: Annotated[Literal["float16", "float32"] | None, optional("TYPE")] = None
+    """Type of the stored vectors, float16 or float32; default: that of the index that is there, else float16."""
     device: str = "auto"
     """Where to embed."""
 

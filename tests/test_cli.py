@@ -345,6 +345,20 @@ def test_a_run_goes_on_with_the_settings_that_flags_changed(work: Path, tmp_path
     assert (tmp_path / "run" / "model").is_dir()
 
 
+def test_an_index_that_is_not_there_or_not_searched_is_refused(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked, nowhere = ["--questions", f"{work}/questions-held-out.jsonl"], ["--index", f"{tmp_path}/nothere"]
+    for arguments, reason in (
+        (["evaluate", *asked, *nowhere], "no index in"),
+        (["ask", "Who?", *nowhere], "no index in"),
+        (["evaluate", *asked, *nowhere, "--retriever", "bm25"], "--retriever bm25 searches no index; leave --index out"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            said(arguments, work, capsys)
+        assert stopped.value.code == 2
+        assert f"error: {reason}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_evaluate_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(["evaluate", "--questions", f"{work}/questions-held-out.jsonl", "--limit", "4"], work, capsys)
     assert text.startswith("4 questions, retriever learned, 5 passages read")

@@ -14,7 +14,7 @@ from torch import Tensor
 from realmlm.artefact import edit_place, locked, read_manifest
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
-from realmlm.errors import Mismatch, RealmError
+from realmlm.errors import ArtefactMissing, Mismatch, RealmError
 from realmlm.index.encode import Known, build_index, embed_in_parts
 from realmlm.index.exact import Index
 from realmlm.index.same import SameContent
@@ -168,7 +168,7 @@ def index_for(
     *,
     path: Path | None = None,
     kind: str | None = None,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype | None = None,
 ) -> Index:
     """The index of this corpus by this model's document tower, as `kept_index` opens it."""
     return kept_index(model, wordpieces, corpus, path=path, kind=kind, dtype=dtype).index
@@ -181,37 +181,43 @@ def kept_index(
     *,
     path: Path | None = None,
     kind: str | None = None,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype | None = None,
     others: Path | None = None,
 ) -> KeptIndex:
     """The index of this corpus by this model's document tower: opened, built if there is none, brought up to the corpus's edits.
 
     Without a path it is kept beside the corpus under the tower's fingerprint: models that differ only in query tower or reader share it.
-    An index at `path` may be of either kind unless one is asked for; a new one is exact unless told otherwise. It takes the vectors of
-    passages that stand word for word in corpora of the folder `others`, from the indexes beside those.
+    An index that is there may be of either kind and of any dtype unless one is asked for; a new one is exact and float16 unless told
+    otherwise. At a `path` a new one is made only where its kind is asked for. It takes the vectors of passages that stand word for word in
+    corpora of the folder `others`, from the indexes beside those.
     """
+    if path is not None and kind is None and not path.exists():
+        raise ArtefactMissing(f"no index in {path}; make one: realmlm index --model MODEL --corpus {corpus.folder} --out {path}")
     encode = DocumentEncoder.of(model, wordpieces)
     path = path or index_place(corpus, encode.fingerprint, kind or "exact")
     with locked(_lock(path)):  # others may want the same index at this moment
         if not path.exists():
-            beside = index_place(corpus, encode.fingerprint, "exact")
-            known = _same_ids(open_index(beside)) if beside != path and _is_current(beside, corpus) else None
+            beside, new = index_place(corpus, encode.fingerprint, "exact"), dtype or torch.float16
+            known = _same_ids(open_index(beside)) if beside != path and _serves(beside, corpus, new) else None
             if known is None and corpus.manifest.config.get("vectors") == encode.fingerprint:
+                less = f"is less precise than {_name(new)} or lacks edits" if beside.exists() else "is gone"
                 raise Mismatch(
-                    f"{beside}, the vectors that {corpus.folder} was imported with, is gone, and cannot be made again; import it again"
+                    f"{beside}, the vectors that {corpus.folder} was imported with, {less}, and cannot be made again; import it again"
                 )
             if known is None:
-                same = _same_content(corpus, encode, dtype, others) if others else None
+                same = _same_content(corpus, encode, new, others) if others else None
                 lacking = len(corpus) if same is None else same.lacking
                 taken = f", {len(corpus) - lacking:,} are known" if lacking < len(corpus) else ""
                 say(f"no index of {corpus.folder} by this model yet: embedding {lacking:,} passages into {path}{taken}")
                 known = same
             queries_QD = _sample_queries(model, wordpieces, corpus) if kind == "ivf" else None
-            build_index(path, corpus, encode, kind=kind or "exact", dtype=dtype, queries_QD=queries_QD, known=known)
+            build_index(path, corpus, encode, kind=kind or "exact", dtype=new, queries_QD=queries_QD, known=known)
         info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
         made = "exact" if info.recall is None else "ivf"
         if kind is not None and made != kind:
             raise Mismatch(f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first")
+        if dtype is not None and info.dtype != _name(dtype):
+            raise Mismatch(f"{path} holds vectors in {info.dtype}, not {_name(dtype)}; choose another --out, or remove it first")
         if info.corpus_edits > corpus.edits:
             raise Mismatch(
                 f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"
@@ -251,11 +257,16 @@ def _lock(path: Path) -> Path:
     return path.parent / f".{path.name}.lock"
 
 
-def _is_current(path: Path, corpus: Corpus) -> bool:
+def _serves(path: Path, corpus: Corpus, dtype: torch.dtype) -> bool:
+    """Has an index of this corpus as it is now all vectors, none less precise than asked for?"""
     if not path.exists():
         return False
     info = index_info(path)
-    return info.corpus == corpus.fingerprint and info.corpus_edits == corpus.edits
+    return info.corpus == corpus.fingerprint and info.corpus_edits == corpus.edits and info.dtype in ("float32", _name(dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def index_place(corpus: Corpus, weights: str, kind: str) -> Path:

@@ -250,12 +250,12 @@ def _in_background(work: Callable[[], Out]) -> "Future[Out]":
     return future
 
 
-def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype: str, device: str) -> str:
+def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype: str | None, device: str) -> str:
     """Build an index ahead of its use; gives a line that says what was made."""
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
-    index = index_for(realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype))
+    index = index_for(realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype) if dtype else None)
     made = f"{len(index):,} passages, {index.dim} numbers each"
     if isinstance(index, IVFIndex):
         asked = "asked with a quarter of the words of sentences from the passages"

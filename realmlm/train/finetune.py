@@ -235,7 +235,8 @@ def finetune(
         asked = [question for file in questions for question in read_questions(file)]
         gold = locate_answers(known, asked, candidates=candidates)
         given = _word_matches(known, gold, candidates=min(candidates, len(known))) if retriever == "bm25" else None
-        index = index_for(realm, wordpieces, known, dtype=getattr(torch, refresh.dtype)) if frozen and given is None else None
+        precise = torch.float32 if refresh.dtype == "float32" else None  # float16 is the usual: more is as good
+        index = index_for(realm, wordpieces, known, dtype=precise) if frozen and given is None else None
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop, frozen=index)) as live:
             taught = QuestionAnswering(
                 realm,

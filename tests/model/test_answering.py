@@ -23,9 +23,9 @@ Model = tuple[Realm, Wordpieces]
 
 
 @pytest.fixture
-def answerer(tiny_model: Model, knowledge: Corpus) -> Answerer:
+def answerer(tiny_model: Model, knowledge: Corpus, tmp_path: Path) -> Answerer:
     model, wordpieces = tiny_model
-    index = index_for(model, wordpieces, knowledge, dtype=torch.float32)
+    index = index_for(model, wordpieces, knowledge, path=tmp_path / "index", kind="exact", dtype=torch.float32)
     return Answerer(model, wordpieces, knowledge, LearnedRetriever(model, wordpieces, index))
 
 

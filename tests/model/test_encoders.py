@@ -164,7 +164,7 @@ def test_joint_steps_lower_the_loss(subject: Subject, record_property: Record) -
     model, wordpieces, corpus = subject.model(), subject.wordpieces, subject.corpus
     drawn = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, max_query=QUERY, seed=0).draw(0, BATCH)
     masked, own = drawn.masked, torch.from_numpy(drawn.passages)
-    index = index_for(model, wordpieces, corpus, path=subject.folder / "index")
+    index = index_for(model, wordpieces, corpus, path=subject.folder / "index", kind="exact")
     groups = {"reader": list(model.reader.parameters()), "retriever": model.retriever_parameters()}
     optimizer, losses = make_optimizer(groups, JointOptim(lr=3e-3)), []
     model.train()

@@ -10,7 +10,7 @@ import torch
 
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import Mismatch
+from realmlm.errors import ArtefactMissing, Mismatch
 from realmlm.index.encode import embed_passages
 from realmlm.model import retrieval
 from realmlm.model.realm import Realm
@@ -46,7 +46,7 @@ def test_models_that_share_the_document_tower_share_the_index(tiny_model: Model,
 
 def test_another_models_index_is_refused_and_stays_as_it_is(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
     model, wordpieces = tiny_model
-    index_for(model, wordpieces, own, path=tmp_path / "index")
+    index_for(model, wordpieces, own, path=tmp_path / "index", kind="exact")
     edited, _ = own.edit(add=[Article("new", "The new passage tells of a heron.")])
     before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "index").rglob("*"))
     with pytest.raises(Mismatch, match="other document weights"):
@@ -109,3 +109,34 @@ def test_an_approximate_index_is_measured_with_a_quarter_of_the_words_of_sentenc
         assert len(some) == -(-len(sentence) // 4)
         left = iter(sentence)
         assert all(word in left for word in some)  # whole words, in their order
+
+
+def test_vectors_of_half_precision_are_not_taken_for_whole(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
+    model, wordpieces = tiny_model
+    index_for(model, wordpieces, own)
+    precise = index_for(model, wordpieces, own, path=tmp_path / "precise", kind="exact", dtype=torch.float32)
+    vectors = precise.vectors(precise.ids)
+    assert precise.dtype == torch.float32
+    assert not torch.equal(vectors, vectors.half().float())
+    with pytest.raises(Mismatch, match="holds vectors in float16, not float32; choose another --out"):
+        index_for(model, wordpieces, own, dtype=torch.float32)
+    with pytest.raises(Mismatch, match="holds vectors in float32, not float16"):
+        index_for(model, wordpieces, own, path=tmp_path / "precise", dtype=torch.float16)
+    assert index_for(model, wordpieces, own, path=tmp_path / "precise").dtype == torch.float32  # of whichever it is
+
+
+def test_vectors_of_whole_precision_are_halved_without_embedding(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
+    model, wordpieces = tiny_model
+    precise = index_for(model, wordpieces, own, dtype=torch.float32)
+    with patch.object(DocumentEncoder, "__call__", side_effect=AssertionError("nothing is to be embedded")):
+        half = index_for(model, wordpieces, own, path=tmp_path / "half", kind="exact")
+    assert torch.equal(half.vectors(half.ids), precise.vectors(precise.ids).half())
+
+
+def test_an_index_that_was_named_and_is_not_there_is_not_made(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
+    model, wordpieces = tiny_model
+    with pytest.raises(ArtefactMissing, match=r"no index in .*nothere; make one: realmlm index .*--out .*nothere"):
+        index_for(model, wordpieces, own, path=tmp_path / "nothere")
+    assert not list(tmp_path.glob("*nothere*"))
+    assert len(index_for(model, wordpieces, own, path=tmp_path / "nothere", kind="exact")) == len(own)
+    assert len(index_for(model, wordpieces, own, path=tmp_path / "nothere")) == len(own)

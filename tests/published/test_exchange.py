@@ -14,6 +14,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists, BadInput, Mismatch
 from realmlm.model.inputs import query_inputs
 from realmlm.model.realm import Realm
+from realmlm.model.retrieval import index_for
 from realmlm.published.exporting import export_hf
 from realmlm.published.importing import import_hf
 from realmlm.published.layout import is_unused
@@ -316,6 +317,15 @@ def test_an_approximate_index_is_made_of_the_imported_vectors(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "corpus" / "index")
     with pytest.raises(Mismatch, match="import it again"):  # not embedded with a tower that did not make them
         Engine(tmp_path / "model", tmp_path / "corpus", device="cpu")
+
+
+def test_imported_vectors_of_half_precision_are_not_taken_for_whole(tmp_path: Path) -> None:
+    import_hf((OPENQA,), out=tmp_path / "model", corpus=tmp_path / "corpus", dtype="float16")
+    model, wordpieces = Realm.from_pretrained(tmp_path / "model")
+    corpus, place = Corpus.open(tmp_path / "corpus"), tmp_path / "index"
+    with pytest.raises(Mismatch, match=r"less precise than float32.*import it again"):
+        index_for(model, wordpieces, corpus, path=place, kind="ivf", dtype=torch.float32)
+    assert index_for(model, wordpieces, corpus, path=place, kind="ivf").dtype == torch.float16
 
 
 def test_the_readers_own_settings_come_from_the_reader(tmp_path: Path) -> None:
