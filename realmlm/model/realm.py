@@ -66,6 +66,8 @@ class ModelConfig:
     """Fine-tuning has taught the span head; before that its answers to questions mean nothing."""
     span_hidden: int = 256
     """Hidden size of the MLP that scores spans."""
+    stand_in: str | None = None
+    """Fingerprint of a document tower that no passage may be embedded with: an imported query tower, in place of one that did not come."""
     calibration: dict[str, float] | None = None
     """What `realmlm calibrate` found for exactly these weights (realmlm.model.calibration); training on forgets it."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import Mismatch
 from realmlm.model.encoders import Encoder, Tower, build_encoder, undrawn
 from realmlm.model.inputs import document_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
@@ -22,6 +23,7 @@ class DocumentEncoder:
     def __init__(self, config: ModelConfig, tower: Tower, wordpieces: Wordpieces) -> None:
         self.tower, self._wordpieces, self._max_document = tower, wordpieces, config.max_document
         self.fingerprint = tower_fingerprint(config, tower)
+        self._stands_in = self.fingerprint == config.stand_in
         self.dim, self.device = tower.projection.out_features, tower.projection.weight.device
 
     @classmethod
@@ -30,6 +32,11 @@ class DocumentEncoder:
 
     @torch.inference_mode()
     def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+        if self._stands_in:
+            raise Mismatch(
+                "this model cannot embed passages: RealmForOpenQA came without the embedder of its passages; "
+                "import it again with that embedder named as well: realmlm import-hf OPENQA EMBEDDER …"
+            )
         training = self.tower.training
         self.tower.eval()
         device = self.device

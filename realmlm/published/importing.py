@@ -6,7 +6,7 @@ N passages, D vector size.
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,8 @@ def join(sources: list[Source], wordpieces: Wordpieces, *, seed: int = 0) -> Rea
     _check_surplus(sources, parts.values(), state)
     _begin_from_what_is_there(state, parts)
     model.load_own_state(state)
+    if "document" not in parts and "query" in parts:
+        model.config = replace(model.config, stand_in=tower_fingerprint(model.config, model.document))
     return model.eval()
 
 
@@ -199,7 +201,7 @@ def _begin_from_what_is_there(state: dict[str, Tensor], parts: dict[str, Part]) 
     elif parts["reader"].kind == "encoder":
         say("no source brings a head for answers: it begins from fresh weights, `realmlm finetune` teaches it")
     if towers and "document" not in parts:
-        say("the document tower is the source's query embedder; for the one its passages were embedded with, name that embedder as well")
+        say("no source brings the embedder of the passages: none can be added or embedded again; to do so, name that embedder as well")
 
 
 def _tokenizer_of(sources: list[Source], file: Path | None) -> Wordpieces:

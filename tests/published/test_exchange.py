@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from realmlm.cli import main
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import Article, Corpus
 from realmlm.errors import ArtefactExists, BadInput, Mismatch
 from realmlm.model.inputs import query_inputs
 from realmlm.model.realm import Realm
@@ -326,6 +326,24 @@ def test_imported_vectors_of_half_precision_are_not_taken_for_whole(tmp_path: Pa
     with pytest.raises(Mismatch, match=r"less precise than float32.*import it again"):
         index_for(model, wordpieces, corpus, path=place, kind="ivf", dtype=torch.float32)
     assert index_for(model, wordpieces, corpus, path=place, kind="ivf").dtype == torch.float16
+
+
+def test_no_passage_is_embedded_where_the_embedder_of_the_passages_did_not_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import_hf((OPENQA,), out=tmp_path / "model", corpus=tmp_path / "corpus")
+    engine = Engine(tmp_path / "model", tmp_path / "corpus", device="cpu")
+    edited, _ = Corpus.open(tmp_path / "corpus").edit(add=[Article("", "lobe")])
+    with pytest.raises(Mismatch, match="import it again with that embedder named as well"):
+        Engine(tmp_path / "model", tmp_path / "corpus", device="cpu")
+    with pytest.raises(Mismatch, match="cannot embed passages"):
+        engine._known.kept.follow(edited)
+    steps = ["--k", "3", "--masking", "uniform", "--marginal", "per-token", "--refresh.no-process", "--loop.device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        main(["pretrain", "--from", f"{tmp_path}/model", "--corpus", f"{tmp_path}/corpus", "--out", f"{tmp_path}/joint", *steps])
+    assert ended.value.code == 2
+    assert "error: this model cannot embed passages" in capsys.readouterr().err
+    import_hf((OPENQA, as_embedder(tmp_path)), out=tmp_path / "both", corpus=tmp_path / "blocks")
+    Corpus.open(tmp_path / "blocks").edit(add=[Article("", "lobe")])
+    assert len(Engine(tmp_path / "both", tmp_path / "blocks", device="cpu").index) == 9
 
 
 def test_the_readers_own_settings_come_from_the_reader(tmp_path: Path) -> None:
