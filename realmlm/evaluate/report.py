@@ -87,13 +87,18 @@ class Report:
     seconds: float = 0.0
     model: str = ""
     corpus: str = ""
+    question_file: str = ""
+    index: str = ""  # the one named with --index
+    limit: int | None = None
+    with_mask: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def table(self) -> str:
         read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
-        lines = [f"{self.questions:,} questions, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
+        asked = f"{self.questions:,} questions" + " with a [MASK] behind each" * self.with_mask
+        lines = [f"{asked}, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
         rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
         rows += [("F1", self.f1)] if self.f1 else []
@@ -141,7 +146,8 @@ def evaluate(
         rows = [_prediction(outcome) | named for outcome in outcomes]
         write_text(Path(predictions), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     report = summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
-    return replace(report, model=str(model), corpus=str(corpus))
+    what = {"model": str(model), "corpus": str(corpus), "question_file": str(questions), "index": str(index or "")}
+    return replace(report, **what, limit=limit, with_mask=with_mask)  # type: ignore[arg-type]
 
 
 def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, index: Path | None) -> Retriever:
