@@ -296,7 +296,7 @@ def test_a_probe_is_taken_without_dropout_and_training_goes_on(wavering: Model, 
         part.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     probe = make_clozes(towns, count=4, max_query=32, seed=0)
     row = joint_objective(model, pieces, towns, None, live, probe=probe).measure(0, CLOCK)
-    assert {"recall@1", "right", "worst"} <= set(row)
+    assert {"recall@1", "right"} <= set(row)
     assert modes
     assert not any(modes)
     assert model.reader.training, "training goes on"
@@ -321,6 +321,7 @@ def test_adapting_learns_from_queries_that_do_not_waver(wavering: Model, towns: 
 def test_a_new_trainer_waits_for_the_refresher_of_the_last_one(towns: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It drops what that one may be embedding."""
     monkeypatch.setattr("realmlm.index.refresh.die_with_parent", lambda: None)
+    monkeypatch.setattr("realmlm.index.refresh.signal.signal", lambda *_: None)  # a thread plays the process here
     at_work, go_on = threading.Event(), threading.Event()
 
     def load(snapshot: Path, device: str) -> Any:
