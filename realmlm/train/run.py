@@ -9,6 +9,7 @@ RUN/model/              the model, when the run has ended
 
 import fcntl
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ class Run:
     def begin(cls, folder: Path, *, stage: str, config: dict[str, Any]) -> "Run":
         """Start a run, or go on with one that was begun with the same config (its first checkpoint not yet written included)."""
         folder = Path(folder)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise BadInput("one process trains so far: start it without torchrun; --refresh.device gives the refresher a GPU of its own")
         if (folder / "run.json").exists():
             if not _is_same(_amended.get(folder) or read_run(folder), stage, config):
                 raise Mismatch(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")

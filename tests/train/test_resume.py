@@ -12,7 +12,7 @@ from torch import Tensor
 
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.errors import Mismatch, NotEnough
+from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.log import read_metrics
 from realmlm.model.create import create_model
 from realmlm.train import loop as training
@@ -167,3 +167,10 @@ def test_a_run_lets_go_of_what_it_needs_no_more_only_when_all_have_left_it(tmp_p
             (run.folder / name).mkdir()
         assert (run.folder / "index").exists(), "its refresher may still write there"
     assert {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()} == {"model"}
+
+
+def test_several_trainers_of_one_run_are_refused_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
+    with pytest.raises(BadInput, match="without torchrun"):
+        Run.begin(tmp_path / "run", stage="pretrain", config={})
+    assert not (tmp_path / "run").exists()
