@@ -291,6 +291,10 @@ def test_evaluate_agrees_with_its_predictions(
         "seconds",
         "model",
         "corpus",
+        "question_file",
+        "index",
+        "limit",
+        "with_mask",
     }
     rows = [json.loads(line) for line in predictions.read_text().splitlines()]
     asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]
