@@ -68,7 +68,8 @@ async def turn(port: int, questions: list[str], numbers: "count[int]", asked: As
 async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: str) -> bool:
     """One question over plain HTTP: a client library would take more of the same processor than the service does."""
     body = json.dumps({"question": question}).encode()
-    writer.write(b"POST /ask HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    head = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
     head = await reader.readuntil(b"\r\n\r\n")
     said = await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))  # type: ignore[index]
     return head.startswith(b"HTTP/1.1 200") and b'"answer"' in said
