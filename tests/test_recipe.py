@@ -88,3 +88,12 @@ def arms_are_compared(base: Path, data: Path) -> None:
     assert done.returncode == 2
     assert "no arm 'nonsense'" in done.stderr
     assert not (base / "study" / "nonsense-0").exists()
+
+
+@pytest.mark.parametrize("script", ["demo.sh", "world.sh"])
+def test_a_folder_that_was_named_is_never_removed(tmp_path: Path, script: str) -> None:
+    (tmp_path / "letters.txt").write_text("dear")
+    done = subprocess.run(["bash", str(RUNS / script), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is there already" in done.stderr
+    assert (tmp_path / "letters.txt").exists()

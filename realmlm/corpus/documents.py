@@ -35,8 +35,6 @@ _NAMED = 3  # and up to this many each time
 LOOK_S = 2.0  # seconds between two looks at the files, at least
 _LOOK_SHARE = 20  # and looking takes at most one of so many seconds
 _READING = 4  # raised when files are read otherwise than before: what was made of them is made again
-
-
 _said: dict[Path, set[str]] = {}  # in this process, when the corpus at a place was last opened
 
 

@@ -358,7 +358,8 @@ class Answerer:
             start, end = _place(words, passage.text)
             evidence.append(Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file))
         ordered = _by_share(evidence)
-        part = next((f"perhaps a part of “{whole}”: each [MASK] is one piece of a word" for whole in _longer(words, ordered)), "")
+        whole = _longer(words, ordered)
+        part = f"perhaps a part of “{whole}”: each [MASK] is one piece of a word" if whole else ""
         return Answer(words, float(np.dot(p_K, reading_K)), ordered, caution=part)
 
 
@@ -387,10 +388,11 @@ def _place(words: str, text: str) -> tuple[int, int] | tuple[None, None]:
     return widened(*match.span(), units(text)) if match else (None, None)
 
 
-def _longer(words: str, evidence: tuple[Evidence, ...]) -> list[str]:
-    """What the passage that says so most has instead of these words: a word or a number that they are a part of."""
-    spans = [item.passage[item.start : item.end] for item in evidence[:1] if item.start is not None]
-    return [span for span in spans if _same_words(span) != _same_words(words)]
+def _longer(words: str, evidence: tuple[Evidence, ...]) -> str:
+    """The word or number that these words are a part of, in the passage that says so most; else nothing."""
+    first = evidence[0] if evidence else None
+    span = first.passage[first.start : first.end] if first and first.start is not None else words
+    return span if _same_words(span) != _same_words(words) else ""
 
 
 def _beginning(text: str, most: int) -> str:
