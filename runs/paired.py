@@ -1,8 +1,8 @@
 """Two sets of predictions on the same questions, paired: `python runs/paired.py PREDICTIONS OTHER PREFIX…`
 
-PREDICTIONS and OTHER are folders of what `realmlm evaluate --predictions` wrote; the files compared are those of both whose names begin
-with one of the prefixes. Prints exact match (where passages were read) and recall of the first, of the other, and the difference with its
-95% interval over all questions.
+PREDICTIONS and OTHER are folders of what `realmlm evaluate --predictions` wrote, or several separated by commas (the seeds of an arm:
+every question's mean over them is compared). The files compared are those that all have whose names begin with one of the prefixes.
+Prints exact match (where passages were read) and recall of the first, of the other, and the difference with a 95% interval over questions.
 """
 
 import json
@@ -22,11 +22,17 @@ def values(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
     return ({"exact match": np.array([100.0 * row["correct"] for row in rows])} if read else {}) | recalls
 
 
-def main(folder: Path, other: Path, prefixes: tuple[str, ...]) -> None:
-    names = sorted(file.name for file in folder.glob("*.jsonl") if file.name.startswith(prefixes) and (other / file.name).exists())
+def mean(folders: list[Path], names: list[str]) -> dict[str, np.ndarray]:
+    seeds = [values(folder, names) for folder in folders]
+    return {measure: np.mean([seed[measure] for seed in seeds], axis=0) for measure in seeds[0]}
+
+
+def main(folders: list[Path], others: list[Path], prefixes: tuple[str, ...]) -> None:
+    every = [{file.name for file in folder.glob("*.jsonl") if file.name.startswith(prefixes)} for folder in folders + others]
+    names = sorted(set.intersection(*every))
     if not names:
-        sys.exit(f"{folder} and {other} have no predictions in common whose names begin with {', '.join(prefixes)}")
-    mine, theirs = values(folder, names), values(other, names)
+        sys.exit(f"{sys.argv[1]} and {sys.argv[2]} have no predictions in common whose names begin with {', '.join(prefixes)}")
+    mine, theirs = mean(folders, names), mean(others, names)
     print(f"{len(mine['recall@1']):,} questions of {', '.join(names)}")
     for measure, first in mine.items():
         second = theirs[measure]
@@ -35,4 +41,5 @@ def main(folder: Path, other: Path, prefixes: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:]) or ("",))
+    sides = [[Path(folder) for folder in side.split(",")] for side in sys.argv[1:3]]
+    main(sides[0], sides[1], tuple(sys.argv[3:]) or ("",))

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Tables 1 and 2 in miniature on real text, one arm and seed a call, so that a GPU can run several at once; runs/text_table.py puts them together.
 # Every arm begins with the corpus, the held-out sentences and the warm-up that `runs/mini.sh clean FOLDER DATA` has made; sentences to learn from
-# come from FOLDER/text where there is one, else from the corpus itself.
+# come from FOLDER/text where there is one, else from the corpus itself. runs/text_tables.sh calls it for every row of docs/study.md.
 #
 #   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
+#                                                    COMPILE=1: fused layers (a GPU)             STEPS=n, SCALE=0.01: shorter
 #
-# Arms: warmup (the baseline, as ORQA) realm realm-longer (2,000 joint steps, not 800) plain frozen ict uniform random-span stale no-null recurring glimpses tagger news
+# Arms: warmup (the baseline, as ORQA) realm realm-longer (2,000 joint steps, not 800) plain frozen ict ict-longer uniform random-span stale no-null recurring glimpses tagger news
 #       same-text own-passage (both learn from the corpus itself, X = Z; the second may retrieve a sentence's own passage)
 #       realm-retriever realm-reader (of realm with the same seed, the other half from the warm-up)
 #       bm25 hard-em (of the warm-up, questions only)
-#       warmup-projection realm-projection (only the query's projection learns questions)
+#       warmup-projection realm-projection realm-longer-projection (only the query's projection learns questions)
 #       warmup-as-is realm-as-is realm-longer-as-is realm-retriever-as-is (only the reader learns them; the last with the warm-up's reader)
+#       own-NAME (realm with the flags of EXTRA="--flag value …": a comparison of your own)
 # `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
@@ -56,7 +58,7 @@ commands() {
   model=$out/joint/model
   case $arm in
   warmup | bm25 | hard-em | warmup-projection | warmup-as-is) model=$warm ;;
-  realm-projection) model=$base/study/realm-$seed/joint/model ;;
+  realm-projection | realm-longer-projection) model=$base/study/${arm%-projection}-$seed/joint/model ;;
   realm-as-is | realm-longer-as-is) model=$base/study/${arm%-as-is}-$seed/joint/model ;;
   realm-retriever | realm-retriever-as-is | realm-reader)
     model=$out/model taught=$base/study/realm-$seed/joint/model
@@ -67,6 +69,7 @@ commands() {
     steps=$(scaled 2000)
     joint $pointing $often
     ;;
+  own-*) joint $pointing $often ${EXTRA:?EXTRA holds the flags of pretrain that make this arm your own} ;;
   plain) joint $often ;;
   frozen) joint $pointing --refresh.every-steps 0 --freeze-retriever "$steps" ;;
   uniform | random-span) joint $often --masking "$arm" ;; # there is no one run of words to point at: to be compared with `plain`
@@ -92,10 +95,11 @@ commands() {
     text=$base/tagged
     joint $pointing $often
     ;;
-  ict)
-    model=$out/ict/model
+  ict | ict-longer)
+    model=$out/ict/model length="$(scaled 600) --retriever.lr 3e-4"
+    [ "$arm" = ict ] || length="$(scaled 1200) --retriever.lr 1e-4" # as many minutes as a joint run takes, at its rate
     [ -z "$text" ] || corpus=$base/text held= # passages of another text: none of them is held out
-    echo "warmup --from $warm --corpus $corpus --out $out/ict $held --reader.steps 0 --retriever.steps $(scaled 600) --retriever.batch $(scaled 2048) --retriever.lr 3e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed} $fused"
+    echo "warmup --from $warm --corpus $corpus --out $out/ict $held --reader.steps 0 --retriever.steps $length --retriever.batch $(scaled 2048) ${loop/--loop.seed $seed/--loop.seed 1$seed} $fused"
     corpus=$base/corpus
     ;;
   *)

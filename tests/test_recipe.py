@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, BertModel
 
-from realmlm.cli import main
+from realmlm.cli import COMMANDS, main, parse
 from realmlm.corpus.wordpieces import Wordpieces
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
@@ -88,6 +90,31 @@ def arms_are_compared(base: Path, data: Path) -> None:
     assert done.returncode == 2
     assert "no arm 'nonsense'" in done.stderr
     assert not (base / "study" / "nonsense-0").exists()
+
+
+def commands_of(script: str, base: Path, data: Path, *arguments: str, **environment: str) -> list[list[str]]:
+    """What a script would run: `realmlm` is replaced by a program that writes down what it was given."""
+    (base / "bin").mkdir(parents=True)
+    for name in ("realmlm", "python"):
+        (base / "bin" / name).write_text('#!/bin/sh\ncat "$([ "$2" = - ] && echo /dev/stdin || echo "$2")" >> "$COMMANDS"\n')
+        (base / "bin" / name).chmod(0o755)
+    settings = os.environ | {"PATH": f"{base / 'bin'}:{os.environ['PATH']}", "COMMANDS": str(base / "commands")} | environment
+    done = subprocess.run(["bash", str(RUNS / script), str(base), str(data), *arguments], capture_output=True, text=True, env=settings)
+    assert done.returncode == 0, done.stderr
+    return [shlex.split(line) for line in (base / "commands").read_text().splitlines() if not line.startswith(("#", '"""'))]
+
+
+def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    for name in ("nq", "webquestions"):
+        shutil.copy(data / "questions" / f"{name}-dev.jsonl", tmp_path / "data" / "questions" / f"{name}-test.jsonl")
+    shipped = commands_of("ship.sh", tmp_path / "ship", tmp_path / "data")
+    own = commands_of("text_study.sh", tmp_path / "own", tmp_path / "data", "own-wide", EXTRA="--k 20")
+    for name, *arguments in shipped + own:
+        parse(name, COMMANDS[name][0], arguments)
+    assert [name for name, *_ in shipped] == ["compress", "evaluate", "evaluate", "calibrate", *["evaluate"] * 4]
+    assert own[0][0] == "pretrain"
+    assert own[0][-2:] == ["--k", "20"]
 
 
 @pytest.mark.parametrize("script", ["demo.sh", "world.sh"])

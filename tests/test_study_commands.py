@@ -255,10 +255,12 @@ def test_two_sets_of_predictions_are_compared_in_pairs(tmp_path: Path, capsys: p
         (tmp_path / name / "nq-dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / name / "held-out.jsonl").write_text("{}\n")
     main = runpy.run_path(str(Path(__file__).parents[1] / "runs" / "paired.py"))["main"]
-    main(tmp_path / "a", tmp_path / "b", ("nq",))
+    main([tmp_path / "a"], [tmp_path / "b"], ("nq",))
     said = capsys.readouterr().out
     assert "4 questions of nq-dev.jsonl" in said
     assert "exact match   75.00  25.00   +50.00" in said
     assert "recall@1       0.00   0.00   +0.00" in said
+    main([tmp_path / "a", tmp_path / "b"], [tmp_path / "b"], ("nq",))
+    assert "exact match   50.00  25.00   +25.00" in capsys.readouterr().out, "the mean over seeds"
     with pytest.raises(SystemExit, match="no predictions in common"):
-        main(tmp_path / "a", tmp_path / "b", ("webquestions",))
+        main([tmp_path / "a"], [tmp_path / "b"], ("webquestions",))
