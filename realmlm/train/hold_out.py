@@ -18,24 +18,21 @@ _WORD = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")  # Chinese and Japane
 
 
 def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
-    """The passages that the masked sentences of a file come from, ascending.
-
-    If each of them stands in the passage it names, they were made of this corpus. Else the ids are another's, and every passage is held
-    out that has one of the sentences, or as much of it as a cut elsewhere has left.
-    """
+    """The passages that have one of the masked sentences of a file, or as much of it as a cut elsewhere has left; ascending."""
     if hold_out is None:
         return []
     questions = read_questions(hold_out)
-    if all(_stands_in_source(corpus, question) for question in questions):
-        return sorted({question.source for question in questions if question.source is not None})
     sentences = [_filled_in(question) for question in questions]
     fingerprint = hashlib.sha256(repr(sentences).encode()).hexdigest()
     kept = kept_beside(
         corpus, "held-out", sought="sentences", fingerprint=fingerprint, find=lambda: {"passages": _search(corpus, sentences)}
     )
-    if not len(kept["passages"]):
+    # a sentence that begins or ends within a word is found only where it names its passage
+    named = [question.source for question in questions if question.source is not None and _stands_in_source(corpus, question)]
+    passages = sorted({*kept["passages"].tolist(), *named})
+    if not passages:
         say(f"none of the sentences of {hold_out} stands in {corpus.folder}: nothing has to be held out")
-    return [int(number) for number in kept["passages"]]
+    return passages
 
 
 def _search(corpus: Corpus, texts: list[str]) -> np.ndarray:

@@ -80,6 +80,21 @@ def test_in_the_corpus_it_was_made_of_it_is_the_passages_it_names(whole: Corpus,
     assert held_out_passages(whole, None) == []
 
 
+def test_every_copy_of_a_passage_is_held_out(
+    build: Callable[..., Corpus], articles: list[dict[str, str]], whole: Corpus, held: Path
+) -> None:
+    twice = build(160, [*articles, *articles])  # the ids of the first copies are those that the file names
+    expected = [number for number in twice.ids.tolist() if any(sentence in twice[number].text for sentence in sentences(whole))]
+    assert held_out_passages(twice, held) == expected
+    assert len(expected) == 40
+
+
+def test_a_sentence_cut_within_a_word_is_held_out_where_it_says_it_stands(whole: Corpus, tmp_path: Path) -> None:
+    text = whole[5].text.split(".")[0][1:]
+    write_questions(tmp_path / "cut.jsonl", [Question(text.replace(text.split()[3], "[MASK]"), (text.split()[3],), source=5)])
+    assert held_out_passages(whole, tmp_path / "cut.jsonl") == [5]
+
+
 def test_an_article_more_moves_every_id_and_hides_nothing(
     build: Callable[..., Corpus], articles: list[dict[str, str]], whole: Corpus, held: Path
 ) -> None:
