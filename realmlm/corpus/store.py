@@ -27,7 +27,7 @@ from realmlm.artefact import (
     save_arrays,
 )
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput, Mismatch
+from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 
 # P passages, A articles, T wordpieces
 
@@ -215,7 +215,9 @@ class Corpus:
             self.wordpieces, self._overlay, self._changes = before.wordpieces, dict(before._overlay), list(before._changes)
         there = count_edits(folder)
         self.edits = there if edits is None else edits
-        for number in range(len(self._changes), min(self.edits, there)):
+        if self.edits > there:
+            raise ArtefactDamaged(f"{folder} had {self.edits} edits and has {there} now; put {folder}/edits back, or make the corpus again")
+        for number in range(len(self._changes), self.edits):
             self._lay_over(edit_place(folder, number + 1))
 
     @classmethod

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from realmlm.artefact import discard
 from realmlm.config import Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -12,7 +13,7 @@ from realmlm.device import pick_device
 from realmlm.index.encode import build_index
 from realmlm.index.exact import Index
 from realmlm.index.refresh import Refresher
-from realmlm.index.store import open_index
+from realmlm.index.store import index_info, open_index
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder, load_snapshot, write_snapshot
 from realmlm.train.run import Run
@@ -88,9 +89,12 @@ class LiveIndex:
         """First step of this life: drop what a former life left beyond it, open the index it had, or build the first one."""
         self._refresher.forget_after(step)
         first = self._refresher.index_folder(self._step)
-        if step == 0 and not first.exists():
+        if step == 0:
             encode = DocumentEncoder.of(self._model, self._wordpieces)
-            build_index(first, self._corpus, encode, step=self._step, dtype=self._dtype)
+            if first.exists() and not _fits(first, self._corpus, encode, self._dtype):
+                discard(first)
+            if not first.exists():
+                build_index(first, self._corpus, encode, step=self._step, dtype=self._dtype)
         self._open(self._step)
         if self._pending >= 0:
             self._refresher.ask(self._pending, self._snapshot)
@@ -121,3 +125,10 @@ class LiveIndex:
 
     def close(self) -> None:
         self._refresher.close()
+
+
+def _fits(index: Path, corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype) -> bool:
+    """Is it the one that would be built? Before the first step a run may be given another model or corpus."""
+    info = index_info(index)
+    made_of = (info.weights, info.corpus, info.corpus_edits, info.dtype)
+    return made_of == (encode.fingerprint, corpus.fingerprint, corpus.edits, str(dtype).removeprefix("torch."))

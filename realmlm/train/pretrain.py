@@ -222,6 +222,7 @@ def pretrain(
             "glimpses": glimpses,
         }
         limits["held_out"] = held_out_passages(source_corpus, hold_out)
+        run.pin_file(hold_out)
         source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
         questions = read_questions(probe) if probe else []
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:

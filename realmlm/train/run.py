@@ -8,6 +8,7 @@ RUN/model/              the model, when the run has ended
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from realmlm.artefact import discard, open_artefact, publish, read_manifest, swe
 from realmlm.config import STAGES, filled
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
+from realmlm.log import read_metrics
 
 KEEP = 2
 
@@ -88,21 +90,32 @@ class Run:
 
     def open_corpus(self, folder: Path) -> Corpus:
         """A corpus as it was when the run began: edits made since are left out, so that a resumed run goes on with what it knew."""
-        pins, place = self.folder / "corpora.json", Path(folder).absolute()  # as --resume names it, whatever folder it is called from
-        known = json.loads(pins.read_text("utf-8")) if pins.exists() else {}
-        corpus = Corpus.open(folder, edits=known.get(str(place)))
-        now: dict[str, int | str] = {str(place): corpus.edits}
+        place = Path(folder).absolute()  # as --resume names it, whatever folder it is called from
+        base = Corpus.open(folder, edits=0)
+        self._pin(f"{place}/manifest.json", base.fingerprint, f"{folder} was made anew")
+        corpus = Corpus(base.folder, base.manifest, self._pins().get(str(place)))
+        self._pin(str(place), corpus.edits, f"{folder} was edited")
         if self._masks_spans_of(place):
-            now[f"{place}/spans"] = read_manifest(place / "spans", kind="spans").fingerprint
-        begun_with = now | known
-        if any(begun_with[name] != value for name, value in now.items()):
-            raise Mismatch(
-                f"the spans of {folder} were marked anew since {self.folder} began; mark them as they were, or begin another run "
-                "with another --out"
-            )
-        if begun_with != known:
-            write_text(pins, json.dumps(begun_with) + "\n")
+            spans = read_manifest(place / "spans", kind="spans").fingerprint
+            self._pin(f"{place}/spans", spans, f"the spans of {folder} were marked anew")
         return corpus
+
+    def pin_file(self, file: Path | None) -> None:
+        """A file that must say the same whenever the run goes on."""
+        if file is not None:
+            self._pin(str(Path(file).absolute()), hashlib.sha256(Path(file).read_bytes()).hexdigest(), f"{file} was changed")
+
+    def _pins(self) -> dict[str, Any]:
+        pins = self.folder / "corpora.json"
+        return dict(json.loads(pins.read_text("utf-8"))) if pins.exists() else {}
+
+    def _pin(self, name: str, value: int | str, otherwise: str) -> None:
+        """Note down what the run begins with; a run that goes on must find the same."""
+        known = self._pins()
+        if known.get(name, value) != value:
+            raise Mismatch(f"{otherwise} since {self.folder} began; make it as it was, or begin another run with another --out")
+        if name not in known:
+            write_text(self.folder / "corpora.json", json.dumps(known | {name: value}) + "\n")
 
     def _masks_spans_of(self, corpus: Path) -> bool:
         """Are the marked spans of this corpus what is masked from here on?"""
@@ -162,7 +175,7 @@ class Run:
         call began and that failed before any work was done leaves nothing behind."""
         if kind is None and (self.folder / "model").exists():
             self.tidy()
-        if self._new and not _has_learned(self.folder) and kind is not None and issubclass(kind, RealmError):
+        if self._new and not _has_worked(self.folder) and kind is not None and issubclass(kind, RealmError):
             shutil.rmtree(self.folder)
         self.close()
 
@@ -208,6 +221,13 @@ def _check_learned(folder: Path, known: dict[str, Any], config: dict[str, Any]) 
 
 
 def _has_learned(folder: Path) -> bool:
+    """Is there anything of its steps? What a probe measured before the first is not."""
+    rows = (row for file in folder.rglob("metrics.jsonl") for row in read_metrics(file))
+    return any(row.get("step") for row in rows) or any(folder.rglob("checkpoints/step-*"))
+
+
+def _has_worked(folder: Path) -> bool:
+    """Has it come as far as its loop, or an index?"""
     return any(any(folder.rglob(name)) for name in ("metrics.jsonl", "step-*"))
 
 
@@ -247,7 +267,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def generator_state() -> dict[str, Tensor]:
-    """Every generator that a step draws from. Data is drawn by (seed, step), so its position is the step itself."""
+    """Every generator that a step draws from. Data is drawn by (seed, position), and a step's position is known from its number."""
     state = {"torch": torch.get_rng_state()}
     for number in range(torch.cuda.device_count()):
         state[f"cuda{number}"] = torch.cuda.get_rng_state(number)

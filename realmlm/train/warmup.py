@@ -29,7 +29,11 @@ from realmlm.train.run import Run
 
 
 class MaskedReading(Stateless):
-    """−log p(y|z,x) with a passage given, not retrieved; and where y stands in z, −log of the probability that the reader points at it."""
+    """−log p(y|z,x) with a passage given, not retrieved; and where y stands in z, −log of the probability that the reader points at it.
+
+    The first is the mean over a sentence's masks, so that a long span weighs no more than a word; joint training, whose marginal is over
+    all of y, takes the sum. So the losses of the two are on different scales.
+    """
 
     def __init__(self, model: Realm, wordpieces: Wordpieces, corpus: Corpus, pairs: ReadingPairs, *, pointing: float) -> None:
         self._model, self._wordpieces, self._corpus, self._pairs, self._pointing = model, wordpieces, corpus, pairs, pointing
@@ -113,7 +117,9 @@ def warm_up(
 
         @cache
         def held_out() -> list[int]:
-            return held_out_passages(known, hold_out)
+            found = held_out_passages(known, hold_out)
+            whole.pin_file(hold_out)
+            return found
 
         def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
             limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out()}

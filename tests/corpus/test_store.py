@@ -14,7 +14,7 @@ from realmlm.cli import main
 from realmlm.corpus.build import cut_articles
 from realmlm.corpus.store import Article, Corpus, Passage, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactMissing, BadInput, Mismatch
+from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput, Mismatch
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDPIECES = Wordpieces.from_pieces([*LETTERS, *(f"##{letter}" for letter in LETTERS), "."])
@@ -136,6 +136,13 @@ def test_edits_agree_with_a_dictionary(tmp_path_factory, edits):
         caught_up = {number: text for number, text in then.items() if number not in removed} | {n: truth[n] for n in written}
         assert caught_up == truth
     assert corpus.fingerprint == Corpus.open(corpus.folder, edits=0).fingerprint
+
+
+def test_edits_that_are_gone_are_missed(corpus):
+    corpus.edit(remove=[0])
+    shutil.rmtree(corpus.folder / "edits")
+    with pytest.raises(ArtefactDamaged, match=r"had 1 edits and has 0 now; put .*edits back"):
+        Corpus.open(corpus.folder, edits=1)
 
 
 def test_articles_of_edits_are_their_own(corpus):

@@ -1,7 +1,9 @@
 """What a run keeps and what it lets go: failed starts, edits made meanwhile, Ctrl-C, a run that has ended."""
 
 import dataclasses
+import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,18 +14,19 @@ import pytest
 
 from realmlm import cli
 from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup, flat, record
-from realmlm.corpus.questions import Question
+from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.errors import Mismatch, NotEnough
+from realmlm.errors import ArtefactDamaged, Mismatch, NotEnough
 from realmlm.log import read_metrics
+from realmlm.model.create import create_model
 from realmlm.train import loop as training
 from realmlm.train.gold import locate_answers
 from realmlm.train.pretrain import pretrain
 from realmlm.train.run import Run, read_run, write_run
 from realmlm.train.warmup import run_warmup
-from tests.conftest import world_corpus
+from tests.conftest import TINY_MODEL, world_corpus
 from tests.train.test_resume import same, weights
 
 LOOP = Loop(log_every=50, checkpoint_every=2, deterministic=True, threads=1, device="cpu")
@@ -145,6 +148,72 @@ def test_what_a_run_learned_with_does_not_change(
     assert f"has begun to learn with other settings ({flag[0][2:]})" in capsys.readouterr().err
     cli.main(["pretrain", "--resume", str(settings.out), "--optim.steps", "7", "--refresh.every-steps", "3", "--refresh.no-process"])
     assert read_run(settings.out)["config"]["optim"]["steps"] == 7
+
+
+def test_a_run_that_has_made_no_step_may_change(settings: Pretrain, own: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was out of memory, say, after its probe. The first index is then that of the model it goes on with."""
+    other = tmp_path / "other"
+    create_model(corpus=own.folder, out=other, **(TINY_MODEL | {"seed": 7}))  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        fail_at(0, NotEnough("out of memory"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings))
+    (settings.out / "metrics.jsonl").write_text('{"step": 0, "recall@1": 0.1}\n')
+    cli.main(["pretrain", "--resume", str(settings.out), "--k", "4", "--model", str(other)])
+    known = read_run(settings.out)["config"]
+    assert (known["k"], known["model"]) == (4, str(other))
+    anew = flat(settings) | {"k": 4, "model": other, "out": settings.out.with_name("anew")}
+    assert same(weights(settings.out / "model"), weights(pretrain(**anew)))
+
+
+def test_a_run_does_not_go_on_with_another_corpus(settings: Pretrain, own: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings))
+    kept = own.folder.rename(own.folder.with_name("kept"))
+    world_corpus(world, "sentences", own.folder)
+    with pytest.raises(Mismatch, match=r"was made anew since .* began; make it as it was, or begin another run"):
+        pretrain(**flat(settings))
+    shutil.rmtree(own.folder)
+    kept.rename(own.folder)
+    pretrain(**flat(settings))
+
+
+def test_a_run_does_not_go_on_without_the_edits_it_knew(settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    own.edit(remove=[0])
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings))
+    shutil.rmtree(own.folder / "edits")
+    with pytest.raises(ArtefactDamaged, match="had 1 edits and has 0 now"):
+        pretrain(**flat(settings))
+
+
+def test_a_run_does_not_go_on_with_other_sentences_held_out(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = tmp_path / "held.jsonl"
+    write_questions(held, [Question("Nothing of [MASK] stands there.", ("this",))])
+    before = held.read_text()
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings) | {"hold_out": held})
+    held.write_text(before + before)
+    with pytest.raises(Mismatch, match=r"held.jsonl was changed since"):
+        pretrain(**flat(settings) | {"hold_out": held})
+
+
+def test_a_run_begun_before_corpora_had_fingerprints_goes_on(settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fail_at(5, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            pretrain(**flat(settings))
+    pins = settings.out / "corpora.json"
+    spans = json.loads(pins.read_text())[f"{own.folder}/spans"]
+    pins.write_text(json.dumps({str(own.folder): 0, f"{own.folder}/spans": spans}))
+    pretrain(**flat(settings))
+    assert json.loads(pins.read_text())[f"{own.folder}/manifest.json"] == own.fingerprint
 
 
 def test_located_answers_belong_to_their_questions_and_edits(own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
