@@ -60,7 +60,7 @@ class Example:
 
 
 class SentenceSource:
-    """Masked sentences of a corpus, drawn by step."""
+    """Masked sentences of a corpus, drawn by position."""
 
     def __init__(
         self,
