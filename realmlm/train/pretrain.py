@@ -215,15 +215,18 @@ def pretrain(
         needed = k - null_document + (own is not None)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
-        limits: dict[str, Any] = {
-            "scheme": scheme or masking,
-            "max_query": realm.config.max_query,
-            "recurring": recurring,
-            "glimpses": glimpses,
-        }
-        limits["held_out"] = held_out_passages(source_corpus, hold_out)
+        held_out = held_out_passages(source_corpus, hold_out)
         run.pin_file(hold_out)
-        source = SentenceSource(source_corpus, wordpieces=wordpieces, seed=loop.seed, **limits)
+        source = SentenceSource(
+            source_corpus,
+            scheme=scheme or masking,
+            wordpieces=wordpieces,
+            max_query=realm.config.max_query,
+            seed=loop.seed,
+            held_out=held_out,
+            recurring=recurring,
+            glimpses=glimpses,
+        )
         questions = read_questions(probe) if probe else []
         with closing(LiveIndex(run, realm, wordpieces, known, refresh=refresh, loop=loop)) as live:
             taught = objective(
@@ -241,8 +244,7 @@ def pretrain(
                 probe=[questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else [],
                 probe_every=probe_every,
             )
-            how: dict[str, Any] = {"corpus": known, "optim": optim, "loop": loop, "device": device}
-            return train_model(realm, wordpieces, taught, run, **how, title="pre-training")
+            return train_model(realm, wordpieces, taught, run, corpus=known, optim=optim, loop=loop, device=device, title="pre-training")
 
 
 def _own_places(corpus: Corpus, text: Corpus) -> np.ndarray | None:

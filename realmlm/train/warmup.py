@@ -6,7 +6,6 @@ Without the second everything goes to the null document; without the first a rea
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -122,8 +121,8 @@ def warm_up(
             return found
 
         def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
-            limits: dict[str, Any] = {"scheme": masking, "max_query": realm.config.max_query, "held_out": held_out()}
-            source = SentenceSource(known, wordpieces=wordpieces, seed=loop.seed, **limits)
+            max_query = realm.config.max_query
+            source = SentenceSource(known, scheme=masking, wordpieces=wordpieces, max_query=max_query, seed=loop.seed, held_out=held_out())
             pairs = ReadingPairs(source, pairing=pairing, seed=loop.seed)
             return MaskedReading(realm, wordpieces, known, pairs, pointing=pointing)
 
@@ -155,8 +154,8 @@ def _stage(
         device = prepare(loop)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         check_readable(str(model), realm, wordpieces, corpus)
-        how: dict[str, Any] = {"corpus": corpus, "optim": optim, "loop": loop, "device": device}
-        return train_model(realm, wordpieces, make(realm, wordpieces), run, **how, title=f"warm-up, {name}")
+        taught, title = make(realm, wordpieces), f"warm-up, {name}"
+        return train_model(realm, wordpieces, taught, run, corpus=corpus, optim=optim, loop=loop, device=device, title=title)
 
 
 def run_warmup(config: Warmup) -> Path:
