@@ -39,8 +39,9 @@ def calibrate(*, model: Path, predictions: Sequence[Path], out: Path) -> str:
 
 
 def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Known:
-    """All answers of these files of predictions; those of another model are refused."""
-    rows = []
+    """All answers of these files of predictions; those made otherwise than the model will answer are refused."""
+    rows: list[tuple[float, float, bool]] = []
+    read: int | None = None
     for file in files:
         named = True
         for number, row in json_lines(read_text(file)):
@@ -54,6 +55,17 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Kno
                 raise Mismatch(
                     f"{file}:{number}: an answer of another model than {model}; "
                     f"make such a file with this one: realmlm evaluate --model {model} … --predictions FILE"
+                )
+            if row.get("retriever", "learned") != "learned":
+                raise Mismatch(
+                    f"{file}:{number}: its passages were found with --retriever {row['retriever']}, whose scores say nothing about "
+                    "the model's own retriever; make such a file without --retriever"
+                )
+            read = row.get("read", read) if read is None else read
+            if row.get("read", read) != read:
+                raise Mismatch(
+                    f"{file}:{number}: {row['read']} passages were read for this answer, {read} for others; a confidence holds for one "
+                    "number: make all files with the same --read"
                 )
             named &= "model" in row
         if not named:

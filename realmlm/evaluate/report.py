@@ -121,7 +121,7 @@ def evaluate(
     predictions: Path | None = None,
     device: str = "auto",
 ) -> Report:
-    """Measure a model on a question set; with `predictions`, write every answer with evidence and the model's fingerprint as JSON lines."""
+    """Measure a model on a question set; with `predictions`, write every answer with its evidence and how it was made as JSON lines."""
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
@@ -142,7 +142,7 @@ def evaluate(
     chosen = make_retriever(retriever, realm, wordpieces, known, index=index)
     outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall, with_mask=with_mask))
     if predictions is not None:
-        named = {"model": read_manifest(model, kind="model").fingerprint}
+        named = {"model": read_manifest(model, kind="model").fingerprint, "retriever": retriever, "read": read}
         rows = [_prediction(outcome) | named for outcome in outcomes]
         write_text(Path(predictions), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     report = summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
