@@ -26,6 +26,9 @@ def run_batch(file: Path, log: Path | None, run: Callable[[str, list[str]], None
         try:
             run(words[0], words[1:])
         except ArtefactExists as error:
+            places = _places(words)
+            if places and not any(place.exists() for place in places):  # something else is in the way
+                raise
             say(f"done before{_check_same(words)}: {error}")
             continue
         except SystemExit as end:
@@ -57,7 +60,8 @@ def _lines(file: Path) -> list[list[str]]:
 def _places(words: list[str]) -> list[Path]:
     """What a line makes."""
     flags = ("--out", "--report", "--predictions") if words[0] == "evaluate" else ("--out",)
-    return [Path(value) for flag, value in pairwise(part for word in words for part in word.split("=", 1)) if flag in flags]
+    parts = (part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word]))
+    return [Path(value) for flag, value in pairwise(parts) if flag in flags]
 
 
 def _record(place: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from realmlm.batch import run_batch
 from realmlm.cli import main
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.store import Corpus
@@ -77,6 +78,22 @@ def test_a_batch_passes_over_only_the_line_that_made_what_is_there(
     assert "evaluate: " in batch(2)
     assert json.loads(report.read_text("utf-8"))["read"] == 2
     assert "made by another line" in batch(1), "the line that made it last counts"
+
+
+def test_a_place_may_be_named_with_an_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "commands.txt"
+    file.write_text(f"world --out {tmp_path}/seed=0 --kind tiny\nworld --out={tmp_path}/seed=1 --kind tiny\n")
+    for _ in range(2):
+        main(["batch", str(file)])
+    said = capsys.readouterr().err
+    assert all(f"done before: {tmp_path}/seed={seed}" in said for seed in (0, 1))
+
+    def in_the_way(command: str, arguments: list[str]) -> None:
+        raise ArtefactExists("something else is there")
+
+    file.write_text(f"world --out {tmp_path}/none --kind tiny\n")
+    with pytest.raises(ArtefactExists, match="something else is there"):
+        run_batch(file, None, in_the_way)
 
 
 def test_a_batch_runs_nothing_where_a_quote_is_open_and_goes_on_behind_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
