@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realmlm.config import Finetune, Loop, Optim, Refresh, flat, record
+from realmlm.config import Finetune, JointOptim, Loop, Refresh, flat, record
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -73,17 +73,14 @@ class QuestionAnswering:
         seed: int,
         given: "Given | None" = None,
     ) -> None:
-        """`learning` are the retriever's weights that learn; with `given`, the candidates of another retriever, only the reader learns."""
+        """`learning` are the retriever's weights that learn; `given` are the candidates of another retriever, in place of the model's."""
         self._model, self._wordpieces, self._corpus, self._live, self._gold = model, wordpieces, corpus, live, gold
         self._read, self._read_gold, self._candidates, self._memory = read, read_gold, candidates, closed_book
         self._hard, self._frozen, self._seed = objective == "hard-em", frozen_index, seed
         self._learning, self._given = learning, given
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        reader = {"reader": list(self._model.reader.parameters())}
-        if self._given is not None:
-            return reader
-        return reader | {"retriever": self._learning}
+        return {"reader": list(self._model.reader.parameters()), "retriever": self._learning}
 
     def draw(self, first: int, count: int) -> np.ndarray:
         """The numbers of the questions."""
@@ -213,7 +210,7 @@ def finetune(
     query: str = "tower",
     objective: str = "marginal",
     closed_book: float,
-    optim: Optim,
+    optim: JointOptim,
     refresh: Refresh,
     loop: Loop,
 ) -> Path:
@@ -230,7 +227,7 @@ def finetune(
         if read > len(known):
             raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
         frozen = refresh.every_steps == 0
-        learning = realm.free_query(query) if frozen else realm.retriever_parameters()
+        learning = _what_learns(realm, run, query, frozen=frozen, alone=retriever == "bm25" or optim.retriever_lr == 0)
         realm.config = replace(realm.config, trained_on_questions=True)
         asked = [question for file in questions for question in read_questions(file)]
         gold = locate_answers(known, asked, candidates=candidates)
@@ -258,6 +255,16 @@ def finetune(
             fit(realm, taught, run, optim=optim, loop=loop, device=device, title="fine-tuning")
             realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": known.fingerprint})
             return run.folder / "model"
+
+
+def _what_learns(realm: Realm, run: Run, query: str, *, frozen: bool, alone: bool) -> list[nn.Parameter]:
+    """The retriever's weights that learn, with a query side of their own where the index stays; none where the reader learns `alone`."""
+    saved = run.newest() if frozen and alone else None
+    untied = saved is not None and saved.weights.keys() != realm.own_state().keys()  # an older run, which gave it one all the same
+    learning = realm.free_query(query) if frozen and (untied or not alone) else realm.retriever_parameters()
+    for parameter in realm.retriever_parameters() if alone else []:
+        parameter.requires_grad_(False)
+    return learning
 
 
 def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Given:
