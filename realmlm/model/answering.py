@@ -20,7 +20,7 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.model.calibration import UNSURE, Calibration
 from realmlm.model.inputs import Inputs, joint_inputs
-from realmlm.model.marginal import span_log_probabilities, weighed_together
+from realmlm.model.marginal import hidden_log_p, joint_reading, span_log_probabilities, weighed_together
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved, Retriever
 
@@ -143,10 +143,10 @@ class MaskReading:
         """log p(y|z,x) [B, K] of the wordpieces that the masks hide."""
         width, device = self.log_BKMV.shape[2], self.log_BKMV.device
         hidden = [[*target[:masks], *[0] * (width - len(target[:masks]))] for target, masks in zip(targets, self.masks, strict=True)]
-        targets_B1M1 = torch.tensor(hidden, device=device)[:, None, :, None]
-        token_BKM = self.log_BKMV.gather(3, targets_B1M1.expand(-1, self.log_BKMV.shape[1], -1, 1))[..., 0]
-        valid_B1M = torch.arange(width, device=device) < torch.tensor(self.masks, device=device)[:, None, None]
-        return (token_BKM * valid_B1M).sum(-1)
+        targets_NM = torch.tensor(hidden, device=device).repeat_interleave(self.log_BKMV.shape[1], dim=0)
+        token_BKM = hidden_log_p(self.log_BKMV.flatten(0, 1), targets_NM).view(self.log_BKMV.shape[:3])
+        valid_BM = torch.arange(width, device=device) < torch.tensor(self.masks, device=device)[:, None]
+        return joint_reading(token_BKM, valid_BM)
 
 
 class Answerer:

@@ -1,6 +1,7 @@
 """The equations of the paper, in log space. Everything here is differentiable and has no state.
 
-B queries, K passages each (the null document among them), M masked wordpieces, N (query, passage) pairs, L wordpieces, W span widths.
+B queries, K passages each (the null document among them), M masked wordpieces, N (query, passage) pairs, L wordpieces, W span widths,
+V vocabulary.
 """
 
 import numpy as np
@@ -12,6 +13,11 @@ from torch import Tensor
 def marginal_log_likelihood(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
     """log p(y|x) = log Σ_z p(z|x) p(y|z,x), eq. 1. Inputs are unnormalised f(x,z) and log p(y|z,x)."""
     return torch.logsumexp(retrieval_BK.log_softmax(-1) + reader_BK, dim=-1)
+
+
+def hidden_log_p(vocabulary_NMV: Tensor, targets_NM: Tensor) -> Tensor:
+    """log p(y_j|z,x) [N, M] of the wordpieces that the masks hide, from log p over the vocabulary."""
+    return vocabulary_NMV.gather(2, targets_NM[:, :, None])[:, :, 0]
 
 
 def joint_reading(token_BKM: Tensor, valid_BM: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ from realmlm.model.marginal import (
     answer_log_likelihood,
     best_span_log_likelihood,
     evidence_log_likelihood,
+    hidden_log_p,
     inner_products,
+    joint_reading,
     marginal_log_likelihood,
     marked,
     span_log_probabilities,
@@ -175,8 +177,8 @@ class QuestionAnswering:
         places = [np.arange(len(text) - len(answer), len(text)) for text, answer in zip(texts, answers, strict=True)]
         masked = mask_queries(texts, places, self._wordpieces).to(device)
         inputs = joint_inputs(masked.queries, [None] * len(texts), self._corpus, self._wordpieces, config).to(device)
-        token_BM = self._model.reader.masks(inputs, masked.positions_BM).gather(2, masked.targets_BM[:, :, None])[:, :, 0]
-        return (token_BM * masked.valid_BM).sum(-1)
+        token_BM = hidden_log_p(self._model.reader.masks(inputs, masked.positions_BM), masked.targets_BM)
+        return joint_reading(token_BM[:, None], masked.valid_BM)[:, 0]
 
     def before_step(self, step: int, clock: Clock) -> dict[str, Any]:
         with clock("refresh"):

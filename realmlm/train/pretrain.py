@@ -24,7 +24,7 @@ from realmlm.evaluate.clozes import measure_clozes
 from realmlm.index.same import places_in, share_cut_otherwise
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_inputs
-from realmlm.model.marginal import joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
+from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, check_readable, fresh_scores
 from realmlm.train.examples import MaskedSentences, SentenceSource
@@ -166,8 +166,8 @@ def read_masks(
     inputs = joint_inputs(queries, passages, corpus, wordpieces, model.config).to(model.device)
     hidden_NLH = model.reader.encoder(inputs)
     vocabulary_NMV = model.reader.masks_from(hidden_NLH, inputs, masked.positions_BM.repeat_interleave(k, dim=0))
-    targets_NM1 = masked.targets_BM.repeat_interleave(k, dim=0)[:, :, None]
-    return vocabulary_NMV.gather(2, targets_NM1).view(count, k, -1), hidden_NLH, inputs
+    token_NM = hidden_log_p(vocabulary_NMV, masked.targets_BM.repeat_interleave(k, dim=0))
+    return token_NM.view(count, k, -1), hidden_NLH, inputs
 
 
 def pretrain(

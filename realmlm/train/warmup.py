@@ -17,7 +17,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, document_inputs, joint_inputs, query_inputs
-from realmlm.model.marginal import in_batch_contrast, inner_products
+from realmlm.model.marginal import hidden_log_p, in_batch_contrast, inner_products
 from realmlm.model.realm import ModelConfig, Realm
 from realmlm.model.retrieval import check_readable
 from realmlm.train.examples import ClozePairs, ReadingPairs, SentenceSource
@@ -53,7 +53,7 @@ class MaskedReading(Stateless):
         with clock("read"):
             hidden_BLH = self._model.reader.encoder(inputs)
             vocabulary_BMV = self._model.reader.masks_from(hidden_BLH, inputs, masked.positions_BM)
-            token_BM = vocabulary_BMV.gather(2, masked.targets_BM[:, :, None])[:, :, 0]
+            token_BM = hidden_log_p(vocabulary_BMV, masked.targets_BM)
             right_BM = vocabulary_BMV.argmax(-1) == masked.targets_BM
             masks_B = masked.valid_BM.sum(-1)
             loss_B = -(token_BM * masked.valid_BM).sum(-1) / masks_B

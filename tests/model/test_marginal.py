@@ -1,5 +1,6 @@
 """The equations against plain sums in float64, finite differences and the paper's closed forms."""
 
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from realmlm.model.marginal import (
     answer_log_likelihood,
+    hidden_log_p,
     in_batch_contrast,
     inner_products,
     joint_reading,
@@ -48,7 +50,11 @@ def test_marginal_is_the_plain_sum_over_passages(size: tuple[int, int, int], see
 @given(sizes, st.integers(0, 10_000))
 def test_both_marginals_by_loops(size: tuple[int, int, int], seed: int) -> None:
     queries, passages, masks = size
-    retrieval, token = draw(seed, queries, passages), -draw(seed + 1, queries, passages, masks).abs()
+    retrieval, vocabulary = draw(seed, queries, passages), -draw(seed + 1, queries, passages, masks, 6).abs()
+    targets = torch.randint(6, (queries, masks), generator=torch.Generator().manual_seed(seed))
+    token = hidden_log_p(vocabulary.flatten(0, 1), targets.repeat_interleave(passages, 0)).view(queries, passages, masks)
+    for b, z, j in itertools.product(range(queries), range(passages), range(masks)):
+        assert token[b, z, j] == vocabulary[b, z, j, targets[b, j]]
     valid = torch.rand(queries, masks, generator=torch.Generator().manual_seed(seed)) < 0.7
     joint = marginal_log_likelihood(retrieval, joint_reading(token, valid))
     single = per_token_marginal(retrieval, token, valid)
