@@ -12,7 +12,9 @@ import torch
 from realmlm.batch import run_batch
 from realmlm.cli import main
 from realmlm.corpus.build import build_corpus
+from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.taggers import PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput
 from realmlm.evaluate.align import align
@@ -204,6 +206,17 @@ def test_an_alignment_names_passages_and_their_posterior(
     assert len((tmp_path / "other.jsonl").read_text().splitlines()) == 20
     with pytest.raises(ArtefactExists):
         align(**places, out=tmp_path / "own.jsonl", text=None)  # type: ignore[arg-type]
+
+
+def test_a_span_far_behind_in_a_sentence_is_aligned_too(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text(json.dumps({"title": "", "text": "the town " * 25 + "shows a heron of the town."}), "utf-8")
+    long = build_corpus([tmp_path / "long.jsonl"], tmp_path / "long", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1)
+    mark_spans(long, PhraseTagger(["heron"]), workers=1)
+    model, out = tiny_model_folder, tmp_path / "aligned.jsonl"
+    assert align(model=model, corpus=knowledge.folder, out=out, text=long.folder, k=4, limit=None, device="cpu") == 1
+    row = json.loads(out.read_text("utf-8"))
+    assert row["hidden"] == "heron"
+    assert row["sentence"].endswith("the town.") or row["sentence"].endswith("the town .")
 
 
 def test_the_own_passage_is_left_out_of_another_cut_too(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:

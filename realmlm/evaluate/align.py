@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from realmlm.artefact import refuse_existing, write_text
-from realmlm.corpus.masking import SalientSpan
+from realmlm.corpus.masking import SalientSpan, window
 from realmlm.corpus.questions import spread
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
@@ -20,6 +20,7 @@ from realmlm.errors import BadInput, NotEnough
 from realmlm.index.same import places_in
 from realmlm.log import progress
 from realmlm.model.answering import Answerer
+from realmlm.model.inputs import mask_queries
 from realmlm.model.marginal import marginal_log_likelihood, posterior
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, Query, check_readable, index_for
@@ -55,21 +56,20 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
 def _rows(
     answerer: Answerer, source: Corpus, sentences: Spans, own: np.ndarray | None, numbers: list[int], *, k: int
 ) -> Iterator[dict[str, Any]]:
-    masking, longest, mask = SalientSpan(), answerer.model.config.max_query, answerer.wordpieces.mask
-    queries, targets, texts = [], [], []
+    masking, texts, places, sources = SalientSpan(), [], [], []
     for number in numbers:
         sentence = sentences[number]
-        tokens = source.tokens(sentence.passage)[sentence.start : sentence.end].astype(np.int64)[:longest]
-        inside = sentence.spans[sentence.spans[:, 1] <= longest]
-        if not len(inside):
-            continue
-        hidden = masking.choose(tokens, inside, np.random.default_rng(number))
-        targets.append(tokens[hidden])
-        tokens[hidden] = mask
-        queries.append(Query("", tokens, source=None if own is None or own[sentence.passage] < 0 else int(own[sentence.passage])))
-        texts.append(sentence)
-    if not queries:
-        return
+        whole = source.tokens(sentence.passage)[sentence.start : sentence.end].astype(np.int64)
+        chosen = masking.choose(whole, sentence.spans, np.random.default_rng(number))
+        tokens, positions = window(whole, chosen, answerer.model.config.max_query)
+        texts.append(tokens)
+        places.append(positions)
+        sources.append(sentence.passage)
+    targets = [tokens[positions] for tokens, positions in zip(texts, places, strict=True)]
+    queries = [
+        Query("", tokens, source=None if own is None or own[passage] < 0 else int(own[passage]))
+        for tokens, passage in zip(mask_queries(texts, places, answerer.wordpieces).queries, sources, strict=True)
+    ]
     retrieved = answerer.retriever(queries, k - 1)
     read = answerer.read_masks(queries, retrieved)
     reading_BK = read.log_likelihood(targets)
@@ -86,7 +86,7 @@ def _rows(
         yield {
             "sentence": answerer.wordpieces.tokenizer.decode(queries[row].tokens.tolist(), skip_special_tokens=False),
             "hidden": answerer.wordpieces.decode(targets[row]),
-            "source": texts[row].passage,
+            "source": sources[row],
             "log_p": log_p,
             "log_p_without": reading[0],
             "passages": passages,
