@@ -217,7 +217,9 @@ def kept_index(
         if kind is not None and made != kind:
             raise Mismatch(f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first")
         if dtype is not None and info.dtype != _name(dtype):
-            raise Mismatch(f"{path} holds vectors in {info.dtype}, not {_name(dtype)}; choose another --out, or remove it first")
+            raise Mismatch(
+                f"{path} holds vectors in {info.dtype}, not {_name(dtype)}; remove it to have it made anew, or go on with {info.dtype}"
+            )
         if info.corpus_edits > corpus.edits:
             raise Mismatch(
                 f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"

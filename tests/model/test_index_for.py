@@ -118,7 +118,7 @@ def test_vectors_of_half_precision_are_not_taken_for_whole(tiny_model: Model, ow
     vectors = precise.vectors(precise.ids)
     assert precise.dtype == torch.float32
     assert not torch.equal(vectors, vectors.half().float())
-    with pytest.raises(Mismatch, match="holds vectors in float16, not float32; choose another --out"):
+    with pytest.raises(Mismatch, match="holds vectors in float16, not float32; remove it to have it made anew, or go on with float16"):
         index_for(model, wordpieces, own, dtype=torch.float32)
     with pytest.raises(Mismatch, match="holds vectors in float32, not float16"):
         index_for(model, wordpieces, own, path=tmp_path / "precise", dtype=torch.float16)
