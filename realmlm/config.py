@@ -97,6 +97,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         check((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
+        check(self.title is None or self.replace is not None, "--title names a passage that is replaced: give --replace ID --text TEXT too")
         check(
             bool(self.add or self.remove or self.replace is not None),
             "nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT",

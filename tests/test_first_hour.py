@@ -76,6 +76,7 @@ WITHOUT_RUN = [
     ("corpus {desk}/notes --out {desk}/notes --train-tokenizer 300", r"notes already exists; choose another place or remove it"),
     ("corpus {desk}/notes --out {desk}/prose.txt/out --train-tokenizer 300", r"prose\.txt.*; check that this place exists"),
     ("edit {desk}/bare", r"nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT"),
+    ("edit {desk}/bare --remove 0 --title Heron", r"--title names a passage that is replaced: give --replace ID --text TEXT too"),
     ("edit {desk}/bare --replace 0", r"--replace ID and --text TEXT go together"),
     ("edit {desk}/bare --remove 999", r"no passage 999 in .*bare: ids go from 0, .* `realmlm ask` shows"),
     ("edit {desk}/bare --add {desk}/letter.odt", r"letter\.odt is of a kind that cannot be read.*; the corpus is unchanged"),
