@@ -125,7 +125,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class MaskWords:
-    """The likeliest wordpieces of one mask: with retrieval, and from the null document alone."""
+    """The likeliest wordpieces of one mask: with retrieval, and from the null document alone where it was weighed."""
 
     read: tuple[Words, ...]
     unread: tuple[Words, ...]
@@ -138,6 +138,8 @@ class MaskReading:
     masks: list[int]
     p_BK: Tensor
     log_BKMV: Tensor
+    null: bool
+    """Is the null document in column 0?"""
 
     def log_likelihood(self, targets: list[np.ndarray]) -> Tensor:
         """log p(y|z,x) [B, K] of the wordpieces that the masks hide."""
@@ -330,7 +332,7 @@ class Answerer:
         width = max(len(masks) for masks in places)
         positions_BM = torch.tensor([[*masks, *[0] * (width - len(masks))] for masks in places], device=self.model.device)
         log_BKMV = self.model.reader.masks(inputs, positions_BM.repeat_interleave(k, 0)).unflatten(0, (len(queries), k))
-        return MaskReading([len(masks) for masks in places], scores_BK.softmax(-1).to(log_BKMV.device), log_BKMV)
+        return MaskReading([len(masks) for masks in places], scores_BK.softmax(-1).to(log_BKMV.device), log_BKMV, null)
 
     def mask_words(self, read: "MaskReading", *, most: int = 5) -> list[list["MaskWords"]]:
         """For each sentence and each of its masks the likeliest wordpieces, with what was read and, where it was weighed, without."""
@@ -344,7 +346,10 @@ class Answerer:
             )
 
         return [
-            [MaskWords(likeliest(mixed_BMV[row, mask]), likeliest(read.log_BKMV[row, 0, mask])) for mask in range(masks)]
+            [
+                MaskWords(likeliest(mixed_BMV[row, mask]), likeliest(read.log_BKMV[row, 0, mask]) if read.null else ())
+                for mask in range(masks)
+            ]
             for row, masks in enumerate(read.masks)
         ]
 

@@ -68,6 +68,16 @@ def test_an_answer_is_the_sum_over_passages_and_places(
 
 
 @torch.no_grad()
+def test_words_without_reading_are_told_where_the_null_document_was_weighed(answerer: Answerer) -> None:
+    query = answerer.sentence("The history of Tekebra begins in [MASK].")
+    retrieved = answerer.retriever([query], 3)
+    weighed, alone = (
+        answerer.mask_words(answerer.read_masks([query], offered))[0][0] for offered in (retrieved, replace(retrieved, null_B=None))
+    )
+    assert len(weighed.unread) == len(weighed.read) == len(alone.read) == 5
+    assert alone.unread == ()
+
+
 def test_filling_in_is_the_mixture_over_passages_and_the_null_document(answerer: Answerer) -> None:
     sentence = "The history of Tekebra begins in [MASK]."
     query = answerer.query(sentence)
