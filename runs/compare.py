@@ -1,6 +1,6 @@
 """Reports of a recipe beside those of runs/expected.toml. `python runs/compare.py world_study FOLDER/seed-0`
 
-Exit status 1 if a measure lies farther from what was expected than another run may.
+Exit status 1 if a measure lies farther from what was expected than another run may, or if nothing was measured.
 """
 
 import json
@@ -20,22 +20,27 @@ def measured(report: dict[str, Any], measure: str) -> tuple[float, float]:
 
 
 def compare(recipe: str, folder: Path) -> bool:
-    """Print the table; whether everything that was measured agrees."""
+    """Print the table; whether something was measured and all of it agrees."""
     print(f"{'':32s} {'measure':>15s} {'expected':>16s} {'here':>16s}")
-    agrees = True
+    count, agrees = 0, True
     for name, measures in tomllib.loads(EXPECTED.read_text("utf-8"))[recipe].items():
         places = [folder / "reports" / f"{name}.json", folder / f"{name}.json"]
         file = next((place for place in places if place.exists()), None)
         for measure, (value, half) in measures.items():
-            expected = f"{value:.1f} ± {half:.1f}"
+            digits = 2 if measure == "surprise" else 1
+            expected = f"{value:.{digits}f} ± {half:.{digits}f}"
             if file is None:
                 print(f"{name:32s} {measure:>15s} {expected:>16s} {'not measured':>16s}")
                 continue
             here, width = measured(json.loads(file.read_text("utf-8")), measure)
             far = abs(here - value) > half
+            count += 1
             agrees = agrees and not far
-            print(f"{name:32s} {measure:>15s} {expected:>16s} {here:9.1f} ± {width:.1f}{'   other than expected' if far else ''}")
-    return agrees
+            found = f"{here:.{digits}f} ± {width:.{digits}f}"
+            print(f"{name:32s} {measure:>15s} {expected:>16s} {found:>16s}{'   other than expected' if far else ''}")
+    if not count:
+        print(f"nothing was measured: no report of {recipe} in {folder}; name the folder that the recipe wrote")
+    return agrees and count > 0
 
 
 if __name__ == "__main__":

@@ -274,8 +274,18 @@ def test_reports_are_put_beside_what_was_expected(tmp_path: Path, capsys: pytest
     write(20.0)
     assert not compare("demo", tmp_path)
     assert "other than expected" in capsys.readouterr().out
-    assert compare("mini_warm", tmp_path)
-    assert "not measured" in capsys.readouterr().out
+    assert not compare("mini_warm", tmp_path)
+    said = capsys.readouterr().out
+    assert "not measured" in said
+    assert f"nothing was measured: no report of mini_warm in {tmp_path}" in said
+    nats = {"value": 13.55, "low": 13.5, "high": 13.6}
+    measured = {"nats": {"−log p(y|x)": nats}, "recall": {"5": {"value": 24.0, "low": 23.0, "high": 25.0}}}
+    (tmp_path / "plain-0" / "reports").mkdir(parents=True)
+    (tmp_path / "plain-0" / "reports" / "held-out.json").write_text(json.dumps(measured))
+    assert compare("text_study", tmp_path)
+    said = capsys.readouterr().out
+    assert "13.46 ± 0.10     13.55 ± 0.05" in said
+    assert "24.4 ± 1.9       24.0 ± 1.0" in said
 
 
 def test_two_sets_of_predictions_are_compared_in_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
