@@ -193,7 +193,7 @@ def _adapt(settings: config.Adapt) -> None:
 
 
 def _evaluate(settings: config.Evaluate) -> None:
-    from realmlm.evaluate.report import evaluate
+    from realmlm.evaluate.measure import evaluate
 
     values = config.flat(settings)
     as_json, file = values.pop("json"), values.pop("report")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import realmlm
-from realmlm.evaluate.report import Report, evaluate
+from realmlm.evaluate.measure import evaluate
+from realmlm.evaluate.scores import Report
 
 LIMIT = 400
 

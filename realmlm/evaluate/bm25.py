@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 
 from realmlm.corpus.store import Corpus
 from realmlm.errors import NotEnough, require
+from realmlm.index.exact import Hits, drop
+from realmlm.model.retrieval import Query, Retrieved
 
 
 class BM25Index:
@@ -61,3 +64,17 @@ class BM25Index:
 
     def _tokenize(self, texts: list[str], *, as_ids: bool) -> Any:
         return self._bm25s.tokenize(texts, stopwords="en", return_ids=as_ids, show_progress=False)
+
+
+class BM25Retriever:
+    """Word matching in place of the learned retriever; p(z|x) is the softmax of its scores."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._index = BM25Index.of(corpus)
+
+    def __call__(self, queries: list[Query], k: int) -> Retrieved:
+        texts = [query.text.replace("[MASK]", " ") for query in queries]
+        own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
+        scores, ids = self._index.search(texts, k + 1 if bool((own_B >= 0).any()) else k)
+        hits = drop(Hits(torch.from_numpy(scores), torch.from_numpy(ids)), own_B, k)
+        return Retrieved(hits.ids_QK, hits.scores_QK, None)

@@ -35,7 +35,8 @@ from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.intervals import paired_interval
-from realmlm.evaluate.report import Outcome, Report, Score, measure, summarise
+from realmlm.evaluate.measure import measure
+from realmlm.evaluate.scores import Outcome, Report, Score, summarise
 from realmlm.index.exact import Index
 from realmlm.log import duration, say
 from realmlm.model.answering import Answerer

@@ -11,8 +11,9 @@ from realmlm.artefact import open_artefact
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, Mismatch, NotEnough
+from realmlm.evaluate.bm25 import BM25Retriever
 from realmlm.evaluate.calibrate import calibrate, separation
-from realmlm.evaluate.report import BM25Retriever, evaluate
+from realmlm.evaluate.measure import evaluate
 from realmlm.model.answering import Answerer
 from realmlm.model.calibration import Calibration
 from realmlm.model.create import graft

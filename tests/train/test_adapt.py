@@ -12,7 +12,7 @@ from realmlm.config import Adapt
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists, BadInput, NotEnough
-from realmlm.evaluate.report import Outcome
+from realmlm.evaluate.scores import Outcome
 from realmlm.model.realm import Realm
 from realmlm.train import adapt as adapting
 from realmlm.train.adapt import Verdict, run_adapt

@@ -7,7 +7,8 @@ import pytest
 
 from realmlm.config import JointOptim, Loop, Optim, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.evaluate.report import Report, evaluate
+from realmlm.evaluate.measure import evaluate
+from realmlm.evaluate.scores import Report
 from realmlm.log import read_metrics
 from realmlm.model.create import create_model
 from realmlm.train.finetune import finetune

@@ -17,7 +17,7 @@ from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Article, Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.clozes import make_clozes, measure_clozes
-from realmlm.evaluate.report import evaluate
+from realmlm.evaluate.measure import evaluate
 from realmlm.index.exact import ExactIndex
 from realmlm.index.same import places_in, share_cut_otherwise
 from realmlm.log import read_metrics

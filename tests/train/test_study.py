@@ -19,7 +19,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.clozes import make_clozes
-from realmlm.evaluate.report import evaluate
+from realmlm.evaluate.measure import evaluate
 from realmlm.model.inputs import mask_queries, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved

@@ -3,12 +3,11 @@
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from realmlm.artefact import read_manifest, write_text
 from realmlm.corpus.questions import Question, read_questions, spread
@@ -17,94 +16,16 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.answers import f1, is_correct
-from realmlm.evaluate.bm25 import BM25Index
+from realmlm.evaluate.bm25 import BM25Retriever
 from realmlm.evaluate.clozes import is_cloze, widen_masks
-from realmlm.evaluate.intervals import bootstrap_interval
 from realmlm.evaluate.matching import Recall, contains_answer
-from realmlm.index.exact import Hits, drop
+from realmlm.evaluate.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
 from realmlm.model.answering import Answer, Answerer
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, Retriever, check_readable, index_for
 
-CUTOFFS = (1, 5, 20, 50)
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
-
-
-class BM25Retriever:
-    """Word matching in place of the learned retriever; p(z|x) is the softmax of its scores."""
-
-    def __init__(self, corpus: Corpus) -> None:
-        self._index = BM25Index.of(corpus)
-
-    def __call__(self, queries: list[Query], k: int) -> Retrieved:
-        texts = [query.text.replace("[MASK]", " ") for query in queries]
-        own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
-        scores, ids = self._index.search(texts, k + 1 if bool((own_B >= 0).any()) else k)
-        hits = drop(Hits(torch.from_numpy(scores), torch.from_numpy(ids)), own_B, k)
-        return Retrieved(hits.ids_QK, hits.scores_QK, None)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One question measured."""
-
-    question: Question
-    answer: Answer | None  # None: nothing was read
-    correct: bool
-    f1: float | None  # None: the answers are patterns
-    log_p: float | None  # log p(y|x) of what a masked sentence hides
-    utility: float | None  # and what the passages added to it: log p(y|x) − log p(y|∅,x)
-    found: list[bool]  # of the passages retrieved, best first: does it hold the answer?
-    gold: list[bool]  # … is it a gold passage?
-
-
-@dataclass(frozen=True)
-class Score:
-    """A mean with its 95% interval, in percent."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:5.1f}  [{self.low:.1f}, {self.high:.1f}]"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `realmlm evaluate` says."""
-
-    questions: int
-    retriever: str
-    read: int
-    exact_match: Score | None  # None: nothing was read
-    f1: Score | None  # None: the answers are patterns
-    nats: dict[str, Score] = field(default_factory=dict)  # masked sentences: −log p(y|x) and retrieval utility
-    recall_definition: Recall = "dpr"
-    recall: dict[int, Score] = field(default_factory=dict)
-    gold_recall: dict[int, Score] = field(default_factory=dict)
-    seconds: float = 0.0
-    model: str = ""
-    corpus: str = ""
-    question_file: str = ""
-    index: str = ""  # the one named with --index
-    limit: int | None = None
-    with_mask: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> str:
-        read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
-        asked = f"{self.questions:,} questions" + " with a [MASK] behind each" * self.with_mask
-        lines = [f"{asked}, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
-        rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
-        rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
-        rows += [("F1", self.f1)] if self.f1 else []
-        rows += [(f"recall@{k} (answer string, {self.recall_definition})", score) for k, score in self.recall.items()]
-        rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
-        return "\n".join(lines + [f"{name:31s} {score}" for name, score in rows])
 
 
 def evaluate(
@@ -227,35 +148,6 @@ def _fill(answerer: Answerer, questions: list[Question], queries: list[Query], o
         whole = len(targets[row]) == read.masks[row]  # else the masks do not stand for this answer
         readings.append(_Reading(answer, log_p_B[row].item(), utility_B[row]) if whole else _Reading(answer))
     return readings
-
-
-def summarise(outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall, seconds: float) -> Report:
-    def score(values: list[float], *, unit: float = 100.0, digits: int = 2) -> Score:
-        low, high = bootstrap_interval(values)
-        return Score(*(round(unit * value, digits) for value in (float(np.mean(values)), low, high)))
-
-    def recalls(flags: list[list[bool]]) -> dict[int, Score]:
-        depth = max((len(row) for row in flags), default=0)
-        return {k: score([float(any(row[:k])) for row in flags]) for k in CUTOFFS if k <= depth}
-
-    was_read = any(outcome.answer is not None for outcome in outcomes)
-    overlaps = [outcome.f1 for outcome in outcomes if outcome.f1 is not None] if was_read else []
-    surprise = [-outcome.log_p for outcome in outcomes if outcome.log_p is not None]
-    utility = [outcome.utility for outcome in outcomes if outcome.utility is not None]
-    nats = {"−log p(y|x)": surprise, "retrieval utility": utility}
-    with_gold = [outcome.gold for outcome in outcomes if outcome.question.gold]
-    return Report(
-        questions=len(outcomes),
-        retriever=retriever,
-        read=read,
-        exact_match=score([float(outcome.correct) for outcome in outcomes]) if was_read else None,
-        f1=score(overlaps) if overlaps else None,
-        nats={name: score(values, unit=1.0, digits=4) for name, values in nats.items() if values},
-        recall_definition=recall,
-        recall=recalls([outcome.found for outcome in outcomes]),
-        gold_recall=recalls(with_gold),
-        seconds=round(seconds, 2),
-    )
 
 
 def _prediction(outcome: Outcome) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from realmlm.corpus.build import build_corpus
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.matching import Recall
-from realmlm.evaluate.report import evaluate
+from realmlm.evaluate.measure import evaluate
 
 # in every passage, whichever is retrieved: letters within words (orqa), an answer without words (dpr), a full stop (both); in none
 ANSWERS = ["e", "s", "\u200b", ".", "Zzz"]

@@ -1,0 +1,104 @@
+"""What was measured question by question, and its means with their intervals."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from realmlm.corpus.questions import Question
+from realmlm.evaluate.intervals import bootstrap_interval
+from realmlm.evaluate.matching import Recall
+from realmlm.model.answering import Answer
+
+CUTOFFS = (1, 5, 20, 50)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One question measured."""
+
+    question: Question
+    answer: Answer | None  # None: nothing was read
+    correct: bool
+    f1: float | None  # None: the answers are patterns
+    log_p: float | None  # log p(y|x) of what a masked sentence hides
+    utility: float | None  # and what the passages added to it: log p(y|x) − log p(y|∅,x)
+    found: list[bool]  # of the passages retrieved, best first: does it hold the answer?
+    gold: list[bool]  # … is it a gold passage?
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean with its 95% interval, in percent."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:5.1f}  [{self.low:.1f}, {self.high:.1f}]"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `realmlm evaluate` says."""
+
+    questions: int
+    retriever: str
+    read: int
+    exact_match: Score | None  # None: nothing was read
+    f1: Score | None  # None: the answers are patterns
+    nats: dict[str, Score] = field(default_factory=dict)  # masked sentences: −log p(y|x) and retrieval utility
+    recall_definition: Recall = "dpr"
+    recall: dict[int, Score] = field(default_factory=dict)
+    gold_recall: dict[int, Score] = field(default_factory=dict)
+    seconds: float = 0.0
+    model: str = ""
+    corpus: str = ""
+    question_file: str = ""
+    index: str = ""  # the one named with --index
+    limit: int | None = None
+    with_mask: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def table(self) -> str:
+        read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
+        asked = f"{self.questions:,} questions" + " with a [MASK] behind each" * self.with_mask
+        lines = [f"{asked}, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
+        rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
+        rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
+        rows += [("F1", self.f1)] if self.f1 else []
+        rows += [(f"recall@{k} (answer string, {self.recall_definition})", score) for k, score in self.recall.items()]
+        rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
+        return "\n".join(lines + [f"{name:31s} {score}" for name, score in rows])
+
+
+def summarise(outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall, seconds: float) -> Report:
+    def score(values: list[float], *, unit: float = 100.0, digits: int = 2) -> Score:
+        low, high = bootstrap_interval(values)
+        return Score(*(round(unit * value, digits) for value in (float(np.mean(values)), low, high)))
+
+    def recalls(flags: list[list[bool]]) -> dict[int, Score]:
+        depth = max((len(row) for row in flags), default=0)
+        return {k: score([float(any(row[:k])) for row in flags]) for k in CUTOFFS if k <= depth}
+
+    was_read = any(outcome.answer is not None for outcome in outcomes)
+    overlaps = [outcome.f1 for outcome in outcomes if outcome.f1 is not None] if was_read else []
+    surprise = [-outcome.log_p for outcome in outcomes if outcome.log_p is not None]
+    utility = [outcome.utility for outcome in outcomes if outcome.utility is not None]
+    nats = {"−log p(y|x)": surprise, "retrieval utility": utility}
+    with_gold = [outcome.gold for outcome in outcomes if outcome.question.gold]
+    return Report(
+        questions=len(outcomes),
+        retriever=retriever,
+        read=read,
+        exact_match=score([float(outcome.correct) for outcome in outcomes]) if was_read else None,
+        f1=score(overlaps) if overlaps else None,
+        nats={name: score(values, unit=1.0, digits=4) for name, values in nats.items() if values},
+        recall_definition=recall,
+        recall=recalls([outcome.found for outcome in outcomes]),
+        gold_recall=recalls(with_gold),
+        seconds=round(seconds, 2),
+    )
