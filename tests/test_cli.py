@@ -331,7 +331,10 @@ def test_evaluate_agrees_with_its_predictions(
             "confidence",
             "caution",
             "model",
+            "retriever",
+            "read",
         }
+        assert (row["retriever"], row["read"]) == (retriever, 3)
         assert row["model"] == read_manifest(work / "model", kind="model").fingerprint
         assert (row["log_p"] is not None) == (name == "clozes-held-out")
         assert (row["utility"] is not None) == (name == "clozes-held-out" and retriever != "bm25")

@@ -13,7 +13,6 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, Mismatch, NotEnough
 from realmlm.evaluate.bm25 import BM25Retriever
 from realmlm.evaluate.calibrate import calibrate, separation
-from realmlm.evaluate.measure import evaluate
 from realmlm.model.answering import Answerer
 from realmlm.model.calibration import Calibration
 from realmlm.model.create import graft
@@ -108,16 +107,6 @@ def test_answers_from_other_scores_or_another_number_of_passages_are_refused(mod
     with pytest.raises(Mismatch, match=r"fewer.jsonl:1: 3 passages were read for this answer, 5 for others.* the same --read"):
         calibrate(model=model, predictions=[learned, fewer], out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
-
-
-def test_a_prediction_says_how_it_was_made(knowledge: Corpus, tiny_model_folder: Path, world: Path, tmp_path: Path) -> None:
-    for retriever, read in (("bm25", 2), ("learned", 3)):
-        place = tmp_path / f"{retriever}.jsonl"
-        questions = world / "questions-held-out.jsonl"
-        how: dict[str, Any] = {"retriever": retriever, "read": read, "limit": 2, "predictions": place, "device": "cpu"}
-        evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, **how)
-        rows = [json.loads(line) for line in place.read_text("utf-8").splitlines()]
-        assert [(row["retriever"], row["read"]) for row in rows] == [(retriever, read)] * 2
 
 
 def test_separation_is_the_share_of_pairs_in_the_right_order() -> None:
