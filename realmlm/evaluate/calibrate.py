@@ -17,7 +17,7 @@ PARTS = 5  # of the table: so many answers each, the least sure first
 
 
 @dataclass(frozen=True)
-class Known:
+class Judged:
     """Answers with p(y|x), the best f(x,z), and whether they were right."""
 
     probability_N: np.ndarray
@@ -38,7 +38,7 @@ def calibrate(*, model: Path, predictions: Sequence[Path], out: Path) -> str:
     return table(found, known)
 
 
-def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Known:
+def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Judged:
     """All answers of these files of predictions; those made otherwise than the model will answer are refused."""
     rows: list[tuple[float, float, bool]] = []
     read: int | None = None
@@ -71,10 +71,10 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Kno
         if not named:
             say(f"{file} does not say which model answered, as older files do not; taken as answers of {model}")
     probability, relevance, right = zip(*rows, strict=True) if rows else ((), (), ())
-    return Known(np.array(probability), np.array(relevance), np.array(right, dtype=bool))
+    return Judged(np.array(probability), np.array(relevance), np.array(right, dtype=bool))
 
 
-def table(found: Calibration, known: Known) -> str:
+def table(found: Calibration, known: Judged) -> str:
     """How well the confidence tells right from wrong, beside p alone, and how often answers of each confidence were right."""
     sure_N = np.array([found.confidence(p, relevance) for p, relevance in zip(known.probability_N, known.relevance_N, strict=True)])
     lines = [
