@@ -160,19 +160,17 @@ class Realm(nn.Module):
 
     def own_state(self) -> dict[str, Tensor]:
         """Every weight once: what the towers share is named by the document tower."""
-        state = self.state_dict()
-        twins = {name: state.get(name.replace("query.", "document.", 1)) for name in state if name.startswith("query.")}
-        shared = {name for name, twin in twins.items() if twin is not None and twin.data_ptr() == state[name].data_ptr()}
-        own, held = {}, set()
-        for name, tensor in state.items():
-            if name not in shared:
+        config, own, held = self.config, {}, set()
+        shared = ("query.encoder.",) * config.share_towers + ("query.projection.", "query.norm.") * config.share_projection
+        for name, tensor in self.state_dict().items():
+            if not name.startswith(shared):
                 own[name] = tensor.clone() if tensor.data_ptr() in held else tensor  # frozen embeddings may be held once for all
                 held.add(tensor.data_ptr())
         return own
 
     def load_own_state(self, state: dict[str, Tensor], *, assign: bool = False) -> None:
         """Take these weights over: their values, or with `assign` the tensors themselves, which spares a copy."""
-        expected = self.own_state()
+        expected, state = self.own_state(), self._with_query_words(state)
         missing, surplus = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
         if missing or surplus:
             raise BadInput(f"the weights do not fit the model: missing {missing[:5] or 'none'}, surplus {surplus[:5] or 'none'}")
@@ -180,6 +178,15 @@ class Realm(nn.Module):
             if tensor.shape != expected[name].shape:
                 raise BadInput(f"the weights do not fit the model: {name} is {tuple(tensor.shape)}, not {tuple(expected[name].shape)}")
         self.load_state_dict(state, strict=False, assign=assign)
+
+    def _with_query_words(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Early versions left frozen word embeddings of a query tower out where they equalled the document tower's: these stand in."""
+        if self.config.share_towers or not self.config.freeze_embeddings:
+            return state
+        words = self.query.encoder.body.get_input_embeddings().weight
+        name = next(name for name, parameter in self.query.named_parameters() if parameter is words)
+        of_documents = {f"query.{name}": state[f"document.{name}"]} if f"document.{name}" in state else {}
+        return of_documents | state
 
     def save_pretrained(
         self, folder: str | Path, wordpieces: Wordpieces, *, parents: dict[str, str] | None = None, dtype: str = "float32"

@@ -139,6 +139,39 @@ def test_save_and_load_give_the_same_model(tmp_path: Path, share: bool) -> None:
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_frozen_embeddings_held_once_are_saved_for_both_towers(tmp_path: Path, family: str, dtype: str) -> None:
+    model = small(family, freeze_embeddings=True)
+    model.free_query("tower")
+    model.save_pretrained(tmp_path / "first", WORDPIECES)
+    loaded, _ = Realm.from_pretrained(tmp_path / "first")
+    words = [tower.encoder.body.get_input_embeddings() for tower in (loaded.query, loaded.document)]
+    assert words[0] is words[1]
+    loaded.save_pretrained(tmp_path / "second", WORDPIECES, dtype=dtype)
+    again, _ = Realm.from_pretrained(tmp_path / "second")
+    assert again.own_state().keys() == model.own_state().keys()
+    close = {"float32": 0.0, "int8": 0.02}[dtype]
+    for name, tensor in model.own_state().items():
+        assert torch.allclose(again.own_state()[name], tensor, atol=close, rtol=0), name
+
+
+def test_a_model_saved_without_the_querys_frozen_embeddings_is_recovered() -> None:
+    model = small(freeze_embeddings=True)
+    model.free_query("tower")
+    lacking = model.own_state()
+    name = "encoder.body.embeddings.word_embeddings.weight"
+    del lacking[f"query.{name}"]
+    other = Realm(model.config)
+    other.load_own_state(lacking)
+    assert torch.equal(other.query.get_parameter(name), model.document.get_parameter(name))
+    learning = small()
+    learning.untie()
+    del (state := learning.own_state())[f"query.{name}"]
+    with pytest.raises(BadInput, match="missing"):  # what learns cannot be taken from elsewhere
+        learning.load_own_state(state)
+
+
 def test_fresh_weights_depend_on_the_seed_alone() -> None:
     torch.manual_seed(5)
     first = small().own_state()
