@@ -71,6 +71,13 @@ class ModelConfig:
     calibration: dict[str, float] | None = None
     """What `realmlm calibrate` found for exactly these weights (realmlm.model.calibration); training on forgets it."""
 
+    @classmethod
+    def of(cls, record: dict[str, Any], where: Path) -> "ModelConfig":
+        """The config that stands in `where`."""
+        if unknown := sorted(record.keys() - cls.__dataclass_fields__.keys()):
+            raise Mismatch(f"{where} has settings this version does not know ({', '.join(unknown)}); upgrade realmlm")
+        return cls(**record)
+
     @property
     def weighs_together(self) -> bool:
         """Spans of all passages share one softmax."""
@@ -211,7 +218,7 @@ class Realm(nn.Module):
         )
         manifest = open_artefact(folder, kind="model", hint=hint)
         with undrawn():
-            model = cls(ModelConfig(**manifest.config))
+            model = cls(ModelConfig.of(manifest.config, folder))
         try:
             model.load_own_state(read_weights(folder / WEIGHTS), assign=True)
             model._share_frozen_embeddings()

@@ -60,7 +60,7 @@ def write_snapshot(folder: Path, model: Realm, wordpieces: Wordpieces, *, step: 
 def load_snapshot(folder: Path, device: str) -> DocumentEncoder:
     """The encoder of a snapshot, on a device."""
     open_artefact(folder, kind="snapshot")
-    config = ModelConfig(**json.loads((folder / "model.json").read_text("utf-8")))
+    config = ModelConfig.of(json.loads((folder / "model.json").read_text("utf-8")), folder)
     with undrawn():
         tower = new_tower(config, Encoder(build_encoder(config.tower, pooler=config.pooling == "pooler")))
     tower.load_state_dict(load_file(folder / "document.safetensors"))

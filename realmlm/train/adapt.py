@@ -163,7 +163,7 @@ def adapt(
 
 
 def _adapt(model: Path, docs: list[Path], out: Path, asked: list[Question], *, minutes: float, loop: Loop) -> Verdict:
-    config = ModelConfig(**open_artefact(model, kind="model").config)
+    config = ModelConfig.of(open_artefact(model, kind="model").config, model)
     longest = min(DOCUMENT_WORDPIECES, config.max_passage)  # as `ask --docs` cuts them
     corpus = build_corpus(docs, out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True)
     if asked:

@@ -112,7 +112,7 @@ def warm_up(
     with Run.begin(Path(out), stage="warmup", config=record(settings)) as whole:
         known = whole.open_corpus(corpus)
         if towers_as_reader:  # said before the reader is trained
-            ModelConfig(**open_artefact(Path(model), kind="model").config).check_one_encoder()
+            ModelConfig.of(open_artefact(Path(model), kind="model").config, Path(model)).check_one_encoder()
 
         @cache
         def held_out() -> list[int]:

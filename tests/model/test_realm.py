@@ -1,5 +1,6 @@
 """Towers and reader: padding, sharing, span scores, saving."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from realmlm.artefact import publish
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.create import fresh_encoder
@@ -187,6 +189,13 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     with pytest.raises(ArtefactDamaged, match=r"model\.safetensors"):
+        Realm.from_pretrained(tmp_path / "model")
+
+
+def test_a_model_of_a_later_version_says_what_to_do(tmp_path: Path) -> None:
+    with publish(tmp_path / "model", kind="model") as draft:
+        draft.config = asdict(small().config) | {"dreams": True}
+    with pytest.raises(Mismatch, match=r"model has settings this version does not know \(dreams\); upgrade realmlm"):
         Realm.from_pretrained(tmp_path / "model")
 
 
