@@ -117,7 +117,7 @@ class Compress:
     out: Path
     """Folder to make."""
     dtype: Literal["int8", "float16"] = "int8"
-    """int8: matrices row by row in 8 bits, the rest in half precision; float16: everything in half precision."""
+    """int8: matrices row by row in 8 bits, biases and norms as they are; float16: everything in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
