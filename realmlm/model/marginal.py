@@ -46,7 +46,7 @@ def retrieval_utility(reader_BK: Tensor, null_B: Tensor) -> Tensor:
     return reader_BK - null_B[:, None]
 
 
-def marked(spans_N3: np.ndarray, allowed_BLW: Tensor) -> Tensor:
+def span_mask(spans_N3: np.ndarray, allowed_BLW: Tensor) -> Tensor:
     """Spans given as (row, start, width − 1), as a mask [B, L, W] within what is allowed."""
     mask_BLW = torch.zeros_like(allowed_BLW)
     rows_N, starts_N, widths_N = torch.from_numpy(spans_N3).to(allowed_BLW.device).unbind(1)

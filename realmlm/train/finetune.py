@@ -29,8 +29,8 @@ from realmlm.model.marginal import (
     inner_products,
     joint_reading,
     marginal_log_likelihood,
-    marked,
     span_log_probabilities,
+    span_mask,
     weighed_together,
 )
 from realmlm.model.realm import Realm
@@ -153,7 +153,7 @@ class QuestionAnswering:
         inputs = joint_inputs(repeated, ids_BK.flatten().tolist(), self._corpus, self._wordpieces, config)
         gold_N3 = self._gold_spans(numbers, ids_BK, inputs)
         scores_NLW, allowed_NLW = self._model.reader.spans(inputs.to(self._model.device))
-        gold_NLW = marked(gold_N3, allowed_NLW)
+        gold_NLW = span_mask(gold_N3, allowed_NLW)
         likelihood = best_span_log_likelihood if self._hard else answer_log_likelihood
         reader_N = likelihood(span_log_probabilities(scores_NLW, allowed_NLW), gold_NLW)
         weight_BK = weighed_together(scores_BK, scores_NLW, allowed_NLW) if config.weighs_together else scores_BK

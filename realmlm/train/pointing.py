@@ -11,7 +11,7 @@ from torch import Tensor
 
 from realmlm.model.encoders import Reader
 from realmlm.model.inputs import Inputs
-from realmlm.model.marginal import answer_log_likelihood, marked, span_log_probabilities
+from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
 from realmlm.train.examples import places_of
 
 
@@ -37,7 +37,7 @@ def point(reader: Reader, hidden_NLH: Tensor, inputs: Inputs, gold_N3: np.ndarra
     part = inputs.rows(rows_n)
     places_n = torch.from_numpy(rows_n).to(hidden_NLH.device)
     scores_nLW, allowed_nLW = reader.spans_from(hidden_NLH[places_n, : part.tokens_NL.shape[1]], part)
-    gold_nLW = marked(np.column_stack([gold_rows, gold_N3[:, 1:]]), allowed_nLW)
+    gold_nLW = span_mask(np.column_stack([gold_rows, gold_N3[:, 1:]]), allowed_nLW)
     log_p_n = answer_log_likelihood(span_log_probabilities(scores_nLW, allowed_nLW), gold_nLW)
     log_p_N = log_p_N.index_put((places_n,), log_p_n)
     return log_p_N, log_p_N > -torch.inf

@@ -22,7 +22,7 @@ from realmlm.index.exact import ExactIndex
 from realmlm.index.same import places_in, share_cut_otherwise
 from realmlm.log import read_metrics
 from realmlm.model.inputs import reader_inputs
-from realmlm.model.marginal import answer_log_likelihood, marked, span_log_probabilities
+from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
 from realmlm.model.realm import Realm
 from realmlm.train.examples import SentenceSource, glimpse, places_of
 from realmlm.train.pointing import point, standing
@@ -130,7 +130,7 @@ def test_pointing_is_the_same_whatever_else_is_in_the_batch(towns: Corpus, towns
     gold = standing([np.array([20, 21])] * 3, bodies, inputs)
     log_p, held = point(model.reader, hidden, inputs, gold)
     scores, allowed = model.reader.spans_from(hidden, inputs)
-    expected = answer_log_likelihood(span_log_probabilities(scores, allowed), marked(gold, allowed))
+    expected = answer_log_likelihood(span_log_probabilities(scores, allowed), span_mask(gold, allowed))
     assert held.tolist() == [True, True, False]
     assert torch.allclose(log_p[held], expected[held], atol=1e-5)
     assert not point(model.reader, hidden, inputs, gold[:0])[1].any()
