@@ -24,7 +24,7 @@ def test_exact_search_on_the_gpu_is_exact(dtype: torch.dtype) -> None:
     vectors[40_000:40_050] = vectors[7]  # ties: the smallest id first
     queries[0] = vectors[7].float() * 3
     index = ExactIndex(vectors, torch.arange(50_000), device="cuda")
-    hits = index.search(queries.cuda(), 9, exclude_Q=torch.full((33,), 40_003))
+    hits = index.search(queries.cuda(), 9, exclude_QE=torch.full((33, 1), 40_003))
     truth = queries.double() @ vectors.double().T
     truth[:, 40_003] = -torch.inf
     best = truth.topk(9).values

@@ -17,7 +17,7 @@ from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
-from realmlm.index.same import places_in
+from realmlm.index.same import SameWords
 from realmlm.log import progress
 from realmlm.model.answering import Answerer
 from realmlm.model.inputs import mask_queries
@@ -40,7 +40,7 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
         raise NotEnough(f"k = {k} needs {k} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
     retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, known))
     answerer = Answerer(realm, wordpieces, known, retriever)
-    sentences, own = Spans.open(source), places_in(known, source)
+    sentences, own = Spans.open(source), SameWords(known, source)
     numbers = spread(len(sentences), len(sentences) if limit is None else limit)
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -53,9 +53,7 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
     return len(lines)
 
 
-def _rows(
-    answerer: Answerer, source: Corpus, sentences: Spans, own: np.ndarray | None, numbers: list[int], *, k: int
-) -> Iterator[dict[str, Any]]:
+def _rows(answerer: Answerer, source: Corpus, sentences: Spans, own: SameWords, numbers: list[int], *, k: int) -> Iterator[dict[str, Any]]:
     masking, texts, places, sources = SalientSpan(), [], [], []
     for number in numbers:
         sentence = sentences[number]
@@ -66,10 +64,8 @@ def _rows(
         places.append(positions)
         sources.append(sentence.passage)
     targets = [tokens[positions] for tokens, positions in zip(texts, places, strict=True)]
-    queries = [
-        Query("", tokens, source=None if own is None or own[passage] < 0 else int(own[passage]))
-        for tokens, passage in zip(mask_queries(texts, places, answerer.wordpieces).queries, sources, strict=True)
-    ]
+    masked = mask_queries(texts, places, answerer.wordpieces).queries
+    queries = [Query("", tokens, sources=tuple(row.tolist())) for tokens, row in zip(masked, own(np.array(sources)), strict=True)]
     retrieved = answerer.retriever(queries, k - 1)
     read = answerer.read_masks(queries, retrieved)
     reading_BK = read.log_likelihood(targets)

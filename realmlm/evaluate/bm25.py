@@ -14,7 +14,7 @@ import torch
 from realmlm.corpus.store import Corpus
 from realmlm.errors import NotEnough, require
 from realmlm.index.exact import Hits, drop
-from realmlm.model.retrieval import Query, Retrieved
+from realmlm.model.retrieval import Query, Retrieved, sources
 
 
 class BM25Index:
@@ -74,7 +74,7 @@ class BM25Retriever:
 
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
         texts = [query.text.replace("[MASK]", " ") for query in queries]
-        own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
-        scores, ids = self._index.search(texts, k + 1 if bool((own_B >= 0).any()) else k)
-        hits = drop(Hits(torch.from_numpy(scores), torch.from_numpy(ids)), own_B, k)
+        own_BE = sources(queries)
+        scores, ids = self._index.search(texts, k + own_BE.shape[1])
+        hits = drop(Hits(torch.from_numpy(scores), torch.from_numpy(ids)), own_BE, k)
         return Retrieved(hits.ids_QK, hits.scores_QK, None)

@@ -77,7 +77,7 @@ def widen_masks(question: Question, wordpieces: Wordpieces, *, max_query: int) -
         tokens = np.concatenate([tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]])
     if len(places):
         tokens, _ = window(tokens, places, max_query)
-    return Query(question.text, tokens, source=question.source)
+    return Query(question.text, tokens, sources=() if question.source is None else (question.source,))
 
 
 def measure_clozes(

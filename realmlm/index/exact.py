@@ -3,7 +3,8 @@
 How it is fast: scores of a chunk of passages are reduced to the maximum of each group of 64; only groups whose maximum reaches the k-th
 best score so far are looked into. After the first chunks that is almost none, and the search costs little more than its matrix products.
 
-Legend: Q queries, K hits each, N passages, D vector size, C passages of a chunk, G groups of a chunk, R queries with news in a chunk.
+Legend: Q queries, K hits each, E passages never among them, N passages, D vector size, C passages of a chunk, G groups of a chunk,
+R queries with news in a chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,8 +49,8 @@ class Index(Protocol):
     def __len__(self) -> int:
         """Number of live passages."""
 
-    def search(self, queries_QD: Tensor, k: int, *, exclude_Q: Tensor | None = None) -> Hits:
-        """The k best passages of each query, never the one in `exclude_Q` (the passage x came from; -1: none)."""
+    def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
+        """The k best passages of each query, never one in its row of `exclude_QE` (the passage x came from, its copies; -1: none)."""
 
     def contains(self, ids_N: Tensor) -> Tensor:
         """Which of these passages are live."""
@@ -134,14 +135,13 @@ class ExactIndex:
         self.remove(ids_N)
         self._append(ids_N, vectors_ND.clone())
 
-    def search(self, queries_QD: Tensor, k: int, *, exclude_Q: Tensor | None = None) -> Hits:
-        queries_QD, exclude_Q = self.prepared(queries_QD, k, exclude_Q)
-        # One more than asked makes room for dropping the excluded passage: top-(k+1) less one contains the top-k of the others.
-        wanted = k if exclude_Q is None else min(k + 1, len(self))
-        hits = self.best(queries_QD, wanted, self.blocks)
-        return hits if exclude_Q is None else drop(hits, exclude_Q, k)
+    def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
+        queries_QD, exclude_QE = self.prepared(queries_QD, k, exclude_QE)
+        # E more than asked make room for dropping the excluded passages: top-(k+E) less E contains the top-k of the others.
+        wanted = min(k + exclude_QE.shape[1], len(self))
+        return drop(self.best(queries_QD, wanted, self.blocks), exclude_QE, k)
 
-    def prepared(self, queries_QD: Tensor, k: int, exclude_Q: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def prepared(self, queries_QD: Tensor, k: int, exclude_QE: Tensor | None) -> tuple[Tensor, Tensor]:
         """Queries as float32 and exclusions as int64 where the index lies, or the error that says why they cannot be searched."""
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
             raise BadInput(f"queries have the shape {tuple(queries_QD.shape)}; this index holds vectors of {self.dim} numbers")
@@ -150,15 +150,17 @@ class ExactIndex:
             raise BadInput("queries hold NaN or infinity; the query tower has diverged: go back to an earlier checkpoint")
         if k < 1:
             raise BadInput(f"k is {k}; ask for at least one passage")
+        if exclude_QE is None:
+            exclude_QE = torch.empty(len(queries_QD), 0, dtype=torch.int64)
+        if exclude_QE.ndim != 2 or len(exclude_QE) != len(queries_QD):
+            raise BadInput(f"{len(queries_QD)} queries came with exclusions of the shape {tuple(exclude_QE.shape)}; give each a row")
+        exclude_QE = as_ids(exclude_QE.flatten(), self.device).view(exclude_QE.shape)
         searchable = len(self)
-        if exclude_Q is not None:
-            exclude_Q = as_ids(exclude_Q, self.device)
-            if len(exclude_Q) != len(queries_QD):
-                raise BadInput(f"{len(queries_QD)} queries came with {len(exclude_Q)} exclusions; give one per query, -1 for none")
-            searchable -= bool(self.contains(exclude_Q).any())
+        if exclude_QE.numel():
+            searchable -= int(self.contains(exclude_QE.flatten()).view(exclude_QE.shape).sum(1).max())
         if k > searchable:
             raise NotEnough(f"k is {k}, but {searchable} passages can be searched; use --k {searchable} or a larger corpus")
-        return queries_QD, exclude_Q
+        return queries_QD, exclude_QE
 
     def best(self, queries_QD: Tensor, k: int, blocks: Sequence["Rows"]) -> Hits:
         """The k best of these blocks; places that no passage takes score -inf."""
@@ -334,9 +336,13 @@ def ranked(scores_QN: Tensor, ids_QN: Tensor, k: int) -> Hits:
     return Hits(scores_QN.gather(1, by_score), ids_QN.gather(1, by_score))
 
 
-def drop(hits: Hits, exclude_Q: Tensor, k: int) -> Hits:
-    """The first k hits of each query that are not the excluded passage."""
-    kept = (hits.ids_QK == exclude_Q[:, None]).to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
+def drop(hits: Hits, exclude_QE: Tensor, k: int) -> Hits:
+    """The first k hits of each query that are none of the excluded passages."""
+    if not exclude_QE.shape[1]:
+        return hits
+    sorted_QE = exclude_QE.sort(dim=1).values
+    places_QK = torch.searchsorted(sorted_QE, hits.ids_QK).clamp_(max=sorted_QE.shape[1] - 1)
+    kept = (sorted_QE.gather(1, places_QK) == hits.ids_QK).to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
     return Hits(hits.scores_QK.gather(1, kept), hits.ids_QK.gather(1, kept))
 
 

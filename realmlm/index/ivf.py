@@ -148,16 +148,16 @@ class IVFIndex:
     def replace(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
         self._exact.replace(ids_N, vectors_ND)
 
-    def search(self, queries_QD: Tensor, k: int, *, exclude_Q: Tensor | None = None) -> Hits:
-        queries_QD, exclude_Q = self._exact.prepared(queries_QD, k, exclude_Q)
-        wanted = k if exclude_Q is None else min(k + 1, len(self))
+    def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
+        queries_QD, exclude_QE = self._exact.prepared(queries_QD, k, exclude_QE)
+        wanted = min(k + exclude_QE.shape[1], len(self))
         added = self._exact.best(queries_QD, wanted, [block for block in self._exact.blocks if block is not self._listed])
         listed = self._in_lists(queries_QD, wanted)
         hits = ranked(torch.cat([added.scores_QK, listed.scores_QK], 1), torch.cat([added.ids_QK, listed.ids_QK], 1), wanted)
-        hits = hits if exclude_Q is None else drop(hits, exclude_Q, k)
+        hits = drop(hits, exclude_QE, k)
         short_Q = (hits.scores_QK == -torch.inf).any(1)  # the lists held fewer
         if short_Q.any():
-            whole = self._exact.search(queries_QD[short_Q], k, exclude_Q=None if exclude_Q is None else exclude_Q[short_Q])
+            whole = self._exact.search(queries_QD[short_Q], k, exclude_QE=exclude_QE[short_Q])
             hits.scores_QK[short_Q], hits.ids_QK[short_Q] = whole.scores_QK, whole.ids_QK
         return hits
 

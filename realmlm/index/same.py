@@ -45,20 +45,48 @@ class SameContent:
         return index_N >= 0, vectors_ND[torch.from_numpy(index_N >= 0)]
 
 
-def places_in(corpus: Corpus, text: Corpus) -> np.ndarray | None:
-    """For each passage of the text, by its id, the id of the same passage in the corpus, or −1; None if they have none in common."""
-    if (text.folder, text.edits) == (corpus.folder, corpus.edits) and text.fingerprint == corpus.fingerprint:
-        return np.arange(text.ids.max(initial=-1) + 1)
-    places = np.full(text.ids.max(initial=-1) + 1, -1)
-    places[text.ids] = _ids_there(_contents(text, text.ids), _contents(corpus, corpus.ids), corpus.ids)
-    return places if (places >= 0).any() else None
+class SameWords:
+    """For passages of a text, all passages of a corpus with the same words in their bodies: their own one and its copies.
+
+    Titles do not count: a copy of a file may be named otherwise. B passages of the text, E of the corpus for one of them at most, N and M
+    passages of text and corpus in all, G different bodies.
+    """
+
+    def __init__(self, corpus: Corpus, text: Corpus) -> None:
+        known_G, group_M = np.unique(_bodies(corpus), return_inverse=True)
+        if (text.folder, text.edits) == (corpus.folder, corpus.edits) and text.fingerprint == corpus.fingerprint:
+            group_N = group_M
+        else:
+            bodies_N = _bodies(text)
+            group_N = np.searchsorted(known_G, bodies_N)
+            group_N[group_N == np.searchsorted(known_G, bodies_N, side="right")] = -1
+        self._group_N = np.full(text.ids.max(initial=-1) + 1, -1)  # by id; −1: none has these words
+        self._group_N[text.ids] = group_N
+        self._ids_M = corpus.ids[np.argsort(group_M, kind="stable")]  # those of one group together
+        sizes_G = np.bincount(group_M, minlength=len(known_G))
+        self._first_G, self._sizes_G = sizes_G.cumsum() - sizes_G, np.append(sizes_G, 0)  # the last is that of none, −1
+        self.most = int(self._sizes_G[group_N].max(initial=0))
+        """As many are there of one passage at most."""
+
+    def __call__(self, passages_B: np.ndarray) -> Tensor:
+        """The ids in the corpus [B, E], −1 where there are no more."""
+        group_B = self._group_N[passages_B]
+        counts_B = self._sizes_G[group_B]
+        ids_BE = np.full((len(group_B), counts_B.max(initial=0)), -1)
+        rows, columns = (np.arange(ids_BE.shape[1]) < counts_B[:, None]).nonzero()
+        ids_BE[rows, columns] = self._ids_M[self._first_G[group_B[rows]] + columns]
+        return torch.from_numpy(ids_BE)
+
+    def has(self, passages_B: np.ndarray) -> np.ndarray:
+        """Which of these have any."""
+        return self._group_N[passages_B] >= 0
 
 
-def share_cut_otherwise(corpus: Corpus, text: Corpus, places: np.ndarray | None, *, sample: int = 50) -> float:
-    """Of some passages of the text that are none of the corpus (−1 in what `places_in` gave): the share whose first sentence stands in one
+def share_cut_otherwise(corpus: Corpus, text: Corpus, own: SameWords, *, sample: int = 50) -> float:
+    """Of some passages of the text that are none of the corpus: the share whose first sentence stands in one
     of the same title. A text of the same documents cut otherwise has many: what is left out of a search by its place is not left out then.
     """
-    foreign = text.ids if places is None else text.ids[places[text.ids] < 0]
+    foreign = text.ids[~own.has(text.ids)]
     sought: dict[bytes, set[str]] = {}  # by title
     for number in foreign[:: -(-len(foreign) // sample) or 1].tolist():
         end = text.token_chars(number)[text.sentences(number)[1] - 1, 1]
@@ -89,3 +117,10 @@ def _contents(corpus: Corpus, ids_N: np.ndarray) -> np.ndarray:
         return hashlib.blake2b(len(title).to_bytes(8, "little") + title.tobytes() + body.tobytes(), digest_size=16).digest()
 
     return np.array([digest(number) for number in ids_N.tolist()], dtype="S16")
+
+
+def _bodies(corpus: Corpus) -> np.ndarray:
+    """A digest of each passage's wordpieces without the title."""
+    return np.array(
+        [hashlib.blake2b(corpus.tokens(number).tobytes(), digest_size=16).digest() for number in corpus.ids.tolist()], dtype="S16"
+    )

@@ -32,7 +32,7 @@ class Query:
 
     text: str
     tokens: np.ndarray
-    source: int | None = None  # the passage it was taken from, which is never offered
+    sources: tuple[int, ...] = ()  # the passage it was taken from, and its copies: they are never offered
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ class Retrieved:
     ids_BK: Tensor
     scores_BK: Tensor
     null_B: Tensor | None
+
+
+def sources(queries: list[Query]) -> Tensor:
+    """The passages that are not offered to each query [B, E], −1 where there are no more."""
+    most = max((len(query.sources) for query in queries), default=0)
+    rows = [[*query.sources, *[-1] * (most - len(query.sources))] for query in queries]
+    return torch.tensor(rows, dtype=torch.int64).view(len(queries), most)
 
 
 class Retriever(Protocol):
@@ -75,8 +82,7 @@ class LearnedRetriever:
         inputs = query_inputs([query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query)
         query_BD = self.model.query(inputs.to(self.model.device))
         null_D = null_vector(self.model, self.wordpieces) if self._null_D is None else self._null_D
-        own_B = torch.tensor([-1 if query.source is None else query.source for query in queries])
-        hits = self.index.search(query_BD, k, exclude_Q=own_B if bool((own_B >= 0).any()) else None)
+        hits = self.index.search(query_BD, k, exclude_QE=sources(queries))
         null_B = (
             inner_products(query_BD, null_D[None])[:, 0] if self.model.config.null_document else torch.full((len(queries),), -torch.inf)
         )

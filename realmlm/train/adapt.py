@@ -38,6 +38,7 @@ from realmlm.evaluate.intervals import paired_interval
 from realmlm.evaluate.measure import measure
 from realmlm.evaluate.scores import Outcome, Report, Score, summarise
 from realmlm.index.exact import Index
+from realmlm.index.same import SameWords
 from realmlm.log import duration, say
 from realmlm.model.answering import Answerer
 from realmlm.model.inputs import Inputs, query_inputs
@@ -62,10 +63,11 @@ EPOCHS = 6  # times that every example is seen, at most
 
 
 class FoundElsewhere(Stateless):
-    """−log p(passages that have the hidden words | x) among the best candidates, a sentence's own passage left out."""
+    """−log p(passages that have the hidden words | x) among the best candidates, a sentence's own passage and its copies left out."""
 
     def __init__(self, model: Realm, corpus: Corpus, source: SentenceSource, index: Index, learning: list[nn.Parameter]) -> None:
         self._model, self._corpus, self._source, self._index, self._learning = model, corpus, source, index, learning
+        self._own = SameWords(corpus, corpus)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"retriever": self._learning}
@@ -80,8 +82,8 @@ class FoundElsewhere(Stateless):
         with clock("embed"):
             query_BD = self._model.query(inputs.to(self._model.device))
         with clock("search"):
-            own_B = torch.from_numpy(sentences.passages)
-            ids_BC = self._index.search(query_BD.detach().float(), min(CANDIDATES, len(self._corpus) - 1), exclude_Q=own_B).ids_QK.cpu()
+            own_BE, candidates = self._own(sentences.passages), min(CANDIDATES, len(self._corpus) - self._own.most)
+            ids_BC = self._index.search(query_BD.detach().float(), candidates, exclude_QE=own_BE).ids_QK.cpu()
             holds_BC = self._holds(sentences, ids_BC).to(self._model.device)
         candidate_BCD = self._index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
         found_B = evidence_log_likelihood(inner_products(query_BD, candidate_BCD), holds_BC)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from realmlm.config import Loop, Optim, Pretrain, Refresh, flat, record
@@ -21,7 +20,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.clozes import measure_clozes
-from realmlm.index.same import places_in, share_cut_otherwise
+from realmlm.index.same import SameWords, share_cut_otherwise
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_inputs
 from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
@@ -51,7 +50,7 @@ class JointPretraining:
         *,
         k: int,
         null_document: bool,
-        own: np.ndarray | None,
+        own: SameWords | None,
         marginal: str,
         pointing: float,
         freeze_retriever: int,
@@ -62,7 +61,7 @@ class JointPretraining:
         self._null, self._passages, self._marginal, self._freeze = null_document, k - null_document, marginal, freeze_retriever
         self._pointing = pointing
         self._probe, self._probe_every = probe, probe_every
-        self._own = own  # as `_own_places` gives it
+        self._own = own
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters()), "retriever": self._model.retriever_parameters()}
@@ -77,8 +76,8 @@ class JointPretraining:
         with clock("embed"):
             query_BD = self._model.query(inputs)
         with clock("search"):
-            own_B = None if self._own is None else torch.from_numpy(self._own[drawn[0].passages])
-            ids_BK = self._live.index.search(query_BD.detach().float(), self._passages, exclude_Q=own_B).ids_QK
+            own_BE = None if self._own is None else self._own(drawn[0].passages)
+            ids_BK = self._live.index.search(query_BD.detach().float(), self._passages, exclude_QE=own_BE).ids_QK
         with clock("embed"):
             retrieval_BK = fresh_scores(self._model, self._wordpieces, self._corpus, query_BD, ids_BK, with_null=self._null)
             if step < self._freeze:
@@ -212,7 +211,7 @@ def pretrain(
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
         own = None if own_passage else _own_places(known, source_corpus)
-        needed = k - null_document + (own is not None)
+        needed = k - null_document + (own.most if own else 0)
         if needed > len(known):
             raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
         held_out = held_out_passages(source_corpus, hold_out)
@@ -247,15 +246,15 @@ def pretrain(
             return train_model(realm, wordpieces, taught, run, corpus=known, optim=optim, loop=loop, device=device, title="pre-training")
 
 
-def _own_places(corpus: Corpus, text: Corpus) -> np.ndarray | None:
-    """By passage of the text that of the corpus that is never retrieved for its sentences, −1: none; None: for none of them."""
-    places = places_in(corpus, text)
-    if text is not corpus and (share := share_cut_otherwise(corpus, text, places)) >= CUT_OTHERWISE:
+def _own_places(corpus: Corpus, text: Corpus) -> SameWords:
+    """What is never retrieved for the sentences of a passage of the text."""
+    own = SameWords(corpus, text)
+    if text is not corpus and (share := share_cut_otherwise(corpus, text, own)) >= CUT_OTHERWISE:
         say(
             f"{share:.0%} of the passages of {text.folder} that are none of {corpus.folder} begin with a sentence that stands there: their "
             "sentences can retrieve themselves, which teaches nothing; cut both from the documents with the same --max-wordpieces"
         )
-    return places
+    return own
 
 
 def run_pretrain(config: Pretrain, *, objective: type[JointPretraining] = JointPretraining, scheme: Masking | None = None) -> Path:

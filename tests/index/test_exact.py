@@ -1,5 +1,6 @@
 """Exact search against a loop over integers: small whole numbers make every score exact and ties frequent."""
 
+import random
 from unittest.mock import patch
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from realmlm.errors import BadInput, NotEnough
 from realmlm.index import exact
 from realmlm.index.exact import ExactIndex, Index
+from realmlm.index.ivf import IVFIndex, IVFSettings
 
 
 def truth(passages: dict[int, list[int]], query: list[int], k: int, excluded: int = -1) -> list[tuple[float, int]]:
@@ -21,7 +23,7 @@ def truth(passages: dict[int, list[int]], query: list[int], k: int, excluded: in
 
 
 def assert_true(index: Index, passages: dict[int, list[int]], queries: list[list[int]], k: int, exclude: list[int] | None = None) -> None:
-    hits = index.search(torch.tensor(queries).float(), k, exclude_Q=None if exclude is None else torch.tensor(exclude))
+    hits = index.search(torch.tensor(queries).float(), k, exclude_QE=None if exclude is None else torch.tensor(exclude)[:, None])
     assert hits.scores_QK.dtype == torch.float32
     assert hits.ids_QK.dtype == torch.int64
     for row, query in enumerate(queries):
@@ -142,7 +144,10 @@ def test_an_added_tensor_may_be_changed_afterwards():
         (lambda index: index.search(torch.ones(1, 4), 1), "vectors of 3 numbers"),
         (lambda index: index.search(torch.full((1, 3), torch.nan), 1), "NaN or infinity"),
         (lambda index: index.search(torch.ones(1, 3), 0), "at least one"),
-        (lambda index: index.search(torch.ones(2, 3), 1, exclude_Q=torch.tensor([7])), "2 queries came with 1 exclusions"),
+        (
+            lambda index: index.search(torch.ones(2, 3), 1, exclude_QE=torch.tensor([[7]])),
+            r"2 queries came with exclusions of the shape \(1, 1\)",
+        ),
     ],
 )
 def test_bad_input_changes_nothing(act, message):
@@ -158,8 +163,29 @@ def test_not_enough_passages():
     with pytest.raises(NotEnough, match="k is 4, but 3 passages can be searched; use --k 3 or a larger corpus"):
         index.search(torch.ones(1, 2), 4)
     with pytest.raises(NotEnough, match="k is 3, but 2 passages"):
-        index.search(torch.ones(2, 2), 3, exclude_Q=torch.tensor([-1, 1]))
-    assert index.search(torch.ones(1, 2), 3, exclude_Q=torch.tensor([77])).ids_QK.tolist() == [[0, 1, 2]]
+        index.search(torch.ones(2, 2), 3, exclude_QE=torch.tensor([[-1], [1]]))
+    assert index.search(torch.ones(1, 2), 3, exclude_QE=torch.tensor([[77]])).ids_QK.tolist() == [[0, 1, 2]]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 200),
+    queries=st.integers(1, 4),
+    excluded=st.integers(0, 12),
+    lists=st.sampled_from([0, 1, 7]),
+)
+def test_any_number_of_passages_can_be_left_out(seed: int, count: int, queries: int, excluded: int, lists: int) -> None:
+    passages, chooser = random_passages(seed, count + excluded, 3, 2), random.Random(seed)
+    rows = [(some := chooser.sample(list(passages), chooser.randint(0, excluded))) + [-1] * (excluded - len(some)) for _ in range(queries)]
+    asked = torch.randint(-2, 3, (queries, 3), generator=torch.Generator().manual_seed(seed)).float()
+    index: Index = index_of(passages)
+    if lists:  # all of them are looked into
+        index = IVFIndex.build(index_of(passages), IVFSettings(lists=lists, target=1.1))
+    k = min(5, count)
+    hits = index.search(asked, k, exclude_QE=torch.tensor(rows, dtype=torch.int64).view(queries, excluded))
+    for row, query in enumerate(asked.tolist()):
+        left = {number: vector for number, vector in passages.items() if number not in rows[row]}
+        assert list(zip(hits.scores_QK[row].tolist(), hits.ids_QK[row].tolist(), strict=True)) == truth(left, query, k)
 
 
 def test_too_large_for_half_precision():

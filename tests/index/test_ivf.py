@@ -125,7 +125,7 @@ def test_a_query_sees_the_lists_of_its_nearest_centroids_and_what_was_added(
     exclude = [[*passages, -1][(seed + 7 * row) % (len(passages) + 1)] for row in range(queries)] if excluding else [-1] * queries
     k = max(1, min(k, len(passages) - 1))
     with patch.object(ivf, "_SCRATCH", scratch):
-        hits = index.search(asked, k, exclude_Q=torch.tensor(exclude, dtype=torch.int64) if excluding else None)
+        hits = index.search(asked, k, exclude_QE=torch.tensor(exclude, dtype=torch.int64)[:, None] if excluding else None)
     for row, query in enumerate(asked.tolist()):
         looked = ExactIndex(index.centroids_LD, torch.arange(len(index.centroids_LD))).search(asked, index.nprobe).ids_QK[row].tolist()
         seen = {i: vector for i, vector in passages.items() if home.get(i, looked[0]) in looked and i != exclude[row]}

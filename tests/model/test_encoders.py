@@ -170,7 +170,7 @@ def test_joint_steps_lower_the_loss(subject: Subject, record_property: Record) -
     model.train()
     for _ in range(STEPS + 1):
         vectors = model.query(query_inputs(masked.queries, wordpieces, max_query=QUERY))
-        ids = index.search(vectors.detach(), K - 1, exclude_Q=own).ids_QK
+        ids = index.search(vectors.detach(), K - 1, exclude_QE=own[:, None]).ids_QK
         token_BKM, _, _ = read_masks(model, wordpieces, corpus, masked, [number for row in ids.tolist() for number in (None, *row)])
         reading = joint_reading(token_BKM, masked.valid_BM)
         loss = -marginal_log_likelihood(fresh_scores(model, wordpieces, corpus, vectors, ids), reading).mean()

@@ -55,9 +55,9 @@ def test_a_sentences_own_passage_is_never_retrieved(
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     search = ExactIndex.search
 
-    def spy(self: ExactIndex, queries: torch.Tensor, k: int, *, exclude_Q: Any = None) -> Any:
-        hits = search(self, queries, k, exclude_Q=exclude_Q)
-        seen.append((exclude_Q, hits.ids_QK))
+    def spy(self: ExactIndex, queries: torch.Tensor, k: int, *, exclude_QE: Any = None) -> Any:
+        hits = search(self, queries, k, exclude_QE=exclude_QE)
+        seen.append((exclude_QE, hits.ids_QK))
         return hits
 
     monkeypatch.setattr(ExactIndex, "search", spy)
@@ -67,7 +67,7 @@ def test_a_sentences_own_passage_is_never_retrieved(
     for own, ids in seen:
         assert own is not None
         assert ids.shape == (8, 3)
-        assert not (ids == own[:, None]).any()
+        assert not (ids[:, :, None] == own[:, None]).any()
 
 
 def test_masked_sentences_hide_salient_values(sentences: Corpus, world: Path) -> None:

@@ -19,7 +19,7 @@ from realmlm.errors import BadInput
 from realmlm.evaluate.clozes import make_clozes, measure_clozes
 from realmlm.evaluate.measure import evaluate
 from realmlm.index.exact import ExactIndex
-from realmlm.index.same import places_in, share_cut_otherwise
+from realmlm.index.same import SameWords, share_cut_otherwise
 from realmlm.log import read_metrics
 from realmlm.model.inputs import reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
@@ -167,7 +167,7 @@ def test_a_text_cut_otherwise_from_the_same_documents_is_said(
 ) -> None:
     source = str(towns.folder.parent / "towns.jsonl")
     short = build_corpus([source], tmp_path / "corpus", tokenizer=str(towns.folder), max_wordpieces=12, workers=1)
-    assert share_cut_otherwise(towns, short, places_in(towns, short)) == 1
+    assert share_cut_otherwise(towns, short, SameWords(towns, short)) == 1
     mark_spans(short, rule_tagger(short))
     joint = {"model": towns_model, "corpus": towns.folder, "k": 3, "optim": JointOptim(steps=1, batch=2), "refresh": Refresh(every_steps=0)}
     for name, text, own, said in (("short", short, False, True), ("own", short, True, False), ("same", towns, False, False)):
@@ -181,9 +181,50 @@ def test_the_own_passage_is_known_where_two_copies_were_edited_otherwise(towns: 
         Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / name))).edit(add=order)[0]
         for name, order in (("x", added), ("z", added[::-1]))
     )
-    same = places_in(corpus, text)
-    assert same is not None
-    assert all(corpus[int(same[number])].text == text[number].text for number in text.ids.tolist())
+    same = SameWords(corpus, text)(text.ids)
+    assert same.shape == (len(text), 1)
+    assert all(corpus[int(there)].text == text[number].text for number, there in zip(text.ids.tolist(), same[:, 0], strict=True))
+
+
+def test_all_copies_of_a_passage_are_known(towns: Corpus, tmp_path: Path) -> None:
+    copies = [Article("A copy", towns[number].text) for number in (0, 2, 0)]
+    corpus = Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / "z"))).edit(add=copies)[0].edit(remove=[1])[0]
+    for text in (corpus, towns):
+        own, texts = SameWords(corpus, text), {number: corpus[number].text for number in corpus.ids.tolist()}
+        rows = own(text.ids).tolist()
+        for number, row in zip(text.ids.tolist(), rows, strict=True):
+            assert [there for there in row if there >= 0] == [there for there, words in texts.items() if words == text[number].text]
+        assert own.has(text.ids).tolist() == [max(row) >= 0 for row in rows]
+        assert own.most == 3
+        assert own(text.ids[3:5]).shape == (2, 1)
+
+
+def test_no_copy_of_a_sentences_own_passage_is_retrieved(
+    towns: Corpus, towns_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = [Article("A copy", towns[number].text) for number in towns.ids.tolist()]
+    twice = Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / "twice"))).edit(add=added)[0]
+    mark_spans(twice, rule_tagger(twice))
+    drawn, retrieved, search, draw = [], [], ExactIndex.search, SentenceSource.draw
+
+    def drawing(source: SentenceSource, first: int, count: int) -> Any:
+        drawn.append(draw(source, first, count))
+        return drawn[-1]
+
+    def searching(index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_QE: torch.Tensor | None = None) -> Any:
+        hits = search(index, queries, k, exclude_QE=exclude_QE)
+        retrieved.append(hits.ids_QK.tolist())
+        return hits
+
+    monkeypatch.setattr(SentenceSource, "draw", drawing)
+    monkeypatch.setattr(ExactIndex, "search", searching)
+    joint: dict[str, Any] = {"k": 6, "optim": JointOptim(steps=4, batch=8), "refresh": Refresh(every_steps=0), "loop": LOOP}
+    run_pretrain(Pretrain(model=towns_model, corpus=twice.folder, text=None, out=tmp_path / "run", **joint))
+    assert len(retrieved) == 4
+    for sentences, rows in zip(drawn, retrieved, strict=False):
+        for own, row in zip(sentences.passages.tolist(), rows, strict=True):
+            assert len(row) == 5
+            assert twice[own].text not in [twice[number].text for number in row]
 
 
 def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
@@ -191,22 +232,21 @@ def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
 ) -> None:
     source = str(towns.folder.parent / "towns.jsonl")
     firsts = build_corpus([source], tmp_path / "firsts", tokenizer=str(towns.folder), max_wordpieces=24, max_passages=1, workers=1)
-    same = places_in(firsts, towns)
-    assert same is not None
+    same = SameWords(firsts, towns)(towns.ids)[:, 0]
     for number in towns.ids.tolist():
         there = towns[number].text in [firsts[other].text for other in firsts.ids.tolist()]
         assert (firsts[int(same[number])].text == towns[number].text) if there else same[number] == -1
     rest = build_corpus([source], tmp_path / "rest", tokenizer=str(towns.folder), max_wordpieces=24, skip_passages=1, workers=1)
-    assert places_in(firsts, rest) is None
-    assert share_cut_otherwise(firsts, rest, None) == share_cut_otherwise(towns, towns, places_in(towns, towns)) == 0
-    assert places_in(towns, towns).tolist() == towns.ids.tolist()  # type: ignore[union-attr]
+    assert SameWords(firsts, rest).most == 0
+    assert share_cut_otherwise(firsts, rest, SameWords(firsts, rest)) == share_cut_otherwise(towns, towns, SameWords(towns, towns)) == 0
+    assert SameWords(towns, towns)(towns.ids)[:, 0].tolist() == towns.ids.tolist()
 
     excluded: list[int] = []
     search = ExactIndex.search
 
-    def watched(index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_Q: torch.Tensor | None = None) -> Any:
-        excluded.extend(exclude_Q.tolist() if exclude_Q is not None else [])
-        return search(index, queries, k, exclude_Q=exclude_Q)
+    def watched(index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_QE: torch.Tensor | None = None) -> Any:
+        excluded.extend(exclude_QE.flatten().tolist() if exclude_QE is not None else [])
+        return search(index, queries, k, exclude_QE=exclude_QE)
 
     monkeypatch.setattr(ExactIndex, "search", watched)
     held = [Question(text="Town0 bears a [MASK] on its arms.", answers=("heron",), id="0", source=0)]
