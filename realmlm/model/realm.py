@@ -155,7 +155,10 @@ class Realm(nn.Module):
             tower.encoder.load_state_dict(self.reader.encoder.state_dict())
 
     def compute_quickly(self) -> None:
-        """Let the encoders compute in bfloat16 where this CPU does so natively: for answering; training and measuring stay exact."""
+        """Let the encoders compute in bfloat16 where this CPU does so natively: for answering; training and measuring compute exactly.
+
+        An index built while answering has the vectors that came of it, and whoever opens it later takes them as they are.
+        """
         for module in self.modules():
             if isinstance(module, Encoder):
                 module.quick = cpu_has_bfloat16()
