@@ -19,6 +19,7 @@ from realmlm.corpus.taggers import Mention, with_numbers
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.errors import ArtefactDamaged, BadInput
+from realmlm.files import read_text
 from realmlm.log import progress, say
 from realmlm.model.encoders import Encoder, build_encoder, encoder_config, load_encoder, undrawn
 from realmlm.model.inputs import query_inputs
@@ -41,12 +42,8 @@ class Labelled:
 
 def read_labelled(file: Path) -> list[Labelled]:
     """Sentences in the form of CoNLL and WikiAnn: a word and its label (last column) a line, an empty line between sentences."""
-    try:
-        blocks = re.split(r"\n[ \t]*\n", file.read_text("utf-8").strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} cannot be read as UTF-8 text ({type(error).__name__}); check the path and the file") from error
     sentences = []
-    for block in blocks:
+    for block in re.split(r"\n[ \t]*\n", read_text(file).strip()):
         rows = [line.split() for line in block.splitlines() if line.strip() and not line.startswith("-DOCSTART-")]
         for row in rows:
             if len(row) < 2 or not re.fullmatch(r"O|[BI]-\S+", row[-1]):
