@@ -7,6 +7,7 @@ a second or more from the loaded model to the answer.
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import subprocess
@@ -71,16 +72,20 @@ WRITERS: dict[str, Callable[[Path, str, str], Any]] = {
 
 
 def make_folder(folder: Path, files: int) -> None:
-    """So many documents of all kinds in turn: the encyclopedia's, then those about the entities of a fictional world."""
+    """So many documents of all kinds in turn: the encyclopedia's, then those about the entities of as many fictional worlds as it takes."""
     import realmlm
     from realmlm.worlds import make_world
 
     rows = [json.loads(line) for line in realmlm.pocket.read_text("utf-8").splitlines()]
     articles = {row["title"]: row["text"] for row in rows}
-    for title, text in make_world("small").passages:
-        articles[title] = f"{articles[title]} {text}" if title in articles else text
+    worlds = (make_world("small", seed=seed) for seed in itertools.count())
+    while len(articles) < files:
+        entities: dict[str, str] = {}
+        for title, text in next(worlds).passages:
+            entities[title] = f"{entities[title]} {text}" if title in entities else text
+        articles |= entities
     kinds = list(WRITERS)
-    for number, (title, text) in zip(range(files), articles.items(), strict=False):
+    for number, (title, text) in enumerate(itertools.islice(articles.items(), files)):
         kind = kinds[number % len(kinds)]
         place = folder / f"shelf-{number % 10}"
         place.mkdir(parents=True, exist_ok=True)
