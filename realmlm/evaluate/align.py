@@ -21,9 +21,10 @@ from realmlm.index.same import SameWords
 from realmlm.log import progress
 from realmlm.model.answering import Answerer
 from realmlm.model.inputs import mask_queries
+from realmlm.model.kept_index import index_for
 from realmlm.model.marginal import marginal_log_likelihood, posterior
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, Query, check_readable, index_for
+from realmlm.model.retrieval import LearnedRetriever, Query, check_readable
 
 
 def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, limit: int | None, device: str) -> int:

@@ -22,8 +22,9 @@ from realmlm.evaluate.matching import Recall, contains_answer
 from realmlm.evaluate.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
 from realmlm.model.answering import Answer, Answerer
+from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, Retriever, check_readable, index_for
+from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, Retriever, check_readable
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
 

@@ -13,8 +13,9 @@ from realmlm.artefact import publish
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, NotEnough
+from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import check_readable, index_for
+from realmlm.model.retrieval import check_readable
 from realmlm.published.layout import ARCHITECTURES, BLOCKS, their_config, their_name
 from realmlm.published.records import write_records
 from realmlm.published.sources import RECORDS

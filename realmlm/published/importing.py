@@ -20,8 +20,8 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, Mismatch
 from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress, say
+from realmlm.model.kept_index import index_place
 from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
-from realmlm.model.retrieval import index_place
 from realmlm.parallel import default_workers
 from realmlm.published.layout import ARCHITECTURES, BLOCKS, SHAPED, UNUSED, is_unused, listing, model_settings, their_name
 from realmlm.published.records import count_records, read_records

@@ -19,9 +19,10 @@ from realmlm.index.exact import Index
 from realmlm.index.ivf import IVFIndex
 from realmlm.log import say
 from realmlm.model.answering import Answer, Answerer, MaskWords
+from realmlm.model.kept_index import KeptIndex, index_for, kept_index
 from realmlm.model.packing import kept_packed
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import KeptIndex, LearnedRetriever, NoRetriever, check_readable, index_for, kept_index
+from realmlm.model.retrieval import LearnedRetriever, NoRetriever, check_readable
 
 Out = TypeVar("Out")
 PATIENCE_S = 5.0  # seconds that a question waits for files that changed to be read; then it is answered from what was there before

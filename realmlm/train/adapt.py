@@ -42,9 +42,10 @@ from realmlm.index.same import SameWords
 from realmlm.log import duration, say
 from realmlm.model.answering import Answerer
 from realmlm.model.inputs import Inputs, query_inputs
+from realmlm.model.kept_index import index_for
 from realmlm.model.marginal import evidence_log_likelihood, inner_products
 from realmlm.model.realm import ModelConfig, Realm
-from realmlm.model.retrieval import LearnedRetriever, index_for
+from realmlm.model.retrieval import LearnedRetriever
 from realmlm.settings import together
 from realmlm.train.examples import MaskedSentences, SentenceSource, places_of
 from realmlm.train.finetune import finetune

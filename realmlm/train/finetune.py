@@ -21,6 +21,7 @@ from realmlm.errors import NotEnough
 from realmlm.evaluate.bm25 import BM25Index
 from realmlm.log import progress, say
 from realmlm.model.inputs import Inputs, joint_inputs, mask_queries, query_inputs
+from realmlm.model.kept_index import index_for
 from realmlm.model.marginal import (
     answer_log_likelihood,
     best_span_log_likelihood,
@@ -34,7 +35,7 @@ from realmlm.model.marginal import (
     weighed_together,
 )
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import check_readable, fresh_scores, index_for
+from realmlm.model.retrieval import check_readable, fresh_scores
 from realmlm.train.examples import epoch_positions
 from realmlm.train.gold import Gold, locate_answers
 from realmlm.train.live import LiveIndex

@@ -16,8 +16,9 @@ from realmlm.evaluate.calibrate import calibrate, separation
 from realmlm.model.answering import Answerer
 from realmlm.model.calibration import Calibration
 from realmlm.model.create import graft
+from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, index_for
+from realmlm.model.retrieval import LearnedRetriever
 
 Model = tuple[Realm, Wordpieces]
 ROWS: list[Any] = [

@@ -15,8 +15,9 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.model.answering import Answerer, Evidence, units, widened
 from realmlm.model.inputs import NULL, reader_inputs
+from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, embed_documents, fresh_scores, index_for
+from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, embed_documents, fresh_scores
 from realmlm.model.snapshot import DocumentEncoder
 
 Model = tuple[Realm, Wordpieces]

@@ -22,9 +22,10 @@ from realmlm.errors import BadInput
 from realmlm.model.create import fresh_encoder
 from realmlm.model.encoders import build_encoder, longest_input
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
+from realmlm.model.kept_index import index_for
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood
 from realmlm.model.realm import ModelConfig, Realm, new_model
-from realmlm.model.retrieval import fresh_scores, index_for
+from realmlm.model.retrieval import fresh_scores
 from realmlm.settings import JointOptim
 from realmlm.train.examples import SentenceSource
 from realmlm.train.loop import make_optimizer

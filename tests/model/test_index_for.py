@@ -12,9 +12,9 @@ from realmlm.corpus.store import Article, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, Mismatch
 from realmlm.index.encode import embed_passages
-from realmlm.model import retrieval
+from realmlm.model import kept_index
+from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import index_for
 from realmlm.model.snapshot import DocumentEncoder
 from tests.conftest import world_corpus
 
@@ -72,7 +72,7 @@ def test_what_was_embedded_of_another_edit_is_not_taken(tiny_model: Model, own: 
     index_for(model, wordpieces, own)
     edited, _ = own.edit(add=[Article("new", "The new passage tells of a heron.")])
     with monkeypatch.context() as broken:
-        broken.setattr(retrieval, "save_edit", cut_off)
+        broken.setattr(kept_index, "save_edit", cut_off)
         with pytest.raises(KeyboardInterrupt):
             index_for(model, wordpieces, edited)
     shutil.rmtree(own.folder / "edits")
@@ -95,7 +95,7 @@ def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(tiny
 
 def test_an_approximate_index_is_measured_with_a_quarter_of_the_words_of_sentences(tiny_model: Model, own: Corpus, tmp_path: Path) -> None:
     model, wordpieces = tiny_model
-    with patch.object(retrieval, "query_inputs", wraps=retrieval.query_inputs) as asked:
+    with patch.object(kept_index, "query_inputs", wraps=kept_index.query_inputs) as asked:
         index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="ivf")
     (queries,) = (call.args[0] for call in asked.call_args_list)
     assert len(queries) == 256

@@ -13,8 +13,8 @@ from realmlm.cli import main
 from realmlm.corpus.store import Article, Corpus
 from realmlm.errors import ArtefactExists, BadInput, Mismatch
 from realmlm.model.inputs import query_inputs
+from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import index_for
 from realmlm.published.exporting import export_hf
 from realmlm.published.importing import import_hf
 from realmlm.published.layout import is_unused
