@@ -64,9 +64,6 @@ class Index(Protocol):
     def remove(self, ids_N: Tensor) -> None:
         """Make live passages unfindable."""
 
-    def replace(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
-        """Give live passages new vectors."""
-
 
 class ExactIndex:
     """Exact search over float32, float16 or bfloat16 vectors on any device; scores are computed in float32.
@@ -119,7 +116,7 @@ class ExactIndex:
 
     def add(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
         ids_N, vectors_ND = self._checked(ids_N, vectors_ND)
-        _refuse(ids_N[self.contains(ids_N)], "are in the index already; use replace")
+        _refuse(ids_N[self.contains(ids_N)], "are in the index already; remove them first")
         self._append(ids_N, vectors_ND.clone())
 
     def remove(self, ids_N: Tensor) -> None:
@@ -129,11 +126,6 @@ class ExactIndex:
         for block in self.blocks:
             block.kill(ids_N)
         self.blocks = [block for block in self.blocks if block.count]
-
-    def replace(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
-        ids_N, vectors_ND = self._checked(ids_N, vectors_ND)
-        self.remove(ids_N)
-        self._append(ids_N, vectors_ND.clone())
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
         queries_QD, exclude_QE = self.prepared(queries_QD, k, exclude_QE)

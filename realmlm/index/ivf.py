@@ -145,9 +145,6 @@ class IVFIndex:
     def remove(self, ids_N: Tensor) -> None:
         self._exact.remove(ids_N)
 
-    def replace(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
-        self._exact.replace(ids_N, vectors_ND)
-
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
         queries_QD, exclude_QE = self._exact.prepared(queries_QD, k, exclude_QE)
         wanted = min(k + exclude_QE.shape[1], len(self))

@@ -88,11 +88,11 @@ def test_changes_in_place_equal_a_new_index(seed, steps, blocks):
         if action == "add":
             chosen = [i for i in torch.randint(0, 600, (count,), generator=generator).unique().tolist() if i not in passages][::-1]
         new = torch.randint(-1, 2, (len(chosen), 2), generator=generator)
-        if action == "remove":
+        if action != "add":
             index.remove(torch.tensor(chosen))
             passages = {i: vector for i, vector in passages.items() if i not in chosen}
-        else:
-            (index.add if action == "add" else index.replace)(torch.tensor(chosen), new.float())
+        if action != "remove":
+            index.add(torch.tensor(chosen), new.float())
             passages |= dict(zip(chosen, new.tolist(), strict=True))
         assert index.ids.tolist() == sorted(passages)
         assert len(index) == len(passages)
@@ -129,7 +129,7 @@ def test_an_added_tensor_may_be_changed_afterwards():
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda index: index.add(torch.tensor([1, 7]), torch.ones(2, 3)), "passage ids 7 are in the index already; use replace"),
+        (lambda index: index.add(torch.tensor([1, 7]), torch.ones(2, 3)), "passage ids 7 are in the index already; remove them first"),
         (lambda index: index.add(torch.tensor([1, 1]), torch.ones(2, 3)), "come twice"),
         (lambda index: index.add(torch.tensor([-4]), torch.ones(1, 3)), "negative"),
         (lambda index: index.add(torch.tensor([1]), torch.ones(1, 4)), "vectors of 3 numbers"),
@@ -138,8 +138,6 @@ def test_an_added_tensor_may_be_changed_afterwards():
         (lambda index: index.add(torch.tensor([1.5]), torch.ones(1, 3)), "give one row of int64"),
         (lambda index: index.remove(torch.tensor([8, 99])), "passage ids 99 are not in the index"),
         (lambda index: index.remove(torch.tensor([8, 8])), "come twice"),
-        (lambda index: index.replace(torch.tensor([8, 99]), torch.ones(2, 3)), "passage ids 99 are not in the index"),
-        (lambda index: index.replace(torch.tensor([8]), torch.full((1, 3), torch.inf)), "NaN or infinity"),
         (lambda index: index.vectors(torch.tensor([7, 6])), "passage ids 6 are not in the index"),
         (lambda index: index.search(torch.ones(1, 4), 1), "vectors of 3 numbers"),
         (lambda index: index.search(torch.full((1, 3), torch.nan), 1), "NaN or infinity"),

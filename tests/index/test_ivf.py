@@ -83,8 +83,8 @@ def test_changes_without_rebuilding():
     index = IVFIndex.build(index_of(passages))
     index.nprobe = len(index.centroids_LD)
     gone, kept, new = list(passages)[:10], list(passages)[10:20], list(range(1000, 1010))
-    index.remove(torch.tensor(gone))
-    index.replace(torch.tensor(kept), torch.arange(30).view(10, 3).float())
+    index.remove(torch.tensor(gone + kept))
+    index.add(torch.tensor(kept), torch.arange(30).view(10, 3).float())
     index.add(torch.tensor(new), torch.arange(30).view(10, 3).float() - 40)
     passages = {i: vector for i, vector in passages.items() if i not in gone}
     passages |= dict(zip(kept, torch.arange(30).view(10, 3).tolist(), strict=True))
