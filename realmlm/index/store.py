@@ -51,8 +51,8 @@ class ShardedBuild:
     """A version, or an edit of one, in the making: finished shards survive a crash. Several processes may put different shards.
 
     The plan is all that decides what the version will hold: `weights` and `corpus` (fingerprints), `corpus_edits` (how many are
-    contained), `step`, `dim`, `dtype` (float32, float16 or bfloat16), `kind` (exact or ivf), `borders` (shard i holds the passages from the
-    borders[i]-th up to, not including, the borders[i + 1]-th), and for ivf, where they are not the usual ones, the settings as `ivf`.
+    contained), `step`, `dim`, `dtype` (float32, float16 or bfloat16), `kind` (exact or ivf) and `borders` (shard i holds the passages from
+    the borders[i]-th up to, not including, the borders[i + 1]-th).
     """
 
     def __init__(self, partial_folder: Path, plan: dict[str, Any]) -> None:
@@ -124,8 +124,7 @@ class ShardedBuild:
             draft.counts = {"passages": len(ids_N), "corpus_edits": self.plan["corpus_edits"]}
             draft.parents = {name: self.plan[name] for name in ("weights", "corpus")}
             if self.plan["kind"] == "ivf":
-                settings = IVFSettings(**self.plan.get("ivf", {}))
-                draft.config["ivf"] = _write_lists(draft.path, exact, settings, queries_QD)
+                draft.config["ivf"] = _write_lists(draft.path, exact, queries_QD)
             else:
                 draft.counts["shards"] = self._write_shards(draft.path, exact)
         self.discard()
@@ -290,7 +289,7 @@ def _map_shards(folder: Path, shards: int, dtype: str, device: torch.device | st
     return ExactIndex.from_blocks([(arrays["vectors"], arrays["ids"]) for arrays in mapped], device=device)
 
 
-def _write_lists(folder: Path, exact: ExactIndex, settings: IVFSettings, queries_QD: Tensor | None) -> dict[str, Any]:
+def _write_lists(folder: Path, exact: ExactIndex, queries_QD: Tensor | None) -> dict[str, Any]:
     """Write vectors, ids and lists of an approximate index; gives its settings and what was measured."""
 
     def place(pieces: Pieces) -> ExactIndex:
@@ -303,9 +302,9 @@ def _write_lists(folder: Path, exact: ExactIndex, settings: IVFSettings, queries
         vectors.close()
         return _map_placed(folder, str(exact.dtype).removeprefix("torch."))
 
-    index = IVFIndex.build(exact, settings, queries_QD=queries_QD, place=place)
+    index = IVFIndex.build(exact, queries_QD=queries_QD, place=place)
     save_arrays(folder / _LISTS, {"centroids": index.centroids_LD.numpy(), "offsets": index.offsets_L.numpy()})
-    return {**asdict(settings), "nprobe": index.nprobe, "recall": index.recall}
+    return {**asdict(index.settings), "nprobe": index.nprobe, "recall": index.recall}
 
 
 def _map_placed(folder: Path, dtype: str) -> ExactIndex:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from realmlm import artefact
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing, BadInput, Mismatch, NotEnough
-from realmlm.index import store
-from realmlm.index.ivf import IVFIndex
+from realmlm.index import ivf, store
+from realmlm.index.ivf import IVFIndex, IVFSettings
 from realmlm.index.store import ShardedBuild, edits_contained, index_info, open_index, save_edit
 
 PLAN: dict[str, Any] = {
@@ -58,7 +58,7 @@ def published(path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("kind", ["exact", "ivf"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_round_trip(tmp_path, dtype, kind):
-    path = published(tmp_path / "step-00000500", dtype=dtype, kind=kind, ivf={"lists": 1})
+    path = published(tmp_path / "step-00000500", dtype=dtype, kind=kind)
     index = open_index(path, expect_weights="w" * 64, expect_corpus="c" * 64)
     assert index.ids.tolist() == list(range(0, 100, 10))
     assert index.vectors(torch.tensor([70, 0])).tolist() == [[7, 1, -7], [0, 0, 0]]
@@ -262,7 +262,8 @@ def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
 
 
 def test_an_approximate_index_is_not_trained_again(tmp_path):
-    path = published(tmp_path / "x", kind="ivf", ivf={"target": 1.0, "k": 3})
+    with patch.object(ivf, "IVFSettings", lambda: IVFSettings(target=1.0, k=3)):  # the usual ones may be others when it is opened
+        path = published(tmp_path / "x", kind="ivf")
     with patch.object(IVFIndex, "build", side_effect=AssertionError):
         index = open_index(path)
     assert isinstance(index, IVFIndex)
