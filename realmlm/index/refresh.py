@@ -50,13 +50,11 @@ def refresh_once(folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str
     return None
 
 
-def serve_refreshes(
-    folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int, threads: int
-) -> None:
+def serve_refreshes(folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int) -> None:
     """The refresher's process: build what is asked for until the trainer is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the trainer ends this one
     die_with_parent()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # the one that the trainer leaves it
     try:
         with _alone(folder):
             sweep(folder / "index")
@@ -87,10 +85,9 @@ class Refresher:
         dtype: torch.dtype,
         process: bool,
         shard: int,
-        threads: int = 1,
     ) -> None:
         self.folder, self.restarts = folder, 0
-        self._corpus, self._load, self._device, self._dtype, self._shard, self._threads = corpus, load, device, dtype, shard, threads
+        self._corpus, self._load, self._device, self._dtype, self._shard = corpus, load, device, dtype, shard
         self._in_process, self._fruitless = process, 0
         self._worker: BaseProcess | None = None
         for name in ("snapshots", "index"):
@@ -156,7 +153,6 @@ class Refresher:
             self._device,
             self._dtype,
             self._shard,
-            self._threads,
         )
         self._worker = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=arguments, daemon=True)
         self._worker.start()

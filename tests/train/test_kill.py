@@ -122,7 +122,7 @@ def test_nothing_of_a_killed_trainer_holds_its_run(arguments: dict[str, Any], tm
 
 
 def test_a_refresher_leaves_ctrl_c_to_the_trainer(knowledge: Corpus, tmp_path: Path) -> None:
-    arguments = (tmp_path, knowledge.folder, 0, load_snapshot, "cpu", torch.float16, 64, 1)
+    arguments = (tmp_path, knowledge.folder, 0, load_snapshot, "cpu", torch.float16, 64)
     process = CONTEXT.Process(target=serve_refreshes, args=arguments)
     process.start()
     try:

@@ -331,7 +331,7 @@ def test_a_new_trainer_waits_for_the_refresher_of_the_last_one(towns: Corpus, tm
 
     def refresh() -> None:
         with suppress(SystemExit):
-            serve_refreshes(tmp_path, towns.folder, towns.edits, load, "cpu", torch.float32, 8, 1)
+            serve_refreshes(tmp_path, towns.folder, towns.edits, load, "cpu", torch.float32, 8)
 
     snapshot = step_folder(tmp_path / "snapshots", 3)
     snapshot.mkdir(parents=True)
