@@ -197,9 +197,8 @@ class Segment:
     def sentence_starts(self, row: int) -> np.ndarray:
         return self._cut("sentence_starts", "sentence", row)
 
-    def counts(self, name: str) -> np.ndarray:
-        """Wordpieces ("token") or sentences ("sentence") of each passage."""
-        return np.diff(self._offsets[name])
+    def sentence_counts(self) -> np.ndarray:
+        return np.diff(self._offsets["sentence"])
 
 
 class Corpus:
@@ -327,21 +326,13 @@ class Corpus:
         return np.array([other for other in range(first, last) if other != row and other not in self._overlay], dtype=np.int64)
 
     @cached_property
-    def lengths(self) -> np.ndarray:
-        """Wordpieces of each passage, in the order of `ids`."""
-        return self._counts("token")
-
-    @cached_property
     def sentence_counts(self) -> np.ndarray:
         """Sentences of each passage, in the order of `ids`."""
-        return self._counts("sentence")
-
-    def _counts(self, name: str) -> np.ndarray:
-        base, ids = self._base.counts(name), self.ids
+        base, ids = self._base.sentence_counts(), self.ids
         counts = base[np.minimum(ids, len(base) - 1)]
         for number, place in self._overlay.items():
             if place is not None:
-                counts[np.searchsorted(ids, number)] = place[0].counts(name)[place[1]]
+                counts[np.searchsorted(ids, number)] = place[0].sentence_counts()[place[1]]
         return counts
 
     def changes_since(self, edits: int) -> tuple[list[int], list[int]]:
