@@ -30,14 +30,14 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Make a fictional world: passages, sentences and questions whose answers stand nowhere else. A laboratory for retrieval."""
+    """Make a fictional world to test retrieval in: passages, sentences and questions whose answers appear nowhere else."""
 
     out: Path
-    """Folder to make."""
+    """Folder to create."""
     kind: Literal["tiny", "small", "hard"] = "small"
     """tiny: 150 entities, for tests; small: 1,000; hard: 1,500 with more facts, longer values and sentences that need no knowledge."""
     seed: int = 0
-    """Another seed, another world."""
+    """A different seed makes a different world."""
 
     def __post_init__(self) -> None:
         check(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
@@ -45,42 +45,42 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Turn documents into a corpus: passages, cut on sentence borders and tokenised once."""
+    """Turn documents into a corpus: passages, cut at sentence boundaries and tokenised once."""
 
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE_OR_FOLDER …", help_behavior_hint="(required)")]]
-    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also .gz .bz2 .xz of these."""
+    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also compressed as .gz .bz2 .xz."""
     out: Path
-    """Folder to make."""
+    """Folder to create."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None
-    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model (mini, or one of the hub)."""
+    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model (mini, or one on the hub)."""
     train_tokenizer: Annotated[int | None, optional("N")] = None
     """Train a tokenizer of this many wordpieces on the documents instead."""
     max_wordpieces: int = 288
-    """Longest passage."""
+    """Longest passage, in wordpieces."""
     max_passages: Annotated[int | None, optional("N")] = None
-    """Keep only the first so many passages of each document."""
+    """Keep only the first N passages of each document."""
     skip_passages: int = 0
-    """Leave out the first so many passages of each document: the other part of what --max-passages keeps."""
+    """Leave out the first N passages of each document: the part that --max-passages N keeps."""
     skip_bad: bool = False
     """Leave out what cannot be read and count it, instead of stopping."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes that cut and tokenise; default: one for each core."""
+    """Processes that cut and tokenise; default: one per core."""
 
     def __post_init__(self) -> None:
         check(len(self.sources) > 0, "name at least one file or folder: realmlm corpus notes/ --out CORPUS --train-tokenizer 16000")
         one = (self.tokenizer is None) != (self.train_tokenizer is None)
-        check(one, "say where the wordpieces come from: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
+        check(one, "choose a tokenizer: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
         check(
             self.train_tokenizer is None or self.train_tokenizer >= 100, f"train-tokenizer must be 100 or more, not {self.train_tokenizer}"
         )
         check(self.max_passages is None or self.max_passages >= 1, f"max-passages must be 1 or more, not {self.max_passages}")
         check(self.skip_passages >= 0, f"skip-passages must be 0 or more, not {self.skip_passages}")
-        check(8 <= self.max_wordpieces <= 4096, f"max-wordpieces must lie between 8 and 4096, not {self.max_wordpieces}")
+        check(8 <= self.max_wordpieces <= 4096, f"max-wordpieces must be between 8 and 4096, not {self.max_wordpieces}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Add, replace or remove passages of a corpus without making it again; indexes take the change up at their next use."""
+    """Add, replace or remove passages of a corpus without rebuilding it; indexes pick up the change when next used."""
 
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
@@ -89,7 +89,7 @@ class Edit:
     remove: Annotated[tuple[int, ...], optional("ID …")] = ()
     """Ids of passages to remove."""
     replace: Annotated[int | None, optional("N")] = None
-    """Id of a passage whose text becomes --text."""
+    """Id of a passage to replace with --text."""
     text: Annotated[str | None, optional("TEXT")] = None
     """The new text of the passage named by --replace."""
     title: Annotated[str | None, optional("TEXT")] = None
@@ -97,7 +97,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         check((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
-        check(self.title is None or self.replace is not None, "--title names a passage that is replaced: give --replace ID --text TEXT too")
+        check(self.title is None or self.replace is not None, "--title is for a replaced passage: give --replace ID --text TEXT too")
         check(
             bool(self.add or self.remove or self.replace is not None),
             "nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT",
@@ -111,9 +111,9 @@ class Passages:
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
     find: Annotated[str | None, optional("TEXT")] = None
-    """Only those with this in title, text or source; upper and lower case alike."""
+    """Only those with this in their title, text or source; case is ignored."""
     limit: int = 20
-    """Show at most so many."""
+    """Show at most this many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +123,15 @@ class Spans:
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
     tagger: Literal["rules", "phrases", "learned", "spacy"] = "rules"
-    """rules: our own, light; phrases: a list of yours; learned: names found by a trained encoder; spacy: a spaCy model's entities."""
+    """rules: built in, light; phrases: your own list; learned: names found by a trained encoder; spacy: a spaCy model's entities."""
     phrases: Annotated[Path | None, optional("PATH")] = None
-    """File with one phrase a line, for --tagger phrases."""
+    """File with one phrase per line, for --tagger phrases."""
     learned: Annotated[Path | None, optional("PATH")] = None
-    """A tagger that `realmlm tagger` made, for --tagger learned."""
+    """A tagger made by `realmlm tagger`, for --tagger learned."""
     spacy_model: str = "en_core_web_sm"
     """Name of the spaCy model, for --tagger spacy."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes; default: one for each core."""
+    """Processes; default: one per core."""
 
     def __post_init__(self) -> None:
         check((self.tagger == "phrases") == (self.phrases is not None), "--tagger phrases and --phrases FILE go together")
@@ -141,20 +141,20 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True)
 class Clozes:
-    """Make masked sentences from a corpus to hold out of training: what `realmlm evaluate` fills in, as a measure of retrieval."""
+    """Make masked sentences from a corpus, to hold out of training and fill in with `realmlm evaluate`: a measure of retrieval."""
 
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
-    """The corpus, its spans marked."""
+    """The corpus, with its spans marked."""
     out: Path
     """File for the sentences, one JSON line each."""
     count: int = 2000
-    """How many; at most one of a passage."""
+    """How many; at most one per passage."""
     max_query: int = 64
-    """Longest sentence in wordpieces."""
+    """Longest sentence, in wordpieces."""
     recurring: bool = False
-    """Hide only words that are marked in another passage too, so that there is one to find."""
+    """Hide only words that are also marked in another passage, so that there is one to find."""
     seed: int = 0
-    """Another seed, other sentences."""
+    """A different seed picks different sentences."""
 
     def __post_init__(self) -> None:
         check(self.count >= 1, f"count must be 1 or more, not {self.count}")
@@ -167,25 +167,25 @@ class Evaluate:
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
     corpus: Path
-    """The corpus that is searched."""
+    """The corpus to search."""
     questions: Path
     """Questions with answers; sentences with [MASK] are filled in instead."""
     retriever: Literal["learned", "bm25", "none"] = "learned"
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
     read: int = 5
-    """Passages read for each question; 0: retrieval alone is measured."""
+    """Passages to read for each question; 0 measures retrieval alone."""
     with_mask: bool = False
-    """Search with a [MASK] behind each question: so looks every query that a retriever learned from text alone has seen. With --read 0."""
+    """Search with a [MASK] after each question, like every query seen by a retriever that learned from text alone. Needs --read 0."""
     recall: Literal["dpr", "orqa"] = "dpr"
-    """When a passage holds an answer. dpr: the same words, upper and lower case alike; orqa: the same characters, within words too."""
+    """When a passage counts as holding an answer. dpr: the same words, ignoring case; orqa: the same characters, even inside words."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if there is none."""
     limit: Annotated[int | None, optional("N")] = None
-    """Take only this many questions, evenly spread."""
+    """Use only this many questions, evenly spread."""
     predictions: Annotated[Path | None, optional("PATH")] = None
     """File for the predictions with their evidence, one JSON line each."""
     report: Annotated[Path | None, optional("PATH")] = None
-    """File to make of the report, as JSON."""
+    """File for the report, as JSON."""
     json: bool = False
     """Print one JSON object instead of a table."""
     device: str = "auto"
@@ -195,7 +195,7 @@ class Evaluate:
         check(self.read >= 0, f"read must be 0 or more, not {self.read}")
         check(
             not self.with_mask or self.read == 0,
-            "a [MASK] is put behind questions that are searched with, not read: --with-mask needs --read 0",
+            "a [MASK] is added to questions for the search, not for reading: --with-mask needs --read 0",
         )
         check(self.index is None or self.retriever == "learned", f"--retriever {self.retriever} searches no index; leave --index out")
         check(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
@@ -203,12 +203,12 @@ class Evaluate:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Teach a model how often its answers are right: from answers that `realmlm evaluate` has judged. Its weights stay as they are."""
+    """Teach a model how often its answers are right, from answers that `realmlm evaluate` has judged. Its weights do not change."""
 
     predictions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
-    """Files of predictions that `realmlm evaluate` wrote, with the same model and as many passages read as it will read."""
+    """Predictions that `realmlm evaluate` wrote, with the same model and as many passages read (--read) as it will be used with."""
     out: Path
-    """Folder to make."""
+    """Folder to create."""
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
 
@@ -218,20 +218,20 @@ class Calibrate:
 
 @dataclass(frozen=True, kw_only=True)
 class Align:
-    """Say for the sentences of a text which passages explain them: the alignment of X and Z that pre-training finds by itself."""
+    """List the passages that explain each sentence of a text: the alignment of X and Z that pre-training finds by itself."""
 
     model: Path = MINI
-    """The model, pre-trained."""
+    """The pre-trained model."""
     corpus: Path
-    """The corpus Z that is searched."""
+    """The corpus Z to search."""
     out: Path
-    """File to make: for each sentence its hidden words and the passages with p(z|x) and p(z|x,y), one JSON line."""
+    """File to write, one JSON line per sentence: its hidden words, and the passages with p(z|x) and p(z|x,y)."""
     text: Annotated[Path | None, optional("PATH")] = None
-    """The corpus X whose sentences are aligned, its spans marked; default: Z itself, a sentence's own passage left out."""
+    """The corpus X whose sentences are aligned, with its spans marked; default: Z itself, leaving out each sentence's own passage."""
     k: int = 8
-    """Passages for each sentence, the null document among them."""
+    """Passages for each sentence, including the null document."""
     limit: Annotated[int | None, optional("N")] = None
-    """Take only this many sentences, evenly spread."""
+    """Use only this many sentences, evenly spread."""
     device: str = "auto"
     """Where the model runs."""
 
@@ -241,20 +241,20 @@ class Align:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a report as one HTML file: curves of runs over one another, evaluation tables, what was retrieved before and after."""
+    """Write a report as one HTML file: overlaid curves of runs, evaluation tables, what was retrieved before and after."""
 
     runs: Positional[Annotated[tuple[Path, ...], optional("RUN …")]] = ()
-    """Folders of training runs, or that `adapt` made."""
+    """Folders of training runs, or made by `adapt`."""
     out: Path
-    """File to make."""
+    """File to write."""
     evaluations: Annotated[tuple[Path, ...], optional("PATH …")] = ()
-    """Reports that `evaluate --report` wrote; a row of the table each."""
+    """Reports that `evaluate --report` wrote; one table row each."""
     before: Annotated[Path | None, optional("PATH")] = None
-    """Predictions that `evaluate --predictions` wrote, of the model before."""
+    """Predictions of the earlier model, written by `evaluate --predictions`."""
     after: Annotated[Path | None, optional("PATH")] = None
-    """Predictions for the same questions, of the model after."""
+    """Predictions of the later model, for the same questions."""
     examples: int = 6
-    """Questions shown whose answer came nearer between the two, and as many from which it moved away."""
+    """Show up to this many questions whose answer moved up in what was retrieved, and as many whose answer moved down."""
 
     def __post_init__(self) -> None:
         check((self.before is None) == (self.after is None), "--before FILE and --after FILE go together")
@@ -267,29 +267,29 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Run the commands of a file one after the other in one process; what is there already is not made again."""
+    """Run the commands in a file one after another in one process; what already exists is not made again."""
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """One command a line, without `realmlm`; # begins a comment; - reads from standard input."""
+    """One command per line, without `realmlm`; # starts a comment; - reads standard input."""
     log: Annotated[Path | None, optional("PATH")] = None
-    """File to which each command and its seconds are appended, one JSON line each."""
+    """File to append each command and its time in seconds to, one JSON line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """Answer a question, or fill in a sentence, and show the passages it was read from."""
+    """Answer a question, or fill in a sentence, and show the passages the answer was read from."""
 
     question: Positional[Annotated[str | None, optional("QUESTION")]] = None
     """The question."""
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, optional("PATH")] = None
-    """The corpus that is searched."""
+    """The corpus to search."""
     docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], optional("PATH …")]] = ()
-    """Folders and files of documents instead; what is made of them is kept in a cache, and only what changed is made again. pocket is the
-    small encyclopedia that comes with realmlm."""
+    """Folders and files of documents to search instead; they are cached, and only changed files are processed again. pocket is the small
+    encyclopedia that comes with realmlm."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if there is none."""
     fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = 5
@@ -302,47 +302,47 @@ class Ask:
     def __post_init__(self) -> None:
         check(
             (self.question is None) != (self.fill is None),
-            'ask one thing, before all else: realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"',
+            'ask one thing, before any flags: realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"',
         )
-        check((self.corpus is None) == any(self.docs), "say what is searched: either --docs FOLDER or --corpus CORPUS")
+        check((self.corpus is None) == any(self.docs), "say what to search: either --docs FOLDER or --corpus CORPUS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Answer over HTTP: questions of many people at once, passages that can be changed, a page at the same address."""
+    """Answer questions over HTTP, many at once, with passages that can be changed and a web page at the same address."""
 
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, optional("PATH")] = None
-    """The corpus that is searched; changes made through the service are kept in it."""
+    """The corpus to search; changes made through the service are saved in it."""
     docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], optional("PATH …")]] = ()
-    """Folders and files of documents instead, as for `realmlm ask`; what changes in them is known within seconds."""
+    """Folders and files of documents to search instead, as for `realmlm ask`; changes in them are picked up within seconds."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` made elsewhere; default: the exact one kept beside the corpus, made if there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if there is none."""
     host: str = "127.0.0.1"
-    """Address to listen at; this machine alone, unless told otherwise."""
+    """Address to listen on; the default serves this machine only."""
     port: int = 8460
-    """Port to listen at."""
+    """Port to listen on."""
     token: Annotated[str | None, optional("TEXT")] = None
-    """What a change of a passage must be sent with (Authorization: Bearer …)."""
+    """Token that requests to change a passage must carry (Authorization: Bearer …)."""
     runs: Annotated[tuple[Path, ...], optional("PATH …")] = ()
-    """Folders of training runs that the page shows."""
+    """Folders of training runs to show on the page."""
     queue: int = 256
-    """Requests that may wait; more are told to come back."""
+    """How many requests may wait; any more are told to try again later."""
     batch: int = 16
-    """Requests answered together at most."""
+    """Most requests answered together."""
     device: str = "auto"
     """Where the model runs."""
 
     def __post_init__(self) -> None:
-        check((self.corpus is None) == any(self.docs), "say what is searched: either --docs FOLDER or --corpus CORPUS")
-        check(1 <= self.port <= 65535, f"port must lie between 1 and 65535, not {self.port}")
+        check((self.corpus is None) == any(self.docs), "say what to search: either --docs FOLDER or --corpus CORPUS")
+        check(1 <= self.port <= 65535, f"port must be between 1 and 65535, not {self.port}")
         check(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
         check(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
-        check(self.token is None or len(self.token) >= 8, "a token has at least 8 characters")
+        check(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")
 
 
-STAGES: dict[str, Any] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}  # commands whose runs can be gone on with
+STAGES: dict[str, Any] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}  # commands whose runs can be resumed
 
 
 def record(values: Any) -> Any:

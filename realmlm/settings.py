@@ -55,17 +55,17 @@ class Optim:
     steps: int = 1000
     """Training steps."""
     batch: int = 32
-    """Examples of a step."""
+    """Examples per step."""
     accumulate: int = 1
-    """Parts a step's batch is worked off in, to fit memory; the gradient is the same up to rounding (ICT: fewer negatives)."""
+    """Parts to process a step's batch in, to fit memory; the gradient is the same up to rounding (ICT: fewer negatives)."""
     lr: float = 1e-4
-    """Peak learning rate; where reader and retriever learn together, the reader's."""
+    """Peak learning rate; when reader and retriever learn together, the reader's."""
     warmup: float = 0.1
-    """Share of the steps in which the learning rate rises linearly; then it falls linearly to zero."""
+    """Share of the steps over which the learning rate rises linearly; then it falls linearly to zero."""
     weight_decay: float = 0.01
     """AdamW's weight decay, on matrices only."""
     clip: float = 1.0
-    """Largest gradient norm, of retriever and reader each."""
+    """Largest gradient norm, for retriever and reader separately."""
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
@@ -77,19 +77,19 @@ class Optim:
         check(self.lr > 0, f"lr must be more than 0, not {self.lr}")
         check(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
         check(self.clip > 0, f"clip must be more than 0, not {self.clip}")
-        check(0 <= self.warmup <= 1, f"warmup is a share between 0 and 1, not {self.warmup}")
+        check(0 <= self.warmup <= 1, f"warmup must be between 0 and 1, not {self.warmup}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointOptim(Optim):
-    """How the weights move where reader and retriever learn together."""
+    """How the weights move when reader and retriever learn together."""
 
     retriever_lr: float = 3e-5
-    """Peak learning rate of the retriever. In joint training, the higher the more fragile."""
+    """Peak learning rate of the retriever. The higher it is, the more fragile joint training becomes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.retriever_lr >= 0, f"retriever-lr must be 0 (it stays as it is) or more, not {self.retriever_lr}")
+        check(self.retriever_lr >= 0, f"retriever-lr must be 0 (the retriever does not change) or more, not {self.retriever_lr}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,23 +97,23 @@ class Loop:
     """What happens around the steps."""
 
     log_every: int = 10
-    """Steps between two rows of metrics."""
+    """Steps between rows of metrics."""
     checkpoint_every: int = 500
-    """Steps between two checkpoints."""
+    """Steps between checkpoints."""
     seed: int = 0
-    """Seed of every random choice of the run."""
+    """Seed for every random choice in the run."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     bf16: bool = True
     """bfloat16 autocast on a GPU."""
     threads: int = 0
-    """CPU threads of the trainer; 0 leaves torch's choice, less one where a refresher runs beside it on the CPU."""
+    """CPU threads for training; 0 leaves it to torch, less one when a refresher runs alongside on the CPU."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes that put batches together ahead of their use; default: some beside a GPU, none on a CPU."""
+    """Processes that prepare batches ahead of time; default: some with a GPU, none on a CPU."""
     compile: bool = False
-    """Fuse the encoders' layers (torch.compile): a minute once, then faster steps on a GPU."""
+    """Fuse the encoders' layers (torch.compile): takes a minute once, then steps on a GPU are faster."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time; new indexes are swapped in at fixed steps."""
+    """Use only algorithms that give the same bits every time, and swap new indexes in at fixed steps."""
 
     def __post_init__(self) -> None:
         check(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
@@ -125,23 +125,23 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Refresh:
-    """How the index follows the document tower."""
+    """How the index keeps up with the document tower."""
 
     every_steps: int = 500
-    """Training steps between two snapshots handed to the refresher; 0 leaves the index as it is."""
+    """Training steps between snapshots handed to the refresher; 0 leaves the index as it is."""
     process: bool = True
-    """Re-embed in a process of its own while training goes on; otherwise in line, training waits."""
+    """Re-embed in a separate process while training continues; otherwise training waits for it."""
     swap_after: Annotated[int | None, optional("N")] = None
-    """Swap the new index in exactly this many steps after its snapshot, waiting if it is late; default: as soon as it is there."""
+    """Swap the new index in exactly this many steps after its snapshot, waiting if it is late; default: as soon as it is ready."""
     device: str = "auto"
     """Where the refresher embeds; auto takes the last GPU if there are several, else the trainer's device."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the stored vectors."""
     shard: int = 65_536
-    """Passages embedded between two writes to disk: what a killed refresher has to do again."""
+    """Passages embedded between writes to disk: the most that a killed refresher has to redo."""
 
     def __post_init__(self) -> None:
         check(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
         check(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
         late = self.swap_after is not None and not 1 <= self.swap_after <= max(self.every_steps, 1)
-        check(not late, f"refresh.swap-after must lie between 1 and refresh.every-steps, not {self.swap_after}")
+        check(not late, f"refresh.swap-after must be between 1 and refresh.every-steps, not {self.swap_after}")

@@ -62,8 +62,8 @@ def page() -> str:
     for name, (kind, _) in cli.COMMANDS.items():
         lines += [f"## realmlm {name}", "", inspect.cleandoc(kind.__doc__ or ""), ""]
         if name in cli.RESUMABLE:
-            beside = "flags of steps, rates, loop, refresh and probe beside it take precedence, others are refused once it has learned"
-            lines += [f"`realmlm {name} --resume RUN` goes on with a run that was cut off; {beside}.", ""]
+            flags = "flags for steps, rates, loop, refresh and probe override its settings, others are refused once it has trained"
+            lines += [f"`realmlm {name} --resume RUN` continues an interrupted run; {flags}.", ""]
         lines += ["| flag | default | meaning |", "| --- | --- | --- |"]
         lines += [f"| `{flag}` | {default} | {' '.join(text.split())} |" for flag, default, text in rows(kind)]
         lines.append("")
