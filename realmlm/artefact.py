@@ -195,7 +195,7 @@ def count_edits(path: Path) -> int:
         return 0
     for number, name in enumerate(names, 1):
         if int(name) != number:
-            raise ArtefactDamaged(f"{edit_place(path, number)} is missing, but {name} is there; {_again(Path(path))}")
+            raise ArtefactDamaged(f"{edit_place(path, number)} is missing, but {name} exists; {_again(Path(path))}")
     return len(names)
 
 
@@ -219,7 +219,7 @@ def read_manifest(path: Path, *, kind: str, hint: str = "") -> Manifest:
         raise ArtefactMissing(f"no {kind} in {path}{f': it has no {MANIFEST}' if file.parent.is_dir() else ''}{advice}")
     manifest = _read_manifest(file)
     if manifest.kind != kind:
-        raise ArtefactMissing(f"{path} is of the kind '{manifest.kind}', where '{kind}' is needed; name another folder")
+        raise ArtefactMissing(f"{path} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder")
     return manifest
 
 

@@ -29,7 +29,7 @@ def run_batch(file: Path, log: Path | None, run: Callable[[str, list[str]], None
             places = _places(words)
             if places and not any(place.exists() for place in places):  # something else is in the way
                 raise
-            say(f"done before{_check_same(words)}: {error}")
+            say(f"already done{_check_same(words)}: {error}")
             continue
         except SystemExit as end:
             if end.code:
@@ -53,7 +53,7 @@ def _lines(file: Path) -> list[list[str]]:
         try:
             lines.append(shlex.split(line, comments=True))
         except ValueError as error:  # an unclosed quote
-            raise BadInput(f"{file}, line {number}: {error}; correct it, nothing was run") from error
+            raise BadInput(f"{file}, line {number}: {error}; correct it: nothing was run") from error
     return [words for words in lines if words]
 
 
@@ -76,7 +76,7 @@ def _check_same(words: list[str]) -> str:
     records = {place: read_text(_record(place)).strip() for place in there if _record(place).exists()}
     for place, line in records.items():
         if line != shlex.join(words):
-            raise Mismatch(f"{place} was made by another line (realmlm {line}); remove it to have it made anew, or name another place")
+            raise Mismatch(f"{place} was made by another line (realmlm {line}); remove it to make it again, or choose another place")
     if lost := [place for place in places if place not in there]:
-        raise Mismatch(f"{lost[0]} is missing beside {', '.join(map(str, there))}; remove that too, and all is made anew")
-    return "" if len(records) == len(places) else ", not known by which line"
+        raise Mismatch(f"{lost[0]} is missing beside {', '.join(map(str, there))}; remove that too, to make everything again")
+    return "" if len(records) == len(places) else ", by an unknown line"

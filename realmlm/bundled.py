@@ -21,7 +21,7 @@ def model_place(model: str | Path = MINI) -> Path:
     if Path(model) != MINI:
         return Path(model)
     if (MINI / MANIFEST).is_file():
-        say(f"mini is the model that comes with realmlm; the one in this folder is another, named by its whole path: {MINI.absolute()}")
+        say(f"mini means the model that comes with realmlm; for the one in this folder, give its full path: {MINI.absolute()}")
     if not (MODEL / MANIFEST).is_file():
         raise ArtefactMissing(f"this installation of realmlm lacks the model that comes with it ({MODEL}); name yours: --model MODEL")
     return MODEL
@@ -34,5 +34,5 @@ def text_place(docs: str | Path) -> Path:
     if Path(docs) != POCKET:
         return Path(os.path.expanduser(docs))
     if POCKET.exists():
-        say(f"pocket is the encyclopedia that comes with realmlm; what is here is another, named by its whole path: {POCKET.absolute()}")
+        say(f"pocket means the encyclopedia that comes with realmlm; for the one here, give its full path: {POCKET.absolute()}")
     return TEXT

@@ -57,7 +57,7 @@ def _edit(settings: config.Edit) -> None:
     articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
     if (added or replace) and (settings.corpus / "spans").exists():
-        say(f"to train on the new text too, mark it: realmlm spans {settings.corpus}")
+        say(f"to train on the new text too, mark its spans: realmlm spans {settings.corpus}")
     done = [f"added {', '.join(map(str, added))}"] if added else []
     done += [f"replaced {settings.replace}"] if replace else []
     done += [f"removed {', '.join(map(str, settings.remove))}"] if settings.remove else []
@@ -71,7 +71,7 @@ def _passages(settings: config.Passages) -> None:
     for passage in found:
         print(f"{passage.id:8d}  {passage.title}  [{passage.source}]  {' '.join(passage.text.split())[:100]}")
     if not found:
-        say(f"no passage of {settings.corpus} has '{settings.find}' in it")
+        say(f"no passage of {settings.corpus} contains '{settings.find}'")
 
 
 def _spans(settings: config.Spans) -> None:
@@ -110,7 +110,7 @@ def _clozes(settings: config.Clozes) -> None:
         recurring=settings.recurring,
     )
     write_questions(settings.out, made)
-    say(f"{settings.out}: {len(made):,} masked sentences; pretrain --hold-out and evaluate --questions take it")
+    say(f"{settings.out}: {len(made):,} masked sentences, for pretrain --hold-out and evaluate --questions")
 
 
 def _tagger(settings: config.Tagger) -> None:
@@ -187,9 +187,9 @@ def _adapt(settings: config.Adapt) -> None:
     print(verdict.table())
     if verdict.kept:
         flags = shlex.join(["--docs", *map(str, together(settings.docs)), "--model", str(settings.out / "model")])
-        say(f'better on these {verdict.examples}, and kept: realmlm ask "…" {flags}')
+        say(f'better on these {verdict.examples}, so it was kept: realmlm ask "…" {flags}')
     else:
-        say(f"not surely better, so nothing was kept: {settings.model} serves these documents as it is")
+        say(f"not reliably better, so nothing was kept: keep using {settings.model} for these documents")
 
 
 def _evaluate(settings: config.Evaluate) -> None:
@@ -212,7 +212,7 @@ def _calibrate(settings: config.Calibrate) -> None:
     from realmlm.evaluate.calibrate import calibrate
 
     print(calibrate(model=model_place(settings.model), predictions=settings.predictions, out=settings.out))
-    say(f"{settings.out}: the same model; its answers say how often such ones are right")
+    say(f"{settings.out}: the same model; its answers now say how often such answers are right")
 
 
 def _align(settings: config.Align) -> None:
@@ -257,7 +257,7 @@ def _serve(settings: config.Serve) -> None:
     docs = together(settings.docs)
     engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
     if not is_loopback(settings.host) and settings.token is None and not docs:
-        say(f"anyone who reaches {settings.host} can change the passages; give a --token to prevent it")
+        say(f"anyone who can reach {settings.host} can change the passages; set a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({counted(len(engine.corpus), 'passage')}; Ctrl-C stops)")
     app = create_app(engine, host=settings.host, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
     gc.collect()
@@ -276,11 +276,11 @@ def _check_free(host: str, port: int) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BadInput(f"port {port} is in use; choose another with --port") from None
-        raise BadInput(f"{host} port {port} cannot be listened at ({error.strerror}); choose another --host or --port") from None
+        raise BadInput(f"cannot listen on {host} port {port} ({error.strerror}); choose another --host or --port") from None
 
 
 def _refuse(error: RealmError) -> None:
-    raise BadInput(f"{error}; the corpus is unchanged: correct it and edit again") from None
+    raise BadInput(f"{error}; the corpus is unchanged: correct this and edit again") from None
 
 
 def _read_lines(file: Path) -> list[str]:
@@ -329,8 +329,8 @@ def overview() -> str:
             "",
             *lines,
             "",
-            'The short way from documents to answers, with the model that comes along: realmlm ask "…" --docs FOLDER',
-            "The way to a model of your own: corpus → spans → model → warmup → pretrain → finetune → ask.",
+            'The quick way from documents to answers, with the bundled model: realmlm ask "…" --docs FOLDER',
+            "The full way to a model of your own: corpus → spans → model → warmup → pretrain → finetune → ask.",
         ]
     )
 
@@ -364,11 +364,11 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if (refused := os_error(error)) is None:
             raise
-        say(f"error: {refused}; check that this place exists, that you may write to it and that the disk is not full")
+        say(f"error: {refused}; check that the path exists, that you may write to it and that the disk is not full")
         sys.exit(2)
     except KeyboardInterrupt:
-        rest = f"; it goes on with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else ""
-        say("stopped" + (rest or "; what was embedded is kept, but for the part it was at" * (arguments[0] in EMBEDDING)))
+        rest = f"; continue with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else ""
+        say("stopped" + (rest or "; what was embedded is kept, except for the last part" * (arguments[0] in EMBEDDING)))
         sys.exit(130)
 
 
@@ -379,7 +379,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def run_command(name: str, arguments: list[str]) -> None:
     if name not in COMMANDS:
-        raise BadInput(f"no command '{name}'; there are: {', '.join(COMMANDS)}")
+        raise BadInput(f"no command '{name}'; choose from: {', '.join(COMMANDS)}")
     kind, work = COMMANDS[name]
     words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
     if name == "ask" and len(words) > 1:
@@ -410,7 +410,7 @@ def parse(name: str, kind: type, arguments: list[str]) -> Any:
 
 def _parse(name: str, kind: type, arguments: list[str], **default: Any) -> Any:
     tyro = require("tyro", extra="all", why="the command line")
-    more = "\n\nGo on with a run that was cut off: --resume RUN (its own settings, unless flags say otherwise)."
+    more = "\n\nContinue an interrupted run: --resume RUN (with its own settings, unless flags override them)."
     description = (kind.__doc__ or "") + (more if name in RESUMABLE else "")
     with plain_numbers():
         return tyro.cli(kind, prog=f"realmlm {name}", description=description, args=arguments, **default)
@@ -422,15 +422,17 @@ def _recorded(name: str, kind: type, folder: Path) -> Any:
     record = read_run(folder)
     stage = str(record.get("stage"))
     if stage.startswith(f"{name}-"):
-        raise BadInput(f"{folder} is a part of a run; resume the whole: realmlm {name} --resume {folder.resolve().parent}")
+        raise BadInput(f"{folder} is part of a run; resume the whole run: realmlm {name} --resume {folder.resolve().parent}")
     if stage in COMMANDS and stage != name:
         raise BadInput(f"{folder} is a run of another command; resume it with: realmlm {stage} --resume {folder}")
     if isinstance(record.get("stage"), str) and stage != name:
-        raise BadInput(f"{folder} was begun in Python ('{stage}'); go on with it there, called the same way")
+        raise BadInput(f"{folder} was started in Python ('{stage}'); continue it there, with the same call")
     try:
         return config.restore(kind, record["config"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise ArtefactDamaged(f"{folder / 'run.json'} is damaged, or of another version of realmlm ({error!r}); begin a new run") from error
+        raise ArtefactDamaged(
+            f"{folder / 'run.json'} is damaged, or from another version of realmlm ({error!r}); start a new run"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
-        raise NotEnough(f"one of {workers} worker processes died, probably for want of memory; try fewer: --workers 1") from error
+        raise NotEnough(f"one of {workers} worker processes died, probably for lack of memory; try fewer: --workers 1") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -185,7 +185,7 @@ def test_missing_and_other_kinds(tmp_path: Path) -> None:
         open_artefact(tmp_path / "gone", kind="note", hint="make one: so")
     with pytest.raises(ArtefactMissing, match=r"no note in .*: it has no manifest\.json; make one: so"):
         open_artefact(tmp_path, kind="note", hint="make one: so")
-    with pytest.raises(ArtefactMissing, match="is of the kind 'note', where 'letter' is needed; name another folder"):
+    with pytest.raises(ArtefactMissing, match="is of kind 'note', but 'letter' is needed; name another folder"):
         open_artefact(make(tmp_path / "a"), kind="letter")
 
 
@@ -209,7 +209,7 @@ def test_a_manifest_altered_at_any_byte_is_refused(tmp_path: Path) -> None:
         if same:
             read_manifest(tmp_path / "a", kind="note")
         else:
-            with pytest.raises((ArtefactDamaged, ArtefactMissing), match=r"manifest\.json|is of the kind"):
+            with pytest.raises((ArtefactDamaged, ArtefactMissing), match=r"manifest\.json|is of kind"):
                 read_manifest(tmp_path / "a", kind="note")
         file.write_bytes(whole)
 

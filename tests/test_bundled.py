@@ -52,7 +52,7 @@ def test_names_stand_for_places(mini: Path, elsewhere: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == ""
     (elsewhere / "pocket").mkdir()
     assert text_place("pocket") == realmlm.pocket
-    assert f"named by its whole path: {elsewhere / 'pocket'}\n" in capsys.readouterr().err
+    assert f"give its full path: {elsewhere / 'pocket'}\n" in capsys.readouterr().err
     assert text_place(elsewhere / "pocket") == elsewhere / "pocket"
 
 
@@ -60,7 +60,7 @@ def test_a_corpus_named_as_documents_says_which_flag_it_needs(mini: Path, knowle
     for command in (["ask", "Which bird?"], ["adapt", "--out", "adapted"]):
         with pytest.raises(SystemExit):
             main([*command, "--docs", str(knowledge.folder)])
-        assert f"is a corpus, not a folder with documents; it is searched with --corpus {knowledge.folder}" in capsys.readouterr().err
+        assert f"is a corpus, not a folder with documents; search it with --corpus {knowledge.folder}" in capsys.readouterr().err
 
 
 def test_a_model_of_that_name_here_is_named_by_its_path(
@@ -71,9 +71,9 @@ def test_a_model_of_that_name_here_is_named_by_its_path(
     assert capsys.readouterr().err == ""
     (elsewhere / "mini" / "manifest.json").write_text("{}")
     assert model_place() == mini
-    assert f"named by its whole path: {elsewhere / 'mini'}\n" in capsys.readouterr().err
+    assert f"give its full path: {elsewhere / 'mini'}\n" in capsys.readouterr().err
     main(["ask", "Which bird?", "--docs", "notes"])
-    assert capsys.readouterr().err.count("whole path") == 1
+    assert capsys.readouterr().err.count("full path") == 1
     assert model_place(elsewhere / "mini") == elsewhere / "mini"
     assert capsys.readouterr().err == ""
 
@@ -181,7 +181,7 @@ def test_documents_are_served_and_stay_as_they_are(
     main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--device", "cpu"])
     said = capsys.readouterr().err
     assert "can change the passages" not in said
-    assert "2 passages of 2 files; 1 file of other kinds passed over: .jpg 1\n" in said
+    assert "2 passages of 2 files; 1 file of other kinds skipped: .jpg 1\n" in said
     with testclient.TestClient(served[0], raise_server_exceptions=False) as client:
         assert client.get("/health").json()["passages"] == 2
         assert len(client.post("/ask", json={"question": "Which bird?", "read": 2}).json()["evidence"]) == 2

@@ -261,7 +261,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureF
     assert capsys.readouterr().err.splitlines() == [f"error: port {port} is in use; choose another with --port"]
     with pytest.raises(SystemExit):
         main(["serve", "--corpus", "nowhere", "--host", "192.0.2.1"])  # an address that no machine has
-    assert "192.0.2.1 port 8460 cannot be listened at" in capsys.readouterr().err
+    assert "cannot listen on 192.0.2.1 port 8460" in capsys.readouterr().err
 
 
 def test_ask_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,8 +416,8 @@ def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(wo
     ("name", "rest"),
     [
         ("corpus", ""),
-        ("pretrain", "; it goes on with: realmlm pretrain --resume RUN"),
-        ("ask", "; what was embedded is kept, but for the part it was at"),
+        ("pretrain", "; continue with: realmlm pretrain --resume RUN"),
+        ("ask", "; what was embedded is kept, except for the last part"),
     ],
 )
 def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_with(
@@ -448,4 +448,4 @@ def test_a_full_disk_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPat
         main(["index"])
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: [Errno 28] No space left on device; check that this place exists")
+    assert line.startswith("error: [Errno 28] No space left on device; check that the path exists")

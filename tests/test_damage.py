@@ -225,4 +225,4 @@ def test_a_gap_among_the_edits_of_a_corpus_is_named(laboratory: Path, tmp_path: 
     Corpus.open(folder / "corpus").edit(remove=[2])
     shutil.rmtree(folder / "corpus" / "edits" / "000001")
     code, said = run(ask(folder), capsys)
-    assert (code, "edits/000001 is missing, but 000002 is there" in said) == (2, True), said
+    assert (code, "edits/000001 is missing, but 000002 exists" in said) == (2, True), said

@@ -53,17 +53,17 @@ def failing(command: str, capsys: pytest.CaptureFixture[str], **places: Path) ->
 
 
 WITHOUT_RUN = [
-    ("crawl", r"no command 'crawl'; there are: corpus, edit, passages, spans"),
+    ("crawl", r"no command 'crawl'; choose from: corpus, edit, passages, spans"),
     ("corpus {desk}/notes --train-tokenizer 300", r"(?s)Missing.*--out PATH"),
     ("corpus {desk}/notes --out {out} --train-tokenizer 300 --colour red", r"(?s)Unrecognized options.*--colour"),
     ("corpus {desk}/notes --out {out} --train-tokenizer many", r"(?s)invalid value.*--train-tokenizer|--train-tokenizer.*many"),
     ("corpus --out {out} --train-tokenizer 300", r"name at least one file or folder: realmlm corpus notes/"),
     ("corpus {desk}/gone --out {out} --train-tokenizer 300", r"desk\d*/gone does not exist; correct it, or"),
-    ("corpus {desk}/empty --out {out} --train-tokenizer 300", r"empty holds no file that can be read; kinds read are \.txt"),
-    ("corpus {desk}/papers --out {out} --train-tokenizer 300", r"papers holds no file that can be read; kinds read are \.txt"),
-    ("corpus {desk}/letter.odt --out {out} --train-tokenizer 300", r"letter\.odt is of a kind that cannot be read; kinds read are \.txt"),
+    ("corpus {desk}/empty --out {out} --train-tokenizer 300", r"empty holds no file that can be read; readable kinds: \.txt"),
+    ("corpus {desk}/papers --out {out} --train-tokenizer 300", r"papers holds no file that can be read; readable kinds: \.txt"),
+    ("corpus {desk}/letter.odt --out {out} --train-tokenizer 300", r"letter\.odt is of a kind that cannot be read; readable kinds: \.txt"),
     ("corpus {desk}/photo.txt --out {out} --train-tokenizer 300", r"photo\.txt, line 1: byte 0x89 is not UTF-8; convert the file"),
-    ("corpus {desk}/zeros.txt --out {out} --tokenizer {desk}/world", r"zeros\.txt: holds NUL bytes: it is not a text"),
+    ("corpus {desk}/zeros.txt --out {out} --tokenizer {desk}/world", r"zeros\.txt: holds NUL bytes: it is not text"),
     ("corpus {desk}/nothing.txt --out {out} --train-tokenizer 300", r"nothing\.txt: has no text; correct it, or leave such input out"),
     ("corpus {desk}/broken.jsonl --out {out} --train-tokenizer 300", r"broken\.jsonl, line 2: is not JSON .* --skip-bad"),
     ("corpus {desk}/photo.txt --skip-bad --out {out} --train-tokenizer 300", r"no text to train a tokenizer on; name files or folders"),
@@ -74,18 +74,18 @@ WITHOUT_RUN = [
     ("corpus {desk}/notes --out {out} --tokenizer {desk}/prose.txt", r"prose\.txt is not a tokenizers file.*name another"),
     ("corpus {desk}/notes --out {out} --train-tokenizer 300 --max-wordpieces 2", r"max-wordpieces must be between 8 and 4096"),
     ("corpus {desk}/notes --out {desk}/notes --train-tokenizer 300", r"notes already exists; choose another place or remove it"),
-    ("corpus {desk}/notes --out {desk}/prose.txt/out --train-tokenizer 300", r"prose\.txt.*; check that this place exists"),
+    ("corpus {desk}/notes --out {desk}/prose.txt/out --train-tokenizer 300", r"prose\.txt.*; check that the path exists"),
     ("edit {desk}/bare", r"nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT"),
     ("edit {desk}/bare --remove 0 --title Heron", r"--title is for a replaced passage: give --replace ID --text TEXT too"),
     ("edit {desk}/bare --replace 0", r"--replace ID and --text TEXT go together"),
-    ("edit {desk}/bare --remove 999", r"no passage 999 in .*bare: ids go from 0, .* `realmlm ask` shows"),
+    ("edit {desk}/bare --remove 999", r"no passage 999 in .*bare: ids start at 0, .* `realmlm ask` shows"),
     ("edit {desk}/bare --add {desk}/letter.odt", r"letter\.odt is of a kind that cannot be read.*; the corpus is unchanged"),
     ("spans {desk}/notes", r"no corpus in .*/notes: it has no manifest\.json; make one: realmlm corpus"),
     ("spans {desk}/bare --tagger phrases", r"--tagger phrases and --phrases FILE go together"),
     ("spans {desk}/bare --tagger phrases --phrases {desk}/gone.txt", r"gone\.txt cannot be read as UTF-8 text.*; check the path"),
-    ("spans {desk}/bare --tagger phrases --phrases {desk}/nothing.txt", r"the list of phrases is empty; give one phrase a line"),
+    ("spans {desk}/bare --tagger phrases --phrases {desk}/nothing.txt", r"the list of phrases is empty; give one phrase per line"),
     ("model --corpus {desk}/gone --out {out}", r"no corpus in .*/gone; make one: realmlm corpus notes/ --out .*/gone"),
-    ("model --corpus {desk}/model --out {out}", r"/model is of the kind 'model', where 'corpus' is needed; name another folder"),
+    ("model --corpus {desk}/model --out {out}", r"/model is of kind 'model', but 'corpus' is needed; name another folder"),
     ("model --corpus {desk}/bare --out {out} --hidden 30 --heads 4", r"hidden 30 is not a multiple of heads 4"),
     ("model --corpus {desk}/bare --out {out} --max-query 10", r"max-query \(10\) must be more than max-answer \(10\)"),
     ("model --corpus {desk}/bare --out {out} --heads 0", r"heads must be 1 or more, not 0"),
@@ -98,7 +98,7 @@ WITHOUT_RUN = [
         r"no model in .*/gone; mini comes with realmlm; make one: realmlm model --corpus",
     ),
     ("ask Who leads the canteen? --docs {desk}/notes", r'put the question in quotes: realmlm ask "Who leads the canteen\?" …'),
-    ("index --model {desk}/corpus --corpus {desk}/corpus --out {out}", r"/corpus is of the kind 'corpus', where 'model' is needed"),
+    ("index --model {desk}/corpus --corpus {desk}/corpus --out {out}", r"/corpus is of kind 'corpus', but 'model' is needed"),
     (
         "index --model {desk}/model --corpus {desk}/other --out {out}",
         r"different tokenizers; make the corpus again with --tokenizer .*/model",
@@ -114,8 +114,8 @@ WITHOUT_RUN = [
         "ask --fill 'No gap' --read 1 --model {desk}/model --corpus {desk}/bare",
         r'"No gap" has no \[MASK\] among its first 32 .*; write one',
     ),
-    ("ask Who? --read 0 --model {desk}/model --corpus {desk}/bare", r"0 passages cannot be read; choose --read 1 or more"),
-    ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl", r"5 passages cannot be read, .*; lower --read"),
+    ("ask Who? --read 0 --model {desk}/model --corpus {desk}/bare", r"cannot read 0 passages; choose --read 1 or more"),
+    ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl", r"cannot read 5 passages: .*; lower --read"),
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl --read -1", r"read must be 0 or more, not -1"),
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/gone --read 1", r"gone: no such question file; check the path"),
     (
@@ -138,7 +138,7 @@ WITH_RUN = [
     ("warmup --model {desk}/model --corpus {desk}/bare --out {out}", r"no spans in .*/bare/spans; mark them: realmlm spans .*/bare"),
     (
         "warmup --model {desk}/model --corpus {desk}/bare --masking uniform --reader.steps 0 --out {out}",
-        r"fewer than two passages .*; add documents, or leave it out: --retriever\.steps 0",
+        r"fewer than two passages .*; add documents, or skip it: --retriever\.steps 0",
     ),
     (
         "warmup --model {desk}/model --corpus {desk}/corpus --out {out} --retriever.batch 4 --retriever.accumulate 4",
@@ -156,12 +156,12 @@ WITH_RUN = [
     (JOINT + "--loop.log-every 0", r"loop\.log-every must be 1 or more, not 0"),
     (JOINT + "--loop.seed -4", r"loop\.seed must be 0 or more, not -4"),
     (JOINT + "--text {desk}/other", r"different tokenizers; make the corpus again with --tokenizer .*/model"),
-    (JOINT + "--text {desk}/model", r"/model is of the kind 'model', where 'corpus' is needed; name another folder"),
+    (JOINT + "--text {desk}/model", r"/model is of kind 'model', but 'corpus' is needed; name another folder"),
     (JOINT + "--probe {desk}/gone.jsonl", r"gone\.jsonl: no such question file; check the path"),
     (TUNE + "--questions {desk}/gone.jsonl", r"gone\.jsonl: no such question file; check the path"),
-    (TUNE + "--questions {desk}/prose.txt", r"prose\.txt:1: unknown format; accepted are"),
-    (TUNE + "--questions {desk}/elsewhere.jsonl", r"none of the answers stands in the corpus: .*; give questions about these documents"),
-    (TUNE + "--questions {desk}/own.jsonl --read 999 --candidates 999", r"999 passages cannot be read, .* has 300; lower --read"),
+    (TUNE + "--questions {desk}/prose.txt", r"prose\.txt:1: unknown format; accepted formats"),
+    (TUNE + "--questions {desk}/elsewhere.jsonl", r"none of the answers occurs in the corpus: .*; give questions about these documents"),
+    (TUNE + "--questions {desk}/own.jsonl --read 999 --candidates 999", r"cannot read 999 passages: .* has 300; lower --read"),
     (TUNE + "--questions {desk}/own.jsonl --closed-book -1", r"closed-book must be 0 or more, not -1"),
     (TUNE + "--questions {desk}/own.jsonl --read 9 --candidates 3", r"read \(9\) must be between 1 and candidates \(3\)"),
 ]
@@ -231,7 +231,7 @@ def test_runs_in_the_way(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "out"
     run(JOINT + QUICK, desk=desk, out=out)
     said = failing(JOINT + QUICK + " --optim.lr 1", capsys, desk=desk, out=out)
-    assert re.search(r"holds another run; go on with it by --resume .*/out, or choose another --out", said)
+    assert re.search(r"holds another run; continue that one with --resume .*/out, or choose another --out", said)
     said = failing("finetune --resume {out}", capsys, desk=desk, out=out)
     assert re.search(r"is a run of another command; resume it with: realmlm pretrain --resume .*/out", said)
     said = failing("ask Who? --model {out} --corpus {desk}/corpus", capsys, desk=desk, out=out)
@@ -251,7 +251,7 @@ def test_a_part_of_a_warm_up_is_resumed_as_a_whole(desk: Path, tmp_path: Path, c
     part = tmp_path / "warm" / "reader"
     Run.begin(part, stage="warmup-reader", config={}).close()
     said = failing("warmup --resume {out}", capsys, out=part)
-    assert re.search(r"is a part of a run; resume the whole: realmlm warmup --resume .*/warm\n", said)
+    assert re.search(r"is part of a run; resume the whole run: realmlm warmup --resume .*/warm\n", said)
 
 
 def test_two_trainers_in_one_folder(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

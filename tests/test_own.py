@@ -33,8 +33,8 @@ def test_the_page_runs(knowledge: Corpus, tiny_model_folder: Path, tmp_path: Pat
     rows = read_metrics(tmp_path / "distilled" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [10, 20]
     assert all(row["kl"] > 0 and row["loss"] > -row["log_p"] for row in rows)
-    assert "has ended already" in program().stderr, "called the same way, it is the same run"
+    assert "is already finished" in program().stderr, "called the same way, it is the same run"
     with pytest.raises(SystemExit) as stopped:
         main(["pretrain", "--resume", str(tmp_path / "distilled")])
     assert stopped.value.code == 2
-    assert "begun in Python ('pretrain with Distilled with AllSpans')" in capsys.readouterr().err
+    assert "started in Python ('pretrain with Distilled with AllSpans')" in capsys.readouterr().err

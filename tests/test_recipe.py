@@ -53,7 +53,7 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     pieces.save(tmp_path / "encoder" / "tokenizer.json")
     out = tmp_path / "out"
     said = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
-    assert "done before" not in said
+    assert "already done" not in said
     reports = {file.stem: json.loads(file.read_text("utf-8")) for file in (out / "reports").glob("*.json")}
     assert len(reports) == 2 * (1 + 2 + 2)
     assert reports["pretrain-zero-shot-nq"]["exact_match"] is None
@@ -62,7 +62,7 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     logged = [json.loads(line)["command"].split()[0] for line in (out / "seconds.jsonl").read_text().splitlines()]
     assert logged.count("finetune") == 2
     again = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
-    assert again.count("done before") >= len(reports)
+    assert again.count("already done") >= len(reports)
     arms_are_compared(out, data)
 
 

@@ -40,7 +40,7 @@ def test_a_batch_goes_on_where_something_is_there(tmp_path: Path, capsys: pytest
     file.write_text(f"# two worlds\nworld --out {tmp_path}/a --kind tiny\n\nworld --out '{tmp_path}/b' --kind tiny --seed 1  # another\n")
     (tmp_path / "a").mkdir()
     main(["batch", str(file), "--log", str(log)])
-    assert f"done before, not known by which line: {tmp_path}/a" in capsys.readouterr().err
+    assert f"already done, by an unknown line: {tmp_path}/a" in capsys.readouterr().err
     assert (tmp_path / "b" / "tokenizer.json").exists()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [row["command"] for row in rows] == [f"world --out {tmp_path}/b --kind tiny --seed 1"]
@@ -70,7 +70,7 @@ def test_a_batch_passes_over_only_the_line_that_made_what_is_there(
 
     report = tmp_path / "r" / "r.json"
     assert "evaluate: " in batch(1)
-    assert f"done before: {report}" in batch(1)
+    assert f"already done: {report}" in batch(1)
     said = batch(2)
     assert f"error: {report} was made by another line" in said
     assert "--read 1" in said
@@ -89,7 +89,7 @@ def test_a_place_may_be_named_with_an_equals_sign(tmp_path: Path, capsys: pytest
     for _ in range(2):
         main(["batch", str(file)])
     said = capsys.readouterr().err
-    assert all(f"done before: {tmp_path}/seed={seed}" in said for seed in (0, 1))
+    assert all(f"already done: {tmp_path}/seed={seed}" in said for seed in (0, 1))
 
     def in_the_way(command: str, arguments: list[str]) -> None:
         raise ArtefactExists("something else is there")
@@ -130,8 +130,8 @@ def test_a_batch_passes_over_a_run_that_has_ended_and_stops_at_another_in_its_pl
     batch(1)
     metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
     said = batch(1)
-    assert "run has ended already" in said
-    assert f"done before: {tmp_path}/after-1" in said
+    assert "run is already finished" in said
+    assert f"already done: {tmp_path}/after-1" in said
     with pytest.raises(SystemExit) as end:
         batch(2)
     assert end.value.code == 2

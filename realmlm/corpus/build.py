@@ -233,7 +233,7 @@ def build_corpus(
         writer = write_articles(draft, articles, pieces, max_wordpieces=max_wordpieces, kept=kept, workers=workers)
         if not writer.passages:
             raise BadInput(
-                f"no passage could be made of {', '.join(map(str, sources)) or 'no source'}; name files or folders with text in them"
+                f"no passage could be made from {', '.join(map(str, sources)) or 'no source'}; name files or folders with text in them"
             )
         draft.config |= {"sources": [Path(os.path.abspath(source)).name for source in sources], "tokenizer": had}
         draft.counts["skipped"] = faults.count
@@ -256,8 +256,8 @@ def write_articles(
     writer.close()
     if unknown > _UNKNOWN * writer.wordpieces:
         say(
-            f"{unknown / writer.wordpieces:.0%} of the wordpieces are unknown to the tokenizer: a model sees nothing of such words; take a "
-            "model whose tokenizer knows their script, or train one on them (realmlm corpus --train-tokenizer 16000)"
+            f"{unknown / writer.wordpieces:.0%} of the wordpieces are unknown to the tokenizer: the model cannot see such words; use a "
+            "model whose tokenizer knows their script, or train a tokenizer on them (realmlm corpus --train-tokenizer 16000)"
         )
     draft.config["max_wordpieces"] = max_wordpieces
     draft.counts |= {"passages": writer.passages, "articles": writer.articles, "wordpieces": writer.wordpieces}
@@ -281,13 +281,13 @@ class _Faults:
 
     def conclude(self) -> None:
         if self.count:
-            say(f"{self.count:,} pieces of bad input left out" + (f", the first {_SAID} are named above" if self.count > _SAID else ""))
+            say(f"{self.count:,} pieces of bad input left out" + (f"; the first {_SAID} are listed above" if self.count > _SAID else ""))
 
 
 def other_kinds(unknown: list[Path]) -> str:
     """What is said of files that no reader knows."""
     suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
-    return f"{counted(len(unknown), 'file')} of other kinds passed over: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
+    return f"{counted(len(unknown), 'file')} of other kinds skipped: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
 
 
 def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say) -> Iterator[Article]:
@@ -307,7 +307,7 @@ def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpie
     say(f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {sum(map(len, texts)):,} characters")
     pieces = Wordpieces.train(texts, size)
     if len(pieces) < size:
-        say(f"the text has no more than {len(pieces):,} pieces that are worth keeping")
+        say(f"the text has only {len(pieces):,} pieces worth keeping")
     return pieces
 
 

@@ -125,8 +125,8 @@ def _kept_in(folder: Path) -> Iterator[None]:
         place = Path(str(error.filename or "")).absolute()
         if error.filename is None or not (place.is_relative_to(folder.absolute()) or folder.absolute().is_relative_to(place)):
             raise
-        why = f"what is made of documents cannot be kept in {folder} ({error.strerror}: {place})"
-        raise BadInput(f"{why}; set XDG_CACHE_HOME to a folder that you may write to") from error
+        why = f"the documents cannot be cached in {folder} ({error.strerror}: {place})"
+        raise BadInput(f"{why}; set XDG_CACHE_HOME to a folder you can write to") from error
 
 
 class _Seen:
@@ -200,7 +200,7 @@ def _follow(
     known: dict[str, list[int]] = {}
     if place.exists():
         if not (place / MANIFEST).is_file():
-            raise ArtefactDamaged(f"{place}, where the cache keeps these documents, has no {MANIFEST}; remove it, and it is made again")
+            raise ArtefactDamaged(f"{place}, where the cache keeps these documents, has no {MANIFEST}; remove it to have it made again")
         corpus = Corpus.open(place)
         known = _contained(corpus)
     gone = [source for source in known if source not in files]
@@ -222,13 +222,13 @@ def _follow(
             articles = _articles(files, left_out)
             writer = write_articles(draft, articles, wordpieces, max_wordpieces=max_wordpieces, workers=default_workers())
             if not writer.passages:
-                raise left_out.errors[0] if left_out.errors else BadInput("the documents have no text in them; name others")
+                raise left_out.errors[0] if left_out.errors else BadInput("the documents contain no text; name others")
             draft.config |= {"sources": sorted({file.name.split("/")[0] for file in files.values()}), "tokenizer": "of the model"}
             draft.counts["skipped"] = 0
         corpus = Corpus.open(place)
     contained = set(_contained(corpus))
     seen.in_part = {source: why for source, why in (seen.in_part | left_out.first).items() if source in contained}
-    wordless = dict.fromkeys(set(files) - contained, "there are no words in it")
+    wordless = dict.fromkeys(set(files) - contained, "it contains no words")
     seen.unreadable = {source: seen.unreadable.get(source, why) for source, why in wordless.items()}
     return corpus
 

@@ -37,7 +37,7 @@ class Dump:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if not self._path and name != "mediawiki":
-            raise NoDump(f"begins with <{name}>, not with <mediawiki>: it is no MediaWiki dump")
+            raise NoDump(f"starts with <{name}>, not with <mediawiki>: it is not a MediaWiki dump")
         if name == "page":
             self._page = {"title": "", "ns": "0", "id": "", "text": ""}
         elif name == "redirect":

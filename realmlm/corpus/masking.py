@@ -113,7 +113,7 @@ def masking(name: str, wordpieces: Wordpieces) -> Masking:
             return RandomUniform()
         case "whole-word":
             return WholeWord(wordpieces)
-    raise BadInput(f"no masking scheme '{name}'; there are: {', '.join(NAMES)}")
+    raise BadInput(f"no masking scheme '{name}'; choose from: {', '.join(NAMES)}")
 
 
 def window(tokens_L: np.ndarray, positions: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -47,10 +47,10 @@ def pdf_to_text(data: bytes) -> tuple[str, str]:
     except pypdf.errors.DependencyError as error:
         raise Unreadable(f"is encrypted ({error}); install that library, or save it without encryption") from error
     except Exception as error:  # its authors say that a broken file may raise anything
-        raise Unreadable(f"is no PDF that can be read ({type(error).__name__}: {error}); it may be damaged") from error
+        raise Unreadable(f"cannot be read as a PDF ({type(error).__name__}: {error}); it may be damaged") from error
     text = "\n".join(_paragraphs([line for page in _without_margins(pages) for line in page]))
     if not text:
-        raise Unreadable("has no text, only pictures; let a text recognition (OCR) go over it first" if pages else "has no pages")
+        raise Unreadable("has no text, only images; run text recognition (OCR) on it first" if pages else "has no pages")
     return _clean(stated.removeprefix("Microsoft Word - ")), text
 
 
@@ -60,7 +60,7 @@ def _pages(pdf: Any) -> Iterator[list[str]]:
     for number, page in enumerate(pdf.pages, start=1):
         contents = page.get_contents()
         if contents is not None and len(re.findall(rb"T[jJ]\b", contents.get_data())) > _MOST_PIECES:
-            raise Unreadable(f"has more than {_MOST_PIECES:,} pieces of text on page {number}; leave that page out")
+            raise Unreadable(f"has more than {_MOST_PIECES:,} pieces of text on page {number}; remove that page")
         text = _clean(page.extract_text())
         characters += len(text)
         if characters > _MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
@@ -135,14 +135,14 @@ def word_to_text(data: bytes) -> tuple[str, str]:
         with zipfile.ZipFile(io.BytesIO(data)) as parts:
             sizes = [(part.filename.endswith((".xml", ".rels")), part.file_size) for part in parts.infolist()]
         if sum(size for _, size in sizes) > LARGEST or sum(size for is_xml, size in sizes if is_xml) > _LARGEST_XML:
-            raise Unreadable("unpacks to more than a document can be; split it")
+            raise Unreadable("unpacks to more than a document may hold; split it")
         document = docx.Document(io.BytesIO(data))
         lines, heading = _word_lines(document)
         stated = str(document.core_properties.title or "")
     except (Unreadable, MemoryError):
         raise
     except Exception as error:  # besides its own errors those of zip files and of XML
-        raise Unreadable(f"is no Word document (.docx) that can be read ({type(error).__name__}: {error})") from error
+        raise Unreadable(f"cannot be read as a Word document (.docx) ({type(error).__name__}: {error})") from error
     stated = "" if stated == "Word Document" else stated  # python-docx says so where there are no properties
     return _clean(stated) or heading, "\n".join(lines)
 

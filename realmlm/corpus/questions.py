@@ -24,7 +24,7 @@ from realmlm.artefact import write_text
 from realmlm.errors import BadInput
 
 FORMATS = """\
-  JSON lines   {"question": "…", "answer": ["…", …]} a line (NQ-open); "answers", "id", "gold" (passage ids) and "source" are read as well
+  JSON lines   {"question": "…", "answer": ["…", …]} per line (NQ-open); "answers", "id", "gold" (passage ids) and "source" are also read
   JSON         [{"qId": "…", "qText": "…", "answers": ["…", …]}, …] (WebQuestions)
   SQuAD        {"data": [{"paragraphs": [{"qas": [{"question": "…", "answers": [{"text": "…"}]}]}]}]}
   TSV          question<TAB>['answer', …] (DPR)
@@ -72,7 +72,7 @@ def read_questions(path: str | Path) -> list[Question]:
     read = _read_json if text.lstrip().startswith(("{", "[")) else _read_tsv
     questions = read(path, text)
     if not questions:
-        raise BadInput(f"{path}: no question in it; accepted are\n{FORMATS}")
+        raise BadInput(f"{path}: no question in it; accepted formats:\n{FORMATS}")
     return questions
 
 
@@ -130,12 +130,12 @@ def _read_json_lines(path: Path, text: str) -> Iterator[Question]:
 
 def _from_record(where: str, record: Any) -> Question:
     if not isinstance(record, dict):
-        raise BadInput(f"{where}: expected an object with a question, found {type(record).__name__}; accepted are\n{FORMATS}")
+        raise BadInput(f"{where}: expected an object with a question, found {type(record).__name__}; accepted formats:\n{FORMATS}")
     found = {}
     for field, names in _RECORD_NAMES.items():
         present = [record[name] for name in names if name in record]
         if not present and field != "id":
-            raise BadInput(f"{where}: neither {names[0]!r} nor {names[1]!r} in it; accepted are\n{FORMATS}")
+            raise BadInput(f"{where}: neither {names[0]!r} nor {names[1]!r} in it; accepted formats:\n{FORMATS}")
         found[field] = present[0] if present else ""
     gold = record.get("gold", [])
     if not isinstance(gold, list) or not all(type(passage) is int for passage in gold):
@@ -158,7 +158,7 @@ def _read_squad(path: Path, data: Any) -> Iterator[Question]:
                     if answers := [answer["text"] for answer in entry["answers"]]:
                         yield _question(f"{path}: question {number}", entry["question"], answers, id=str(entry.get("id", "")))
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: not as SQuAD nests it, after question {number} ({error!r}); accepted are\n{FORMATS}") from error
+        raise BadInput(f"{path}: not nested as in SQuAD, after question {number} ({error!r}); accepted formats:\n{FORMATS}") from error
 
 
 # --- tables -------------------------------------------------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ def _read_tsv(path: Path, text: str) -> list[Question]:
     lines = text.split("\n")
     number, line = next(((number, line) for number, line in enumerate(lines, 1) if line.strip()), (0, ""))
     if not number:
-        raise BadInput(f"{path}: the file is empty; accepted are\n{FORMATS}")
+        raise BadInput(f"{path}: the file is empty; accepted formats:\n{FORMATS}")
     _, row = next(_csv_rows(path, text), (0, []))
     if len(row) > 1 and row[1].lstrip().startswith("["):
         return list(_read_dpr(path, text))
     if line.count("\t") == 3:
         return list(_read_trec(path, lines))
-    raise BadInput(f"{path}:{number}: unknown format; accepted are\n{FORMATS}")
+    raise BadInput(f"{path}:{number}: unknown format; accepted formats:\n{FORMATS}")
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -219,7 +219,7 @@ def _read_trec(path: Path, lines: Iterable[str]) -> Iterator[Question]:
 def _question(where: str, text: Any, answers: Any, *, is_regex: bool = False, id: str = "", gold: tuple[int, ...] = ()) -> Question:
     """The record, if the parts are what they should be. Blank answers are dropped: they would match everything or nothing."""
     if not isinstance(text, str) or not text.strip():
-        raise BadInput(f"{where}: the question is {text!r}; it must be a text; correct or remove it")
+        raise BadInput(f"{where}: the question is {text!r}; it must be text; correct or remove it")
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
         raise BadInput(f"{where}: the answers are {str(answers)[:80]!r}; they must be a list of strings; correct or remove them")
     kept = tuple(dict.fromkeys(answer for answer in answers if answer.strip()))

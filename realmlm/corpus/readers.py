@@ -54,7 +54,7 @@ def apart(places: Sequence[Path]) -> list[Path]:
         if not exists:
             raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
         if _is_corpus(path):
-            raise BadInput(f"{path} is a corpus, not a folder with documents; it is searched with --corpus {path}")
+            raise BadInput(f"{path} is a corpus, not a folder with documents; search it with --corpus {path}")
     whole = {path.resolve(): Path(os.path.abspath(path)) for path in reversed(places)}
     return sorted(named for path, named in whole.items() if not any(parent in whole for parent in path.parents))
 
@@ -94,14 +94,14 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
             faults += [_misnamed(path) for path, file in found.items() if file and not _is_text(file.name)]
             unknown += [path for path, file in found.items() if not file]
             if not faults and not any(found.values()):
-                faults.append(BadInput(f"{source} holds no file that can be read; kinds read are {_kinds()}"))
+                faults.append(BadInput(f"{source} holds no file that can be read; readable kinds: {_kinds()}"))
             for fault in faults:
                 on_bad(fault)
         elif stat.S_ISREG(mode):
             file = _source_file(source, base)
             files += [file] if file else []
             if file is None:
-                on_bad(BadInput(f"{source} is of a kind that cannot be read; kinds read are {_kinds()}"))
+                on_bad(BadInput(f"{source} is of a kind that cannot be read; readable kinds: {_kinds()}"))
         else:
             on_bad(BadInput(f"{source} is neither a file nor a folder"))
     return files, unknown
@@ -131,7 +131,7 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                 if not link.is_symlink() or target in entered:
                     continue
                 if target in place.parents or target in root.parents:
-                    on_bad(BadInput(f"{link} is a link to {target}, a folder that it is in; remove the link"))
+                    on_bad(BadInput(f"{link} is a link to {target}, a folder that contains it; remove the link"))
                 else:
                     tops.append(link)
             for path in (folder / file for file in names if not file.startswith((".", "~$"))):  # ~$: an office's lock
@@ -232,11 +232,11 @@ class _Reading:
         try:
             (title + text + mark).encode()
         except UnicodeEncodeError:
-            return self.bad("holds half of a surrogate pair, which is no character", line=line)
+            return self.bad("holds half of a surrogate pair, which is not a character", line=line)
         if not text.strip():
             return self.bad("has no text", line=line)
         if "\0" in text:
-            return self.bad("holds NUL bytes: it is not a text", line=line)
+            return self.bad("holds NUL bytes: it is not text", line=line)
         self.found += 1
         yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
 
@@ -259,7 +259,7 @@ class _Reading:
                 self._guess("not UTF-8, read as Windows-1252")
                 return windows
             where = line or data.count(b"\n", 0, error.start) + 1
-            name = "UTF-16, as its first bytes say" if utf_16 else "UTF-8"
+            name = "UTF-16, which its first bytes announce" if utf_16 else "UTF-8"
             self.bad(f"byte 0x{data[error.start]:02x} is not {name}; convert the file to UTF-8", line=where)
             return None
         self._say_unmarked(utf_16)
@@ -274,7 +274,7 @@ class _Reading:
                 for number, line in enumerate(io.TextIOWrapper(stream, utf_16, newline="\n"), start=1):
                     yield number, line
             except UnicodeDecodeError:
-                self.bad("is not UTF-16, as its first bytes say; convert the file to UTF-8", line=number + 1)
+                self.bad("is not UTF-16, which its first bytes announce; convert the file to UTF-8", line=number + 1)
             return
         for number, data in enumerate(iter(partial(stream.readline, LARGEST + 1), b""), start=1):
             if len(data) > LARGEST:

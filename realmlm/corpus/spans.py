@@ -50,7 +50,7 @@ class Spans:
         folder, make = corpus.folder / "spans", f"realmlm spans {corpus.folder}"
         manifest = open_artefact(folder, kind="spans", hint=f"mark them: {make}")
         if manifest.parents["corpus"] != corpus.fingerprint:
-            raise Mismatch(f"{folder} was made for another corpus than the one in {corpus.folder}; mark the spans again: {make}")
+            raise Mismatch(f"{folder} was made for another corpus, not {corpus.folder}; mark the spans again: {make}")
         passages_N, bounds_N2, offsets, spans_M2 = (
             np.asarray(map_array(folder / f"{name}.safetensors")) for name in ("passages", "bounds", "span_offsets", "spans")
         )
@@ -59,7 +59,7 @@ class Spans:
         if stale:
             current_N = ~np.isin(passages_N, stale)
             rows = [array[current_N] for array in rows]
-            say(f"{corpus.folder}: passages that were edited since the spans were marked are not masked; mark them again: {make}")
+            say(f"{corpus.folder}: passages edited since the spans were marked are not masked; mark them again: {make}")
         return cls(*rows, spans_M2=spans_M2)
 
     def __len__(self) -> int:
@@ -213,7 +213,7 @@ def _tagged(tagger: Tagger, sentences: list[str]) -> list[list[Mention]]:
     for sentence, mentions in zip(sentences, tagged, strict=True):
         for mention in mentions:
             if mention.kind not in KINDS:
-                raise BadInput(f"the tagger '{tagger.name}' has a kind of its own, '{mention.kind}'; there are: {', '.join(KINDS)}")
+                raise BadInput(f"the tagger '{tagger.name}' gave an unknown kind, '{mention.kind}'; the kinds are: {', '.join(KINDS)}")
             if not 0 <= mention.start < mention.end <= len(sentence):
                 place = f"{mention.start} to {mention.end} of the {len(sentence)} characters of"
                 raise BadInput(f"the tagger '{tagger.name}' marked {place} “{sentence}”; start and end count from 0 within the sentence")

@@ -215,7 +215,7 @@ class Corpus:
         there = count_edits(folder)
         self.edits = there if edits is None else edits
         if self.edits > there:
-            raise ArtefactDamaged(f"{folder} had {self.edits} edits and has {there} now; put {folder}/edits back, or make the corpus again")
+            raise ArtefactDamaged(f"{folder} had {self.edits} edits and now has {there}; restore {folder}/edits, or make the corpus again")
         for number in range(len(self._changes), self.edits):
             self._lay_over(edit_place(folder, number + 1))
 
@@ -228,7 +228,7 @@ class Corpus:
     def _lay_over(self, folder: Path) -> None:
         manifest = open_artefact(folder, kind="corpus-edit")
         if manifest.parents.get("corpus", self.fingerprint) != self.fingerprint:
-            raise Mismatch(f"{folder} is an edit of another corpus than the one that was opened; open {self.folder} again")
+            raise Mismatch(f"{folder} is an edit of another corpus, not of the one opened; open {self.folder} again")
         segment = Segment.of_edit(folder)
         written, removed = manifest.config["ids"], manifest.config["removed"]
         self._overlay |= {number: (segment, row) for row, number in enumerate(written)} | dict.fromkeys(removed)
@@ -270,7 +270,7 @@ class Corpus:
         number = int(number)
         place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
         if place is None:
-            raise BadInput(f"no passage {number} in {self.folder}: ids go from 0, with gaps; `realmlm ask` shows those it read")
+            raise BadInput(f"no passage {number} in {self.folder}: ids start at 0, with gaps; `realmlm ask` shows those it read")
         return place
 
     def __contains__(self, number: int) -> bool:
@@ -361,7 +361,9 @@ class Corpus:
             raise BadInput(f"passage {both[0]} cannot be both replaced and removed")
         written = cut_articles(list(replace.values()), self.wordpieces, max_wordpieces=self.max_wordpieces)
         if not np.array_equal(written.articles, np.arange(len(replace))):
-            raise BadInput(f"a replacing text must fit one passage of {self.max_wordpieces} wordpieces; remove the old and add the new")
+            raise BadInput(
+                f"a replacement text must fit in one passage of {self.max_wordpieces} wordpieces; remove the old and add the new"
+            )
         added = cut_articles(list(add), self.wordpieces, max_wordpieces=self.max_wordpieces)
         with locked(self.folder / ".edits.lock"):
             now = self._to_edit({*replace, *gone})
@@ -376,7 +378,7 @@ class Corpus:
     def _to_edit(self, changing: set[int]) -> "Corpus":
         """The newest state, if these passages may be changed in it by someone who knows this state. The lock must be held."""
         if read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint or count_edits(self.folder) < self.edits:
-            raise Mismatch(f"{self.folder} was made anew, or edits of it were removed, since it was opened here; open it again, then edit")
+            raise Mismatch(f"{self.folder} was rebuilt, or some of its edits removed, since it was opened here; open it again, then edit")
         now = self.newest()
         if changed := sorted(changing & set().union(*now.changes_since(self.edits))):
             raise BadInput(f"passage {changed[0]} of {self.folder} was edited since it was opened here; open it again, then edit")

@@ -273,7 +273,7 @@ class PhraseTagger:
     def __init__(self, phrases: Iterable[str]) -> None:
         kept = {phrase.strip() for phrase in phrases} - {""}
         if not kept:
-            raise BadInput("the list of phrases is empty; give one phrase a line")
+            raise BadInput("the list of phrases is empty; give one phrase per line")
         self._phrases = _Phrases(kept)
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:

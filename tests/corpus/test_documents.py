@@ -151,7 +151,7 @@ def test_what_was_left_out_is_said_each_time(
         assert line.startswith(
             "4 passages of 3 files; 5 could not be read (notes/bad0.txt, notes/bad1.txt, notes/bad2.txt …; all, and why: "
         )
-        assert line.endswith("; 3 files of other kinds passed over: .jpg 2, .json 1")
+        assert line.endswith("; 3 files of other kinds skipped: .jpg 2, .json 1")
     kept = json.loads(Path(line.partition("why: ")[2].partition(")")[0]).read_text("utf-8"))["unreadable"]
     assert len(kept) == 5
     assert all("not UTF-16" in why for why in kept.values())
@@ -222,7 +222,7 @@ def test_one_is_not_counted_as_several(pieces: Wordpieces, tmp_path: Path, capsy
     (folder / "heron.txt").write_text("The heron is the bird of the town.")
     (folder / "photo.jpg").write_bytes(b"x")
     opened(folder, pieces, tmp_path)
-    assert "\n1 passage of 1 file; 1 file of other kinds passed over: .jpg 1\n" in capsys.readouterr().err
+    assert "\n1 passage of 1 file; 1 file of other kinds skipped: .jpg 1\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("entered", ["manifest.json", "notes"], ids=["the folder", "the folder it is in"])
@@ -350,7 +350,7 @@ def test_several_places_are_answered_from_however_they_are_named(
         assert "The stork brings" in shown.out
     with pytest.raises(SystemExit):
         main(["ask", "--docs", str(notes), "Which bird?", "--model", str(tiny_model_folder)])
-    assert "before all else" in capsys.readouterr().err
+    assert "before any flags" in capsys.readouterr().err
 
 
 def test_who_asks_while_another_embeds_gets_what_the_files_say_then(
@@ -392,7 +392,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_do(
     (tmp_path / "file").write_text("no folder")  # for root may write anywhere
     for place in (tmp_path / "file", tmp_path / "file" / "deep"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(place))
-        with pytest.raises(BadInput, match=r"cannot be kept in .*set XDG_CACHE_HOME"):
+        with pytest.raises(BadInput, match=r"cannot be cached in .*set XDG_CACHE_HOME"):
             Engine(tiny_model_folder, docs=notes, device="cpu")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     elsewhere = PermissionError(13, "Permission denied", str(notes / "heron.txt"))

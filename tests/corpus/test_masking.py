@@ -144,5 +144,5 @@ def test_random_span_is_more_clustered_than_uniform() -> None:
 
 def test_only_salient_needs_spans_and_unknown_names_list_the_known() -> None:
     assert [name for name in NAMES if masking(name, WORDPIECES).needs_spans] == ["salient"]
-    with pytest.raises(BadInput, match="'spans'; there are: salient, random-span, uniform, whole-word"):
+    with pytest.raises(BadInput, match="'spans'; choose from: salient, random-span, uniform, whole-word"):
         masking("spans", WORDPIECES)

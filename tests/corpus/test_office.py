@@ -155,9 +155,9 @@ def test_a_locked_pdf_is_refused_and_one_that_anyone_may_open_is_read() -> None:
     ("data", "reason"),
     [
         (b"", "is empty"),
-        (b"no pdf at all", "is no PDF that can be read"),
-        (pdf(["Some text"])[:300], "is no PDF that can be read"),
-        (pdf([]), "only pictures"),
+        (b"no pdf at all", "cannot be read as a PDF"),
+        (pdf(["Some text"])[:300], "cannot be read as a PDF"),
+        (pdf([]), "only images"),
         (pdf(), "has no pages"),
     ],
 )
@@ -309,7 +309,7 @@ def test_what_is_no_word_document_says_so(tmp_path: Path) -> None:
         parts.writestr("a.txt", "no document")
     for number, data in enumerate((b"no zip file", whole[: len(whole) // 2], other.getvalue())):
         (tmp_path / f"{number}.docx").write_bytes(data)
-        with pytest.raises(BadInput, match=r"is no Word document \(\.docx\) that can be read"):
+        with pytest.raises(BadInput, match=r"cannot be read as a Word document \(\.docx\)"):
             read(tmp_path / f"{number}.docx")
     (tmp_path / "blank.docx").write_bytes(whole)
     with pytest.raises(BadInput, match="has no text"):

@@ -86,7 +86,7 @@ def test_packed(write, suffix, pack):
         ("[1]", r"entry 1: expected an object"),
         ("[]", r"no question in it"),
         ('{"data": [{"paragraphs": [{"qas": [{"question": "q"}]}]}]}', r"after question 1 \(KeyError\('answers'\)\)"),
-        ('{"data": 3}', r"not as SQuAD nests it"),
+        ('{"data": 3}', r"not nested as in SQuAD"),
         ("q\t['a']\nq\t['a'\n", r"questions\.txt:2: the answers are not a list"),
         ("q\t['a']\nq\t[open('x')]\n", r"questions\.txt:2: the answers are not a list"),
         ("q\t['a']\nq\n", r"questions\.txt:2: 1 columns"),

@@ -57,8 +57,8 @@ def test_a_folder_is_walked_in_sorted_order(tmp_path):
         ("a.txt", b"", "no text"),
         ("a.txt", b"one\ntwo \xff\0", "line 2.*0xff is not UTF-8"),
         ("a.txt", b"\x01\x02\x03 \xe9", "line 1.*0xe9 is not UTF-8"),
-        ("a.txt", b"\xff\xfea\0b", "not UTF-16, as its first bytes say"),
-        ("a.csv", b"\xff\xfea\0b", "line 1.*not UTF-16, as its first bytes say"),
+        ("a.txt", b"\xff\xfea\0b", "not UTF-16, which its first bytes announce"),
+        ("a.csv", b"\xff\xfea\0b", "line 1.*not UTF-16, which its first bytes announce"),
         ("a.md", b"\n\n", "no text"),
         ("a.html", b"<script>x</script>", "no text"),
         ("a.jsonl", b"", "is empty"),
@@ -80,7 +80,7 @@ def test_a_folder_is_walked_in_sorted_order(tmp_path):
         ("a.xml", b"<mediawiki><page><title>x</title>", "not well-formed"),
         ("a.xml", b'<!DOCTYPE m [<!ENTITY a "b">]><mediawiki>&a;</mediawiki>', "DOCTYPE"),
         ("a.xml", b"<mediawiki><page><ns>1</ns></page></mediawiki>", "none of its 1 pages"),
-        ("a.png", b"x", "kinds read are .txt"),
+        ("a.png", b"x", "readable kinds: .txt"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-12], "a.jsonl.gz.*cannot be read to its end"),
         ("a.jsonl.bz2", bz2.compress(b'{"text": "x"}\n' * 99)[:-9], "cannot be read to its end"),
         ("a.jsonl.xz", lzma.compress(b'{"text": "x"}\n' * 99)[:-9], "cannot be read to its end"),
@@ -170,7 +170,7 @@ def test_linked_folders_are_read_once(tmp_path):
     (tmp_path / "far/up").symlink_to(tmp_path)
     articles, bad = read_skipping(tmp_path / "notes")
     assert len(articles) == 4
-    assert bad == [f"{tmp_path / 'notes/c/up'} is a link to {tmp_path}, a folder that it is in; remove the link"]
+    assert bad == [f"{tmp_path / 'notes/c/up'} is a link to {tmp_path}, a folder that contains it; remove the link"]
 
 
 def test_names_that_are_not_utf_8_are_left_out_alone(tmp_path):

@@ -110,7 +110,7 @@ def test_a_sentence_is_never_one_span(corpus: Corpus) -> None:
 @pytest.mark.parametrize(
     ("mentions", "said"),
     [
-        ([Mention(0, 4, "person")], "a kind of its own, 'person'; there are: name, date, quantity, term"),
+        ([Mention(0, 4, "person")], "an unknown kind, 'person'; the kinds are: name, date, quantity, term"),
         ([Mention(3, 3, "name")], "marked 3 to 3 of the"),
         ([Mention(0, 10_000, "name")], "marked 0 to 10000 of the"),
         ([Mention(-2, 4, "name")], "count from 0 within the sentence"),

@@ -83,7 +83,7 @@ def test_the_command_shows_what_is_found(corpus, capsys):
     main(["passages", str(corpus.folder), "--find", "two", "--limit", "1"])
     assert capsys.readouterr().out.split() == ["2", "Two", "[a#2]", "Mno", "pqr", "stu", "vw."]
     main(["passages", str(corpus.folder), "--find", "nowhere"])
-    assert "has 'nowhere' in it" in capsys.readouterr().err
+    assert "contains 'nowhere'" in capsys.readouterr().err
 
 
 def test_what_is_not_there(corpus, tmp_path):
@@ -140,7 +140,7 @@ def test_edits_agree_with_a_dictionary(tmp_path_factory, edits):
 def test_edits_that_are_gone_are_missed(corpus):
     corpus.edit(remove=[0])
     shutil.rmtree(corpus.folder / "edits")
-    with pytest.raises(ArtefactDamaged, match=r"had 1 edits and has 0 now; put .*edits back"):
+    with pytest.raises(ArtefactDamaged, match=r"had 1 edits and now has 0; restore .*edits"):
         Corpus.open(corpus.folder, edits=1)
 
 
@@ -172,9 +172,9 @@ def test_an_edit_with_a_file_for_each_array_is_read_too(corpus):
 def test_an_edit_happens_whole_or_not_at_all(corpus):
     long = "Abcd efgh. Ijkl mnop. Qrst uvwx."
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"replace": {0: Article("", long)}}, "must fit one passage"),
-        ({"replace": {0: Article("", long), 1: Article("", "\u200b")}}, "must fit one passage"),
-        ({"replace": {0: Article("", long), 1: Article("", "\u200b"), 2: Article("", "\u200b")}}, "must fit one passage"),
+        ({"replace": {0: Article("", long)}}, "must fit in one passage"),
+        ({"replace": {0: Article("", long), 1: Article("", "\u200b")}}, "must fit in one passage"),
+        ({"replace": {0: Article("", long), 1: Article("", "\u200b"), 2: Article("", "\u200b")}}, "must fit in one passage"),
         ({"remove": [5]}, "no passage 5"),
         ({"add": [Article("", "Abc.")], "replace": {9: Article("", "Abc.")}}, "no passage 9"),
         ({"remove": [1], "replace": {1: Article("", "Abc.")}}, "both"),
