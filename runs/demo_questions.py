@@ -16,7 +16,7 @@ QUESTIONS = (
 def main() -> None:
     begun = time.monotonic()
     realm = realmlm.load().read(realmlm.pocket)
-    print(f"loaded and read in {time.monotonic() - begun:.1f} s (the next time from the cache)")
+    print(f"loaded and read in {time.monotonic() - begun:.1f} s (from the cache next time)")
     for question in QUESTIONS:
         begun = time.monotonic()
         answer = realm.ask(question, read=2)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The study's recipe on real text, from raw articles to answers; sized for minutes on one large GPU. Every line is a command that resumes:
-# run it again and it goes on where it was cut off.
+# run it again and it continues where it stopped.
 #
 #   runs/mini.sh clean FOLDER DATA      from scratch on the articles alone: nothing has seen a question
-#   runs/mini.sh warm FOLDER DATA       towers and reader begin from a published sentence encoder, ENCODER=folder (its tokenizer beside it)
+#   runs/mini.sh warm FOLDER DATA       towers and reader start from a published sentence encoder, ENCODER=folder (its tokenizer beside it)
 #
 # DATA holds articles/ (JSON lines, Wikipedia) and questions/{nq,triviaqa,webquestions,curatedtrec}-{train,dev}.* in any accepted format.
-# SCALE=0.01 makes a rehearsal of it (steps and batches of a hundredth).
+# SCALE=0.01 makes a rehearsal of it (a hundredth of the steps and batch sizes).
 set -euo pipefail
 track=$1 out=$2 data=$3 scale=${SCALE:-1} seed=${SEED:-0}
 export TOKENIZERS_PARALLELISM=false
@@ -16,7 +16,7 @@ loop="--loop.seed $seed --loop.log-every $(scaled 100) --loop.checkpoint-every $
 held="--hold-out $out/held-out.jsonl"
 train=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 
-# Every stage by track: what is searched and learned from, the model to begin with, the warm-up (masked LM, ICT), joint pre-training.
+# Every stage by track: what is searched and learned from, the model to start from, the warm-up (masked LM, ICT), joint pre-training.
 case $track in
 clean)
   searched="--train-tokenizer 16000 --max-passages 5" # the first passages of each article; what follows them is learned from

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The same commands on real text: corpus, spans, a small model, warm-up, a short pre-training with the refresher beside it, an index, an answer.
-# It shows that everything works at size and how long each stage takes; it is far too short to read well.
+# The same commands on real text: corpus, spans, a small model, warm-up, a short pre-training with the refresher alongside, an index, an answer.
+# It shows that everything works at size and how long each stage takes; it is far too short to learn to read well.
 #
 #   runs/real_text.sh FOLDER SOURCE…        LAYERS=2 HIDDEN=128 STEPS=40 BATCH=8
 set -euo pipefail

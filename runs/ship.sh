@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From `runs/mini.sh warm FOLDER DATA` to the model that is bundled, FOLDER/mini: in 8 bits, with how sure it is, and its scores on dev and test.
+# From `runs/mini.sh warm FOLDER DATA` to the bundled model, FOLDER/mini: in 8 bits, calibrated, with its scores on dev and test.
 #
 #   runs/ship.sh FOLDER DATA
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tables 1 and 2 in miniature on real text, one arm and seed a call, so that a GPU can run several at once; runs/text_table.py puts them together.
-# Every arm begins with the corpus, the held-out sentences and the warm-up that `runs/mini.sh clean FOLDER DATA` has made; sentences to learn from
-# come from FOLDER/text where there is one, else from the corpus itself. runs/text_tables.sh calls it for every row of docs/study.md.
+# Tables 1 and 2 in miniature on real text, one arm and seed per call, so that a GPU can run several at once; runs/text_table.py combines them.
+# Every arm starts from the corpus, the held-out sentences and the warm-up made by `runs/mini.sh clean FOLDER DATA`; sentences to learn from
+# come from FOLDER/text if there is one, else from the corpus itself. runs/text_tables.sh calls it for every row of docs/study.md.
 #
 #   runs/text_study.sh FOLDER DATA ARM [SEED]        QUESTIONS=1: also fine-tune on questions    TEST=1: measure on the test files as well
 #                                                    COMPILE=1: fused layers (a GPU)             STEPS=n, SCALE=0.01: shorter
@@ -13,7 +13,7 @@
 #       warmup-projection realm-projection realm-longer-projection (only the query's projection learns questions)
 #       warmup-as-is realm-as-is realm-longer-as-is realm-retriever-as-is (only the reader learns them; the last with the warm-up's reader)
 #       own-NAME (realm with the flags of EXTRA="--flag value …": a comparison of your own)
-# `news` wants DATA/news (JSON lines of another text X); `tagger` wants TAGGER=folder of one made by `realmlm tagger`.
+# `news` needs DATA/news (JSON lines of another text X); `tagger` needs TAGGER=folder of one made by `realmlm tagger`.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1}
 out=$base/study/$arm-$seed corpus=$base/corpus warm=$base/warmup/model
@@ -39,7 +39,7 @@ found() { # model, retriever: questions before any was seen
     evaluate "zero-shot-$(name_of "$file")" "$1" "$file" --read 0 --retriever "$2"
   done
 }
-measure() { # model: held-out sentences and questions before any was seen, also with a [MASK] behind them
+measure() { # model: held-out sentences and questions before any was seen, also with a [MASK] after them
   evaluate held-out "$1" "$base/held-out.jsonl" --read "$([ "$arm" = no-null ] && echo 8 || echo 7)"
   found "$1" learned
   for file in $(sets train); do
@@ -103,7 +103,7 @@ commands() {
     corpus=$base/corpus
     ;;
   *)
-    echo "no arm '$arm'; the first lines of $0 name them" >&2
+    echo "no arm '$arm'; the first lines of $0 list them" >&2
     exit 2
     ;;
   esac

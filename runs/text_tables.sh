@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Tables 1 and 2 on real text, whole: every arm and seed of docs/study.md, one after the other, then the tables. It resumes.
+# Tables 1 and 2 on real text, in full: every arm and seed of docs/study.md, one after another, then the tables. Run it again to resume.
 #
 #   runs/mini.sh clean FOLDER DATA && COMPILE=1 runs/text_tables.sh FOLDER DATA
 #
-# With 80 GB or more of GPU memory several arms can run at once, each by its own call of runs/text_study.sh: joint training takes 25 to 30 GB, ICT
-# up to 62, learning questions 12. The arms `news` and `tagger` are run only where DATA/news is there and TAGGER=folder names a tagger.
+# With 80 GB or more of GPU memory several arms can run at once, each with its own call of runs/text_study.sh: joint training takes 25 to 30 GB, ICT
+# up to 62, learning questions 12. The arm `news` runs only if DATA/news exists, `tagger` only if TAGGER=folder names one.
 set -euo pipefail
 base=$1 data=$2 here=$(dirname "$0")
 text() { bash "$here/text_study.sh" "$base" "$data" "$@"; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole way from text to answers on a fictional world, from scratch, on a CPU in minutes.
+# All the way from text to answers on a fictional world, from scratch, on a CPU, in minutes.
 # Expected on held-out entities (any seed): recall@1 at least .90, the masked value right in at least .85 with retrieval, at most .10 without.
 #
 #   runs/world.sh [FOLDER]      SEED=1 WORLD=small
@@ -7,12 +7,12 @@ set -euo pipefail
 out=${1:-work/world}
 seed=${SEED:-0}
 world=${WORLD:-small}
-threads=${THREADS:-1} # tiny models: a second thread costs more than it brings
+threads=${THREADS:-1} # tiny models: a second thread costs more than it gains
 export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=$threads
 step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 
 [ -n "${1:-}" ] || rm -rf "$out" # what another run left there; a folder that was named is left as it is
-[ ! -e "$out" ] || { echo "$out is there already; name another folder, or remove it first" >&2; exit 2; }
+[ ! -e "$out" ] || { echo "$out already exists; name another folder, or remove it first" >&2; exit 2; }
 step "1/6  a world: entities that exist nowhere else, so that every answer must be found"
 realmlm world --out "$out/world" --kind "$world" --seed "$seed"
 w=$out/world
@@ -35,11 +35,11 @@ realmlm pretrain --model "$out/warmup/model" --corpus "$out/knowledge" --text "$
   --optim.steps 250 --optim.batch 32 --optim.lr 3e-3 --optim.retriever-lr 9e-4 --refresh.every-steps 50 \
   --probe "$w/clozes-held-out.jsonl" --probe-every 25 $loop
 
-step "5/6  questions: the same fine-tuning for REALM and for what was only warmed up (ORQA)"
+step "5/6  questions: the same fine-tuning for REALM and for the model that was only warmed up (ORQA)"
 for name in pretrain warmup; do
   realmlm finetune --model "$out/$name/model" --corpus "$out/knowledge" --questions "$w/questions-train.jsonl" --out "$out/questions-$name" \
     --candidates 500 --optim.steps 450 --optim.batch 32 --optim.lr 3e-3 --optim.retriever-lr 1e-3 $loop
 done
 
-step "6/6  measured on entities that no training text or question spoke of"
+step "6/6  measured on held-out entities: no sentence of joint training and no question is about them"
 python runs/world_answers.py "$out"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Table 2 in miniature on a fictional world: what each part of REALM is worth, measured on entities that no training text spoke of.
-# One seed a call, some 20 minutes on one CPU core; runs/world_table.py puts the seeds together.
+# Table 2 in miniature on a fictional world: what each part of REALM is worth, measured on held-out entities: no sentence of
+# joint training and no question is about them. One seed per call, about 20 minutes on one CPU core; runs/world_table.py combines the seeds.
 #
 #   runs/world_study.sh FOLDER SEED [WORLD]        STEPS=400
 set -euo pipefail

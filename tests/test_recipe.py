@@ -122,5 +122,5 @@ def test_a_folder_that_was_named_is_never_removed(tmp_path: Path, script: str) -
     (tmp_path / "letters.txt").write_text("dear")
     done = subprocess.run(["bash", str(RUNS / script), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "is there already" in done.stderr
+    assert "already exists" in done.stderr
     assert (tmp_path / "letters.txt").exists()
