@@ -53,13 +53,13 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
                 ) from error
             if row.get("model", fingerprint) != fingerprint:
                 raise Mismatch(
-                    f"{file}:{number}: an answer of another model than {model}; "
-                    f"make such a file with this one: realmlm evaluate --model {model} … --predictions FILE"
+                    f"{file}:{number}: an answer from another model, not {model}; "
+                    f"make the file with this one: realmlm evaluate --model {model} … --predictions FILE"
                 )
             if row.get("retriever", "learned") != "learned":
                 raise Mismatch(
                     f"{file}:{number}: its passages were found with --retriever {row['retriever']}, whose scores say nothing about "
-                    "the model's own retriever; make such a file without --retriever"
+                    "the model's own retriever; make the file without --retriever"
                 )
             read = row.get("read", read) if read is None else read
             if row.get("read", read) != read:
@@ -69,7 +69,7 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
                 )
             named &= "model" in row
         if not named:
-            say(f"{file} does not say which model answered, as older files do not; taken as answers of {model}")
+            say(f"{file} does not say which model answered, as older files do not; assuming it was {model}")
     probability, relevance, right = zip(*rows, strict=True) if rows else ((), (), ())
     return Judged(np.array(probability), np.array(relevance), np.array(right, dtype=bool))
 
@@ -78,7 +78,7 @@ def table(found: Calibration, known: Judged) -> str:
     """How well the confidence tells right from wrong, beside p alone, and how often answers of each confidence were right."""
     sure_N = np.array([found.confidence(p, relevance) for p, relevance in zip(known.probability_N, known.relevance_N, strict=True)])
     lines = [
-        f"{len(sure_N):,} answers, {known.right_N.mean():.1%} right; a right one is the surer of two "
+        f"{len(sure_N):,} answers, {known.right_N.mean():.1%} right; of a right and a wrong one, the right one is surer "
         f"{separation(sure_N, known.right_N):.1%} of the time (by p alone {separation(known.probability_N, known.right_N):.1%})",
         "",
         "   answers   confidence   right",

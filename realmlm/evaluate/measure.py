@@ -48,7 +48,7 @@ def evaluate(
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
     if read > len(known):
-        raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
+        raise NotEnough(f"cannot read {read} passages: {corpus} has {len(known)}; lower --read or use a larger corpus")
     asked = read_questions(questions)
     if recall == "orqa" and any(question.is_regex for question in asked):
         raise BadInput(f"{questions}: the answers are regular expressions, for which ORQA has no recall; use --recall dpr")

@@ -65,7 +65,7 @@ class Report:
 
     def table(self) -> str:
         read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
-        asked = f"{self.questions:,} questions" + " with a [MASK] behind each" * self.with_mask
+        asked = f"{self.questions:,} questions" + " with a [MASK] after each" * self.with_mask
         lines = [f"{asked}, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
         rows += [(f"{name}, nats", score) for name, score in self.nats.items()]

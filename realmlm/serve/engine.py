@@ -162,7 +162,7 @@ class Engine:
     def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
         if not self.editable:
-            raise BadInput("passages of documents follow their files; change the files")
+            raise BadInput("passages of documents come from their files; change the files")
         self.follow()
         corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
         self._follow(corpus)
@@ -182,7 +182,7 @@ class Engine:
             why = str(error) or type(error).__name__
             trouble = getattr(error, "strerror", None) or why  # without the name of a file, which may be another each time
             if trouble != self._trouble:
-                say(f"what changed could not be taken up, answers come from what was there before: {why}")
+                say(f"changes could not be loaded, answers come from what was there before: {why}")
             self._trouble = trouble
         else:
             self._trouble = "" if current else self._trouble
@@ -219,14 +219,14 @@ class Engine:
 
     def _at_most(self, read: int) -> int:
         if read < 1:
-            raise BadInput(f"{read} passages cannot be read; choose --read 1 or more")
+            raise BadInput(f"cannot read {read} passages; choose --read 1 or more")
         return min(read, len(self.corpus))
 
 
 def _check_text(texts: Iterable[object]) -> None:
     for text in texts:
         if not isinstance(text, str):
-            raise BadInput(f'a question or sentence is a text, and {text!r} is none; ask with words: "Who …?"')
+            raise BadInput(f'a question or sentence must be text, not {text!r}; ask with words: "Who …?"')
 
 
 @dataclass(frozen=True)
@@ -259,6 +259,6 @@ def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype:
     index = index_for(realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype) if dtype else None)
     made = f"{len(index):,} passages, {index.dim} numbers each"
     if isinstance(index, IVFIndex):
-        asked = "asked with a quarter of the words of sentences from the passages"
+        asked = "for queries made of a quarter of the words of sentences from the passages"
         made += f"; recall against exact search {index.recall:.3f}, the worse of 1 and {index.settings.k} hits, {asked}"
     return made

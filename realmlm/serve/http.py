@@ -118,7 +118,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return _failure(500, f"something failed here ({type(error).__name__}); the service's log says more")
+        return _failure(500, f"something went wrong here ({type(error).__name__}); the service's log says more")
 
 
 def _what_is_wrong(first: dict[str, Any]) -> str:
@@ -126,10 +126,10 @@ def _what_is_wrong(first: dict[str, Any]) -> str:
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first['ctx']['error']}, at character {first['loc'][-1]}"
     if isinstance(first["input"], bytes):
-        return "the body is not said to be JSON; send it with -H 'content-type: application/json'"
+        return "the body is not marked as JSON; send it with -H 'content-type: application/json'"
     where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
     if first["type"] == "extra_forbidden":
-        return f"{where}: there is no such field; /openapi.json names those there are"
+        return f"{where}: there is no such field; /openapi.json lists them all"
     return f"{where}: {first['msg']}"
 
 
@@ -139,7 +139,7 @@ def _known_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             raise HTTPException(
-                422, f"{name}: there is no such parameter; " + (f"known are {', '.join(known)}" if known else "none is known here")
+                422, f"{name}: there is no such parameter; " + (f"use {', '.join(known)}" if known else "this route takes none")
             )
 
 
@@ -169,7 +169,7 @@ class _Around:
             message = await receive()
             size += len(message.get("body", b""))
             if size > MOST_BODY:
-                raise HTTPException(413, f"a request has at most {MOST_BODY} bytes")
+                raise HTTPException(413, f"a request may have at most {MOST_BODY} bytes")
             return message
 
         async def noting(message: Message) -> None:

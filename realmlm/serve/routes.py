@@ -99,7 +99,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
 
     def known(number: int) -> KnownPassage:
         if number not in engine.corpus:
-            raise HTTPException(404, f"there is no passage {number}; GET /passages finds those there are")
+            raise HTTPException(404, f"there is no passage {number}; GET /passages lists those that exist")
         return shown(engine.corpus[number])
 
     def shown(passage: Passage) -> KnownPassage:
@@ -107,7 +107,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
 
     def article(title: str, text: str, source: str) -> Article:
         if not len(engine.wordpieces.encode(text)):
-            raise BadInput("the text has no words in it; write some")
+            raise BadInput("the text contains no words; write some")
         return Article(title, text, source)
 
     async def alone(work: Callable[[], Any]) -> Any:
@@ -181,8 +181,8 @@ class Meters:
         sizes = (1, 2, 4, 8, 16, 32, 64)
         self.batch = Histogram("realmlm_batch_size", "Requests that were answered together.", buckets=sizes, registry=self.registry)
         self.waited = Histogram("realmlm_queue_seconds", "Seconds that a batch waited.", registry=self.registry)
-        self.waiting = Gauge("realmlm_waiting", "Requests that wait.", registry=self.registry)
-        self.passages = Gauge("realmlm_passages", "Passages that are searched.", registry=self.registry)
+        self.waiting = Gauge("realmlm_waiting", "Requests waiting.", registry=self.registry)
+        self.passages = Gauge("realmlm_passages", "Passages searched.", registry=self.registry)
 
     def on_batch(self, size: int, waited: float) -> None:
         self.batch.observe(size)
@@ -192,7 +192,7 @@ class Meters:
 def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/health", summary="Is it there?")
+    @routes.get("/health", summary="Is it running?")
     async def health() -> Health:
         await _follow(engine, worker, most_s=MOMENT_S)
         return Health(

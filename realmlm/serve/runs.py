@@ -23,7 +23,7 @@ def run_routes(folders: Sequence[Path]) -> APIRouter:
         places = list(dict.fromkeys(Path(os.path.abspath(file)).parent for file in files))
         return {name: place / "metrics.jsonl" for name, place in zip(short_names(places), places, strict=True)}
 
-    @routes.get("/runs", summary="Training runs that are shown")
+    @routes.get("/runs", summary="Training runs shown on the page")
     async def list_runs() -> list[str]:
         return sorted(await asyncio.to_thread(watched))
 
@@ -31,7 +31,7 @@ def run_routes(folders: Sequence[Path]) -> APIRouter:
     async def read_run(name: str) -> list[dict[str, Any]]:
         file = (await asyncio.to_thread(watched)).get(name)
         if file is None:
-            raise HTTPException(404, f"there is no run '{name}'; GET /runs names those there are")
+            raise HTTPException(404, f"there is no run '{name}'; GET /runs lists those that exist")
         return await asyncio.to_thread(read_metrics, file)
 
     return routes

@@ -40,7 +40,7 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 class Question(Request):
     question: str = Field(min_length=1, max_length=MOST_CHARACTERS, examples=["Who painted the ceiling of the Sistine Chapel?"])
     read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
-    without_reading: bool = Field(False, description="Say also what the model answers without any passage.")
+    without_reading: bool = Field(False, description="Also give the answer without any passage.")
 
 
 class Sentence(Request):
@@ -60,7 +60,7 @@ class Read(BaseModel):
     passage_id: int | None
     title: str
     passage: str
-    start: int | None = Field(description="Where the answer stands in the passage, in characters; null: it does not.")
+    start: int | None = Field(description="Where the answer is in the passage, in characters; null if it is not there.")
     end: int | None
     retrieval_probability: float = Field(description="p(z|x): how much the passage weighs (docs/decisions/001).")
     reading_probability: float = Field(description="p(y|z,x): how likely it gives this answer.")
@@ -72,10 +72,10 @@ class Answered(BaseModel):
     probability: float = Field(description="p(y|x)")
     evidence: list[Read]
     relevance: float | None = Field(description="max f(x,z) over what was read; it falls where no passage is about the question.")
-    confidence: float | None = Field(description="How often such answers were right where the model was calibrated; null: it was not.")
-    caution: str = Field(description="What to tell whoever asked, where the documents may not say it; else empty.")
+    confidence: float | None = Field(description="How often such answers were right when the model was calibrated; null if it was not.")
+    caution: str = Field(description="A warning for whoever asked, if the documents may not say it; else empty.")
     others: list[Words] = Field(description="The next likeliest answers.")
-    without_reading: Words | None = Field(None, description="The answer without any passage, where it was asked for.")
+    without_reading: Words | None = Field(None, description="The answer without any passage, if asked for.")
 
 
 class Mask(BaseModel):
@@ -87,7 +87,7 @@ class Filled(BaseModel):
     answer: str
     probability: float
     evidence: list[Read]
-    caution: str = Field(description="Where the words are a part of a longer one in the passage: that one; else empty.")
+    caution: str = Field(description="If the words are part of a longer word in the passage, that word; else empty.")
     masks: list[Mask]
 
 
@@ -113,7 +113,7 @@ class KnownPassage(BaseModel):
 
 
 class Passages(BaseModel):
-    total: int = Field(description="Passages there are.")
+    total: int = Field(description="How many passages there are.")
     passages: list[KnownPassage]
 
 
@@ -122,7 +122,7 @@ class Health(BaseModel):
     version: str
     passages: int
     waiting: int
-    editable: bool = Field(description="Can passages be changed here? Those of documents follow their files.")
+    editable: bool = Field(description="Can passages be changed here? Those of documents come from their files.")
     up_to_date: bool = Field(
-        description="Was all that changed in files or corpus taken up? If not, it is being read, or the service's own output says why not."
+        description="Have all changes in files or corpus been loaded? If not, they are being read, or the service's output says why not."
     )

@@ -58,7 +58,7 @@ class Worker:
             if not self._open:
                 raise Busy("the service is stopping; ask again in a moment")
             if len(self._jobs) >= self._most_waiting:
-                raise Busy(f"{len(self._jobs)} requests are waiting already; ask again in a moment")
+                raise Busy(f"{len(self._jobs)} requests are waiting; ask again in a moment")
             self._jobs.append(job)
             self._changed.notify()
         return job.future

@@ -137,11 +137,11 @@ class Verdict:
         """What it is about, in words."""
         first, then = (report.recall[1] if report.nats else report.exact_match for report in (self.before, self.after))
         counts = [round((score.value if score else 0.0) * self.before.questions / 100) for score in (first, then)]
-        what = "a passage with the words they hide came first for" if self.before.nats else "the answer was right for"
-        said = f"Of {self.before.questions} {self.examples} kept apart, {what} {counts[0]} before and {counts[1]} after."
+        what = "a passage with the hidden words came first for" if self.before.nats else "the answer was right for"
+        said = f"Of {self.before.questions} held-out {self.examples}, {what} {counts[0]} before and {counts[1]} after."
         if not self.before.nats:
             return said
-        return f"{said}\nMeasured on sentences of the documents with words hidden, not on questions: their answers may stay as they were."
+        return f"{said}\nMeasured on sentences of the documents with words hidden, not on questions: answers may stay the same."
 
     def table(self) -> str:
         """For a terminal."""
@@ -177,9 +177,9 @@ def _adapt(model: Path, docs: list[Path], out: Path, asked: list[Question], *, m
         held_out = _masked_facts(corpus, loop.seed)
     write_questions(out / "held-out.jsonl", held_out)
     what = "questions" if asked else "sentences with words hidden"
-    say(f"{len(held_out)} {what} are held out and measured before and after training; --minutes does not count that")
+    say(f"{len(held_out)} {what} are held out and measured before and after training; --minutes does not include this")
     before, seconds = _measured(model, corpus, held_out, loop.device)
-    say(f"measuring took {duration(seconds)}, and will again after training")
+    say(f"measuring took {duration(seconds)}, and will take as long again after training")
     learn = _learn_questions if asked else _learn_to_find
     pair_seconds = seconds / (len(held_out) * (READ + 1))
     made = learn(model, corpus, out, minutes=minutes, pair_seconds=pair_seconds, loop=loop)
@@ -196,7 +196,7 @@ def _adapt(model: Path, docs: list[Path], out: Path, asked: list[Question], *, m
 def _own_questions(files: tuple[Path, ...]) -> list[Question]:
     asked = list({question.text.casefold(): question for file in files for question in read_questions(file)}.values())
     if any(question.is_regex for question in asked):
-        raise BadInput("answers that are patterns cannot be learned from here; use `realmlm finetune`")
+        raise BadInput("adapt cannot learn from answers that are patterns; use `realmlm finetune`")
     if len(asked) < FEWEST * SHARE_HELD_OUT:
         raise NotEnough(
             f"{len(asked)} questions are too few to learn from some and measure on others; {FEWEST * SHARE_HELD_OUT} are needed"
@@ -213,8 +213,8 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
     if count < FEWEST:
         enough = FEWEST * SHARE_HELD_OUT
         raise NotEnough(
-            f"only {passages} passages name something that another passage names too, too little to learn from ({enough} would do). "
-            f"The model serves as it is; with more documents, or with {enough} questions of your own or more (--questions), it can adapt"
+            f"only {passages} passages name something that another passage also names, too few to learn from ({enough} would do). "
+            f"Use the model as it is; with more documents, or with {enough} or more questions of your own (--questions), it can adapt"
         )
     return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True, each=each)
 
@@ -263,7 +263,7 @@ def _steps(minutes: float, *, seconds: float, examples: int) -> int:
     """As many as the minutes allow, but no more than a few rounds over the examples."""
     steps = int(np.clip(minutes * 60 / seconds, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
     enough = "; more minutes would only repeat them" if steps < minutes * 60 // seconds else ""
-    say(f"{steps} steps of {BATCH} examples, of {examples:,}: about {max(1, round(steps * seconds / 60))} min of training{enough}")
+    say(f"{steps} steps of {BATCH} examples, out of {examples:,}: about {max(1, round(steps * seconds / 60))} min of training{enough}")
     return steps
 
 
@@ -295,7 +295,7 @@ def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> 
 
     low, high = paired_interval(values(after), values(before))
     first, second = (summarise(outcomes, retriever="learned", read=READ, recall="dpr", seconds=0.0) for outcomes in (before, after))
-    gained = "answered exactly, share gained" if labelled else "mean reciprocal rank of the first passage with the hidden words, gained"
+    gained = "gain in share answered exactly" if labelled else "gain in mean reciprocal rank of the first passage with the hidden words"
     return Verdict(first, second, gained, float(np.mean(values(after)) - np.mean(values(before))), low, high)
 
 

@@ -82,7 +82,7 @@ class SentenceSource:
         sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
         self.sentences = (sentences.recurring(corpus) if recurring else sentences).without(held_out)
         if len(self.sentences) == 0:
-            raise NotEnough(f"{corpus.folder} has no sentence to mask; another --masking or a larger corpus is needed")
+            raise NotEnough(f"{corpus.folder} has no sentence to mask; use another --masking or a larger corpus")
 
     def draw(self, first: int, count: int) -> MaskedSentences:
         """The examples from position `first` on, masked."""
@@ -200,7 +200,7 @@ class Recurrences:
         self._groups_G2 = groups_G2[table_M5[groups_G2[:, 0], 1] != table_M5[groups_G2[:, 1] - 1, 1]]  # in two passages or more
         self._table_M5 = table_M5
         if not len(self):
-            raise NotEnough(f"{corpus.folder} has no marked words that stand in two passages of one title; use --pairing sibling")
+            raise NotEnough(f"{corpus.folder} has no marked words that occur in two passages of the same title; use --pairing sibling")
 
     def __len__(self) -> int:
         return len(self._groups_G2)
@@ -231,8 +231,8 @@ class ClozePairs:
         self._passages = corpus.ids[(corpus.sentence_counts >= 2) & ~np.isin(corpus.ids, list(held_out))]
         if len(self._passages) < 2:
             raise NotEnough(
-                f"{corpus.folder} has fewer than two passages of several sentences: nothing to learn retrieval from by ICT; "
-                "add documents, or leave it out: --retriever.steps 0"
+                f"{corpus.folder} has fewer than two passages of several sentences: ICT has nothing to learn retrieval from; "
+                "add documents, or skip it: --retriever.steps 0"
             )
 
     def __len__(self) -> int:

@@ -221,14 +221,14 @@ def finetune(
     settings = dict(locals())  # every argument is one
     with Run.begin(Path(out), stage="finetune", config=record(settings)) as run:
         if run.finished:
-            say(f"{out} has ended already")
+            say(f"{out} is already finished")
             return run.folder / "model"
         device = prepare(loop)
         known = run.open_corpus(corpus)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         check_readable(str(model), realm, wordpieces, known)
         if read > len(known):
-            raise NotEnough(f"{read} passages cannot be read, {corpus} has {len(known)}; lower --read or use a larger corpus")
+            raise NotEnough(f"cannot read {read} passages: {corpus} has {len(known)}; lower --read or use a larger corpus")
         frozen = refresh.every_steps == 0
         learning = _what_learns(realm, run, query, frozen=frozen, alone=retriever == "bm25" or optim.retriever_lr == 0)
         realm.config = replace(realm.config, trained_on_questions=True)
@@ -284,12 +284,12 @@ def _steps(questions: tuple[Path, ...], *, batch: int) -> int:
     """Some passes over the questions, but no more steps than large sets need."""
     asked = sum(len(read_questions(file)) for file in questions)
     steps = min(MOST_STEPS, math.ceil(PASSES * asked / batch))
-    say(f"{steps:,} steps of {batch}: {steps * batch / asked:.1f} passes over {asked:,} questions; --optim.steps sets another number")
+    say(f"{steps:,} steps of {batch}: {steps * batch / asked:.1f} passes over {asked:,} questions; --optim.steps changes this")
     return steps
 
 
 def run_finetune(config: Finetune) -> Path:
     optim = config.optim if config.optim.steps else replace(config.optim, steps=_steps(config.questions, batch=config.optim.batch))
     place = finetune(**flat(config) | {"optim": optim})
-    say(f"the model stands in {place}")
+    say(f"the model is in {place}")
     return place

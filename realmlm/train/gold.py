@@ -86,10 +86,10 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
     )
     found = np.unique(arrays["questions"])
     if not len(found) and not patterns:
-        raise BadInput("none of the answers stands in the corpus: nothing to learn from; give questions about these documents")
+        raise BadInput("none of the answers occurs in the corpus: nothing to learn from; give questions about these documents")
     say(f"{len(found):,} of {len(questions):,} questions have an answer in the corpus")
     if patterns:
-        say(f"{len(patterns):,} more have patterns, which are looked for in the passages that come up")
+        say(f"{len(patterns):,} more have patterns, which are looked for in the passages retrieved")
     borders = np.append(np.searchsorted(arrays["questions"], found), len(arrays["questions"]))
     answers = [_first_answer(corpus, arrays, int(first), questions[number]) for number, first in zip(found, borders, strict=False)]
     answers += [np.zeros(0, dtype=np.int64)] * len(patterns)  # not known: nothing to learn by heart

@@ -31,7 +31,7 @@ def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
     named = [question.source for question in questions if question.source is not None and _stands_in_source(corpus, question)]
     passages = sorted({*kept["passages"].tolist(), *named})
     if not passages:
-        say(f"none of the sentences of {hold_out} stands in {corpus.folder}: nothing has to be held out")
+        say(f"none of the sentences of {hold_out} is in {corpus.folder}: nothing needs to be held out")
     return passages
 
 

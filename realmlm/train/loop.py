@@ -236,7 +236,7 @@ class _Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        say("stopping after this step; once more to stop at once")
+        say("stopping after this step; interrupt again to stop at once")
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
@@ -295,7 +295,7 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
     bar.close()
     if last.get("null_share", 0) > 0.9:
         say("nearly everything goes to the null document: retrieval was not learned. Warm up longer, lower --optim.retriever-lr, or cut")
-        say("the documents into smaller passages (--max-wordpieces), so that there is something to retrieve beside a sentence's own.")
+        say("the documents into smaller passages (--max-wordpieces), so that there is something to retrieve besides a sentence's own.")
 
 
 def train_model(
@@ -314,7 +314,7 @@ def train_model(
     fit(model, objective, run, optim=optim, loop=loop, device=device, title=title)
     place = run.folder / "model"
     model.save_pretrained(place, wordpieces, parents={"corpus": corpus.fingerprint})
-    say(f"the model stands in {place}")
+    say(f"the model is in {place}")
     return place
 
 
@@ -324,7 +324,7 @@ def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimize
         return 0
     if checkpoint.step > steps:
         raise BadInput(
-            f"{run.folder} has made {checkpoint.step} steps already, more than the {steps} asked for; ask for more, or begin anew"
+            f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for; ask for more, or start a new run"
         )
     model.load_own_state(checkpoint.weights)
     _load_optimizer_tensors(optimizer, checkpoint.optimizer)

@@ -201,7 +201,7 @@ def pretrain(
     own_names = [objective.__qualname__] * (objective is not JointPretraining) + ([] if scheme is None else [type(scheme).__qualname__])
     with Run.begin(Path(out), stage=" with ".join(["pretrain", *own_names]), config=record(settings)) as run:
         if run.finished:
-            say(f"{out} has ended already; the model stands in {run.folder / 'model'}")
+            say(f"{out} is already finished; the model is in {run.folder / 'model'}")
             return run.folder / "model"
         device = prepare(loop)
         known = run.open_corpus(corpus)
@@ -251,7 +251,7 @@ def _own_places(corpus: Corpus, text: Corpus) -> SameWords:
     own = SameWords(corpus, text)
     if text is not corpus and (share := share_cut_otherwise(corpus, text, own)) >= CUT_OTHERWISE:
         say(
-            f"{share:.0%} of the passages of {text.folder} that are none of {corpus.folder} begin with a sentence that stands there: their "
+            f"{share:.0%} of the passages of {text.folder} that are not in {corpus.folder} begin with a sentence that is: their "
             "sentences can retrieve themselves, which teaches nothing; cut both from the documents with the same --max-wordpieces"
         )
     return own

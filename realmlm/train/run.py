@@ -72,10 +72,10 @@ class Run:
         """Start a run, or go on with one that was begun with the same config (its first checkpoint not yet written included)."""
         folder = Path(folder)
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise BadInput("one process trains so far: start it without torchrun; --refresh.device gives the refresher a GPU of its own")
+            raise BadInput("training uses one process so far: leave out torchrun; --refresh.device gives the refresher its own GPU")
         if (folder / "run.json").exists():
             if not _is_same(_amended.get(folder) or read_run(folder), stage, config):
-                raise Mismatch(f"{folder} holds another run; go on with it by --resume {folder}, or choose another --out")
+                raise Mismatch(f"{folder} holds another run; continue that one with --resume {folder}, or choose another --out")
             run = cls(folder)
             run._config = config
             for place in (folder, folder / "checkpoints"):
@@ -92,12 +92,12 @@ class Run:
         """A corpus as it was when the run began: edits made since are left out, so that a resumed run goes on with what it knew."""
         place = Path(folder).absolute()  # as --resume names it, whatever folder it is called from
         base = Corpus.open(folder, edits=0)
-        self._pin(f"{place}/manifest.json", base.fingerprint, f"{folder} was made anew")
+        self._pin(f"{place}/manifest.json", base.fingerprint, f"{folder} was rebuilt")
         corpus = Corpus(base.folder, base.manifest, self._pins().get(str(place)))
         self._pin(str(place), corpus.edits, f"{folder} was edited")
         if self._masks_spans_of(place):
             spans = read_manifest(place / "spans", kind="spans").fingerprint
-            self._pin(f"{place}/spans", spans, f"the spans of {folder} were marked anew")
+            self._pin(f"{place}/spans", spans, f"the spans of {folder} were marked again")
         return corpus
 
     def pin_file(self, file: Path | None) -> None:
@@ -113,7 +113,7 @@ class Run:
         """Note down what the run begins with; a run that goes on must find the same."""
         known = self._pins()
         if known.get(name, value) != value:
-            raise Mismatch(f"{otherwise} since {self.folder} began; make it as it was, or begin another run with another --out")
+            raise Mismatch(f"{otherwise} since {self.folder} began; restore it, or start another run with another --out")
         if name not in known:
             write_text(self.folder / "corpora.json", json.dumps(known | {name: value}) + "\n")
 
@@ -189,7 +189,7 @@ def amended(folder: Path, *, stage: str, config: dict[str, Any]) -> Iterator[Non
     folder, known = Path(folder), read_run(folder)["config"]
     if known != config:
         if (folder / "model" / "manifest.json").exists():
-            raise BadInput(f"{folder} has ended; to train on, begin another run with --model {folder}/model")
+            raise BadInput(f"{folder} is finished; to train further, start another run with --model {folder}/model")
         known = filled(STAGES[stage], known)
         if stage == "warmup":
             _check_parts(folder, known, config)
@@ -215,8 +215,8 @@ def _check_learned(folder: Path, known: dict[str, Any], config: dict[str, Any]) 
     changed += ["loop.seed"] * (known["loop"]["seed"] != config["loop"]["seed"])
     if changed and _has_learned(folder):
         raise BadInput(
-            f"{folder} has begun to learn with other settings ({', '.join(changed)}); resume without them, "
-            "or begin another run with another --out"
+            f"{folder} has already trained with other settings ({', '.join(changed)}); resume without them, "
+            "or start another run with another --out"
         )
 
 
@@ -237,8 +237,8 @@ def _check_parts(folder: Path, known: dict[str, Any], config: dict[str, Any]) ->
         changed = [name for name in settings if known[name] != config[name]]
         if changed and any((folder / sign).exists() for sign in signs):
             raise BadInput(
-                f"the {part}'s part of {folder} has ended, so its settings ({', '.join(changed)}) cannot change any more; "
-                "resume without them, or begin another run with another --out"
+                f"the {part}'s part of {folder} is finished, so its settings ({', '.join(changed)}) can no longer change; "
+                "resume without them, or start another run with another --out"
             )
 
 

@@ -138,7 +138,7 @@ def warm_up(
         if not final.exists():
             realm, wordpieces = Realm.from_pretrained(place)
             realm.save_pretrained(final, wordpieces, parents={"corpus": known.fingerprint})
-    say(f"the model stands in {final}")
+    say(f"the model is in {final}")
     return final
 
 

@@ -93,7 +93,7 @@ def test_answers_of_another_model_are_refused(model: Path, tmp_path: Path, capsy
     calibrate(model=model, predictions=[named, judged(tmp_path / "older.jsonl", ROWS)], out=tmp_path / "older")
     assert capsys.readouterr().err.count("does not say which model answered") == 1
     other = judged(tmp_path / "other.jsonl", [*ROWS, ROWS[0] | {"model": "0" * 64}])
-    with pytest.raises(Mismatch, match=rf"other.jsonl:51: an answer of another model than {model}; .*realmlm evaluate --model {model}"):
+    with pytest.raises(Mismatch, match=rf"other.jsonl:51: an answer from another model, not {model}; .*realmlm evaluate --model {model}"):
         calibrate(model=model, predictions=[named, other], out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 

@@ -100,7 +100,7 @@ def test_while_nothing_can_be_read_the_former_state_answers(
         capsys.readouterr()
         for _ in range(3):
             assert answered(following) == [BADGER, FOX, HERON, OTTER]
-        said = [line for line in capsys.readouterr().err.split("\n") if "could not be taken up" in line]
+        said = [line for line in capsys.readouterr().err.split("\n") if "could not be loaded" in line]
         assert len(said) == 1
         assert why in said[0]
 
@@ -147,7 +147,7 @@ def test_what_takes_long_to_read_is_read_in_the_background(
     go_on.clear()
     notes.rename(notes.parent / "away")
     assert answered(following)[0] == "A new note."
-    assert "could not be taken up" not in capsys.readouterr().err
+    assert "could not be loaded" not in capsys.readouterr().err
     go_on.set()
     wait_for(lambda: bool(answered(following)) and "does not exist" in capsys.readouterr().err)
     assert not following.up_to_date

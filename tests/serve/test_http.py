@@ -135,8 +135,8 @@ def test_bad_requests_have_one_shape(client: TestClient) -> None:
     refused = client.post("/")
     assert (failed(refused, 405), refused.headers["allow"]) == ("Method Not Allowed", "GET")
     assert client.post("/ask", content=b'{"question": "Who?", "read": 2.0}', headers={"content-type": "application/json"}).is_success
-    assert failed(client.post("/passages", json={"text": "\u200b\u0007"}), 400).startswith("the text has no words")
-    assert failed(client.put("/passages/0", json={"text": "\u200b\u0007"}), 400).startswith("the text has no words")
+    assert failed(client.post("/passages", json={"text": "\u200b\u0007"}), 400).startswith("the text contains no words")
+    assert failed(client.put("/passages/0", json={"text": "\u200b\u0007"}), 400).startswith("the text contains no words")
     failed(client.post("/passages", json={"text": ""}), 422)
 
 
@@ -145,7 +145,7 @@ def test_a_body_has_a_largest_size_whether_it_says_its_own_or_not(client: TestCl
     for most in (question.ljust(MOST_BODY), iter([question, *[b" " * 1024] * 255])):  # an iterator is sent in chunks
         assert client.post("/ask", content=most).is_success
     for more in (question.ljust(MOST_BODY + 1), iter([question, *[b" " * 1024] * 256])):
-        assert failed(client.post("/ask", content=more), 413) == f"a request has at most {MOST_BODY} bytes"
+        assert failed(client.post("/ask", content=more), 413) == f"a request may have at most {MOST_BODY} bytes"
     assert 'realmlm_requests_total{route="/ask",status="413"} 2.0' in client.get("/metrics").text
 
 
@@ -155,7 +155,7 @@ def test_a_question_is_json_whatever_its_content_type_says(client: TestClient) -
         assert client.post("/fill", content=b'{"sentence": "the [MASK]"}', headers=headers).json()["answer"]
         for change in (client.post, client.put):  # any web page can send a form here; that must not change what is known
             refused = change("/passages" + "/0" * (change == client.put), content=b'{"text": "The heron."}', headers=headers)
-            assert failed(refused, 422) == "the body is not said to be JSON; send it with -H 'content-type: application/json'"
+            assert failed(refused, 422) == "the body is not marked as JSON; send it with -H 'content-type: application/json'"
     assert failed(client.post("/ask", content=b'{"question": }'), 422) == "the body is not JSON: Expecting value, at character 13"
     assert failed(client.post("/ask", content=b"3"), 422).startswith("the body: ")
 
@@ -164,8 +164,8 @@ def test_what_is_not_known_is_refused(client: TestClient) -> None:
     assert failed(client.post("/ask", json={"question": "Who?", "reed": 2}), 422).startswith("reed: there is no such field")
     assert failed(client.post("/fill", json={"sentence": "the [MASK]", "question": "Who?"}), 422).startswith("question: there is no")
     assert failed(client.post("/passages", json={"text": "The heron.", "id": 3}), 422).startswith("id: there is no such field")
-    assert failed(client.get("/passages?query=heron"), 422) == "query: there is no such parameter; known are text, limit"
-    assert failed(client.post("/ask?read=2", json={"question": "Who?"}), 422) == "read: there is no such parameter; none is known here"
+    assert failed(client.get("/passages?query=heron"), 422) == "query: there is no such parameter; use text, limit"
+    assert failed(client.post("/ask?read=2", json={"question": "Who?"}), 422) == "read: there is no such parameter; this route takes none"
     assert failed(client.get("/runs?limit=2"), 422).startswith("limit: there is no such parameter")
     assert client.get("/?from=somewhere").is_success  # the page's address may carry what it likes
 
@@ -285,7 +285,7 @@ def test_files_that_change_are_shown_and_answered_from(
             health = client.get("/health").json()
             assert (health["passages"], health["up_to_date"]) == (2, False)
         assert capsys.readouterr().err.count(f"{notes} does not exist") == 1
-        assert "follow their files" in failed(client.post("/passages", json={"text": "The fox runs."}), 400)
+        assert "come from their files" in failed(client.post("/passages", json={"text": "The fox runs."}), 400)
 
 
 def test_health_waits_neither_for_questions_nor_for_what_changed(
@@ -324,7 +324,7 @@ def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus
         while client.get("/health").json()["waiting"] < 1:
             pass
         refused = client.post("/ask", json={"question": "Three?"})
-        assert "waiting already" in failed(refused, 503)
+        assert "requests are waiting" in failed(refused, 503)
         assert refused.headers["retry-after"] == "1"
         go.set()
         assert first.result(20).status_code == second.result(20).status_code == 200
@@ -333,7 +333,7 @@ def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus
 def test_an_unexpected_failure_shows_no_traceback(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realmlm.serve.engine.Engine.ask_all", lambda *_, **__: 1 / 0)
     response = client.post("/ask", json={"question": "Who?"})
-    assert failed(response, 500).startswith("something failed here (ZeroDivisionError)")
+    assert failed(response, 500).startswith("something went wrong here (ZeroDivisionError)")
     assert "Traceback" not in response.text
     assert 'realmlm_requests_total{route="/ask",status="500"} 1.0' in client.get("/metrics").text
 

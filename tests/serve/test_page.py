@@ -130,7 +130,8 @@ def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
     assert one(browser, "#ask .card.null h3").text == "Without reading anything"
     legend = one(browser, "#ask .words")
     assert all(
-        words in legend.text for words in ("p: the model's own probability", "chosen:", "says so:", "share:", "even if no passage knows")
+        words in legend.text
+        for words in ("p: the model's own probability", "chosen:", "says so:", "share:", "even if no passage holds the answer")
     )
     assert not browser.find_elements(By.CSS_SELECTOR, "#ask .result details, #ask .result [title]")
 
@@ -232,7 +233,7 @@ def test_passages_are_found_added_and_removed(browser: Any) -> None:
     assert "Nerrow" in one(browser, "#found .card").text
     button.send_keys(Keys.ENTER)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
-    assert wait(lambda: "is removed" in one(browser, "#said").text)
+    assert wait(lambda: "was removed" in one(browser, "#said").text)
 
 
 def test_where_a_token_is_needed_its_field_opens(browser: Any, tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_where_a_token_is_needed_its_field_opens(browser: Any, tiny_model_folder
         assert one(browser, "#said").location["y"] < one(browser, "#token").location["y"]
         browser.switch_to.active_element.send_keys("a long secret")
         cards[0].find_element(By.XPATH, ".//button[text()='Save']").click()
-        assert wait(lambda: "is changed" in one(browser, "#said").text)
+        assert wait(lambda: "was changed" in one(browser, "#said").text)
 
 
 def test_passages_of_documents_are_shown_without_what_would_change_them(

@@ -50,7 +50,7 @@ def test_what_was_held_out_is_measured_before_and_after(settings: Adapt, capsys:
     assert "<title>adapted</title>" in page
     assert "12 held out, before and after" in page
     first, then = (round(report.recall[1].value * 12 / 100) for report in (verdict.before, verdict.after))
-    expected = f"Of 12 sentences kept apart, a passage with the words they hide came first for {first} before and {then} after."
+    expected = f"Of 12 held-out sentences, a passage with the hidden words came first for {first} before and {then} after."
     assert verdict.table().startswith(expected)
     assert "sentences of the documents with words hidden, not on questions" in verdict.table()
     assert "exact match of hidden words" in verdict.table()
@@ -76,8 +76,8 @@ def test_it_is_kept_only_if_better(
     said = capsys.readouterr().err
     assert (settings.out / "model").exists() == better
     assert not (settings.out / "adapting" / "model").exists()
-    assert ("better on these sentences, and kept" in said) == better
-    assert "the model stands in" not in said  # it does not stay there
+    assert ("better on these sentences, so it was kept" in said) == better
+    assert "the model is in" not in said  # it does not stay there
     assert ("nothing was kept" in said) != better
     if better:
         main(["ask", "Which animal?", "--docs", str(docs), "--model", str(settings.out / "model")])
@@ -97,7 +97,7 @@ def test_sentences_of_one_passage_count_as_one(knowledge: Corpus) -> None:
 
 def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verdict = run_adapt(replace(settings, questions=(world / "questions-train.jsonl",)))
-    assert "the model stands in" not in capsys.readouterr().err  # it does not stay there
+    assert "the model is in" not in capsys.readouterr().err  # it does not stay there
     asked, learned, held_out = (
         {question.text for question in read_questions(file)}
         for file in (world / "questions-train.jsonl", settings.out / "questions.jsonl", settings.out / "held-out.jsonl")
@@ -111,7 +111,7 @@ def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path, c
 def test_too_little_text_is_said_to_be_too_little(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapting, "FEWEST", 20)
     (tmp_path / "note.txt").write_text("A heron stands by the river.")
-    with pytest.raises(NotEnough, match=r"with 100 questions of your own or more \(--questions\)"):
+    with pytest.raises(NotEnough, match=r"with 100 or more questions of your own \(--questions\)"):
         run_adapt(replace(settings, docs=((tmp_path / "note.txt",),)))
     (tmp_path / "few.jsonl").write_text(json.dumps({"question": "Which bird?", "answer": ["heron"]}))
     with pytest.raises(NotEnough, match="too few"):

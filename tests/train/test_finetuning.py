@@ -196,7 +196,7 @@ def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, 
     )
     for _ in range(2):  # the second time it has ended already
         assert run_finetune(settings) == tmp_path / "run" / "model"
-        assert capsys.readouterr().err.count(f"the model stands in {tmp_path}/run/model\n") == 1
+        assert capsys.readouterr().err.count(f"the model is in {tmp_path}/run/model\n") == 1
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["closed_book"] == 0
     assert np.isfinite(row["loss"])
@@ -225,7 +225,7 @@ def test_few_questions_are_learned_in_few_steps(
     monkeypatch.setattr(training, "_one_step", cut_off)
     with pytest.raises(SystemExit):
         main(["finetune", *places, *flags])
-    assert "3 steps of 32: 13.7 passes over 7 questions; --optim.steps sets another number" in capsys.readouterr().err
+    assert "3 steps of 32: 13.7 passes over 7 questions; --optim.steps changes this" in capsys.readouterr().err
     assert read_run(run)["config"]["optim"]["steps"] == 3
     monkeypatch.setattr(training, "_one_step", one_step)
     asked.write_text("".join(lines[:14]), "utf-8")  # what was chosen stays

@@ -162,7 +162,7 @@ def test_words_tell_a_sentence_from_one_like_it(
 def test_it_is_said_where_nothing_is_found(whole: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_questions(tmp_path / "other.jsonl", [Question("Which of them is [MASK] today?", ("this",), source=0)])
     assert held_out_passages(whole, tmp_path / "other.jsonl") == []
-    assert "nothing has to be held out" in capsys.readouterr().err
+    assert "nothing needs to be held out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stage", ["warmup", "pretrain"])

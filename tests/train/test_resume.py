@@ -171,6 +171,6 @@ def test_a_run_lets_go_of_what_it_needs_no_more_only_when_all_have_left_it(tmp_p
 
 def test_several_trainers_of_one_run_are_refused_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
-    with pytest.raises(BadInput, match="without torchrun"):
+    with pytest.raises(BadInput, match="leave out torchrun"):
         Run.begin(tmp_path / "run", stage="pretrain", config={})
     assert not (tmp_path / "run").exists()

@@ -105,7 +105,7 @@ def test_a_run_does_not_go_on_with_other_spans(
     mark_spans(own, PhraseTagger(phrases[::2]))
     with pytest.raises(SystemExit):
         cli.main(["pretrain", "--resume", str(settings.out)])
-    assert f"the spans of {own.folder} were marked anew since {settings.out} began" in capsys.readouterr().err
+    assert f"the spans of {own.folder} were marked again since {settings.out} began" in capsys.readouterr().err
     mark_spans(own, PhraseTagger(phrases))
     cli.main(["pretrain", "--resume", str(settings.out)])
 
@@ -145,7 +145,7 @@ def test_what_a_run_learned_with_does_not_change(
     with pytest.raises(SystemExit) as end:
         cli.main(["pretrain", "--resume", str(settings.out), flag[0], flag[1].format(own=own.folder)])
     assert end.value.code == 2
-    assert f"has begun to learn with other settings ({flag[0][2:]})" in capsys.readouterr().err
+    assert f"has already trained with other settings ({flag[0][2:]})" in capsys.readouterr().err
     cli.main(["pretrain", "--resume", str(settings.out), "--optim.steps", "7", "--refresh.every-steps", "3", "--refresh.no-process"])
     assert read_run(settings.out)["config"]["optim"]["steps"] == 7
 
@@ -173,7 +173,7 @@ def test_a_run_does_not_go_on_with_another_corpus(settings: Pretrain, own: Corpu
             pretrain(**flat(settings))
     kept = own.folder.rename(own.folder.with_name("kept"))
     world_corpus(world, "sentences", own.folder)
-    with pytest.raises(Mismatch, match=r"was made anew since .* began; make it as it was, or begin another run"):
+    with pytest.raises(Mismatch, match=r"was rebuilt since .* began; restore it, or start another run"):
         pretrain(**flat(settings))
     shutil.rmtree(own.folder)
     kept.rename(own.folder)
@@ -187,7 +187,7 @@ def test_a_run_does_not_go_on_without_the_edits_it_knew(settings: Pretrain, own:
         with pytest.raises(NotEnough):
             pretrain(**flat(settings))
     shutil.rmtree(own.folder / "edits")
-    with pytest.raises(ArtefactDamaged, match="had 1 edits and has 0 now"):
+    with pytest.raises(ArtefactDamaged, match="had 1 edits and now has 0"):
         pretrain(**flat(settings))
 
 
@@ -294,8 +294,8 @@ def test_a_part_that_has_ended_is_not_made_to_lie(
         cli.main(["warmup", "--resume", str(warmup.out), *flag])
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert f"the reader's part of {warmup.out} has ended" in said
-    assert "begin another run" in said
+    assert f"the reader's part of {warmup.out} is finished" in said
+    assert "start another run" in said
     assert read_run(warmup.out)["config"] == record(warmup)
 
 

@@ -113,7 +113,7 @@ def test_questions_can_be_searched_with_as_masked_sentences(
     evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=5, read=0)
     report = evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=5, read=0, with_mask=True)
     assert (report.question_file, report.limit, report.with_mask) == (str(questions), 5, True)
-    assert report.table().startswith("5 questions with a [MASK] behind each")
+    assert report.table().startswith("5 questions with a [MASK] after each")
     for plain, masked in zip(seen[:5], seen[5:], strict=True):
         assert masked.tokens.tolist() == [*plain.tokens.tolist(), mask]
     with pytest.raises(BadInput, match="--with-mask needs --read 0"):

@@ -10,11 +10,11 @@ async function call(route, options = {}) {
   try {
     response = await fetch(route, options);
   } catch {
-    throw new Error("The service does not answer. Is it still running?");
+    throw new Error("The service is not answering. Is it still running?");
   }
   if (response.status === 204) return null;
   const body = await response.json().catch(() => null);
-  if (!response.ok) throw Object.assign(new Error(body?.error?.message ?? `The service says ${response.status}.`), { status: response.status });
+  if (!response.ok) throw Object.assign(new Error(body?.error?.message ?? `The service answered with status ${response.status}.`), { status: response.status });
   return body;
 }
 
@@ -184,7 +184,7 @@ const SECONDS_TO_THINK = 6; // before a button that asks "Really?" asks no more
 async function findPassages() {
   try {
     const found = await call(`/passages?${new URLSearchParams({ text: $("#find-text").value, limit: 30 })}`);
-    const none = element("p", { class: "note" }, "No passage has that in it.");
+    const none = element("p", { class: "note" }, "No passage contains that.");
     $("#found").replaceChildren(...(found.passages.length ? found.passages.map(passageCard) : [none]));
     showHealth();
   } catch (error) {
@@ -227,7 +227,7 @@ function passageCard(passage) {
     const save = async () => {
       try {
         passage = await send(`/passages/${passage.id}`, "PUT", { title: title.value, text: text.value });
-        say(`Passage ${passage.id} is changed; ask again and the answer follows.`);
+        say(`Passage ${passage.id} was changed; ask again for a new answer.`);
         back();
       } catch (error) {
         complain(error);
@@ -262,7 +262,7 @@ function passageCard(passage) {
   const remove = async () => {
     try {
       await send(`/passages/${passage.id}`, "DELETE");
-      say(`Passage ${passage.id} is removed.`);
+      say(`Passage ${passage.id} was removed.`);
       const next = card.nextElementSibling ?? $("#find");
       card.remove();
       $("button", next).focus();
@@ -283,7 +283,7 @@ $("#add").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
     const added = await send("/passages", "POST", { title: $("#add-title").value, text: $("#add-text").value });
-    say(`Added as ${added.map((passage) => passage.id).join(", ")}; ask again and the answer follows.`);
+    say(`Added as ${added.map((passage) => passage.id).join(", ")}; ask again for a new answer.`);
     event.target.reset();
     $("#found").prepend(...added.map(passageCard));
     showHealth();

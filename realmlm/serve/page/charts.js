@@ -4,7 +4,7 @@
 const CURVES = {
   loss: "loss", log_p: "log p(y|x)", utility: "retrieval utility, nats", null_share: "share of the null document", top_share: "share of the best passage",
   held: "hidden words among what was retrieved", pointed: "probability of pointing at them",
-  "recall@1": "recall@1", "recall@5": "recall@5", right: "masked word right", index_age: "age of the index, steps", "queries/s": "examples a second",
+  "recall@1": "recall@1", "recall@5": "recall@5", right: "masked word right", index_age: "age of the index, steps", "queries/s": "examples per second",
 };
 const COLOURS = 6; // --c0 … of style.css; a seventh run begins again, its line broken
 
