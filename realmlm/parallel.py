@@ -5,10 +5,12 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import chain, islice
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from realmlm.errors import NotEnough
@@ -46,7 +48,8 @@ def ordered_map(
     pending: deque[Future[Out]] = deque()
     try:
         for item in chain(head, rest):
-            pending.append(pool.submit(_apply, item))
+            with sheltered():
+                pending.append(pool.submit(_apply, item))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -57,12 +60,25 @@ def ordered_map(
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def sheltered() -> Iterator[None]:
+    """Processes started meanwhile never see Ctrl-C, not even while they start: a terminal sends it to all, and the parent decides."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # its own start, later, would lift the block
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 _function: Callable[[Any], Any]  # of a worker process
 
 
 def _start(make: Callable[..., Callable[[Any], Any]], setting: tuple[Any, ...]) -> None:
     global _function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the parent decides what becomes of it
     die_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _function = make(*setting)

@@ -75,7 +75,8 @@ class Spans:
         return Spans(*rows, spans_M2=self._spans_M2)
 
     def recurring(self, corpus: Corpus) -> "Spans":
-        """Only the spans whose words are marked in another passage too: what else is hidden, no other passage can tell."""
+        """Only the spans whose words are marked in another passage too, and not in copies of their own alone: what else is hidden, no
+        other passage can tell."""
         counts_N = self._pasts_N - self._firsts_N
         owners_M = np.repeat(np.arange(len(self)), counts_N)
         passages_M = self._passages_N[owners_M]
@@ -85,9 +86,11 @@ class Spans:
             for passage, (start, end) in zip(passages_M.tolist(), spans_M2.tolist(), strict=True)
         )
         words_M = np.fromiter(words, dtype=np.int64, count=len(spans_M2))
-        once_per_passage = np.unique(np.stack([words_M, passages_M], axis=1), axis=0)[:, 0]
-        known, passages = np.unique(once_per_passage, return_counts=True)
-        kept_M = np.isin(words_M, known[passages > 1])
+        marked_P, place_M = np.unique(passages_M, return_inverse=True)
+        bodies_P = np.array([crc32(corpus.tokens(passage).tobytes()) for passage in marked_P.tolist()], dtype=np.int64)
+        once_per_body = np.unique(np.stack([words_M, bodies_P[place_M]], axis=1), axis=0)[:, 0]
+        known, bodies = np.unique(once_per_body, return_counts=True)
+        kept_M = np.isin(words_M, known[bodies > 1])
         pasts_N = np.cumsum(np.bincount(owners_M[kept_M], minlength=len(self)))
         firsts_N = np.concatenate([np.zeros(1, dtype=np.int64), pasts_N[:-1]])
         some_N = pasts_N > firsts_N

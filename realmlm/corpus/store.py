@@ -215,7 +215,7 @@ class Corpus:
         there = count_edits(folder)
         self.edits = there if edits is None else edits
         if self.edits > there:
-            raise ArtefactDamaged(f"{folder} had {self.edits} edits and now has {there}; restore {folder}/edits, or make the corpus again")
+            raise ArtefactDamaged(f"{folder} had {self.edits} edits and now has {there}; restore {folder}/edits, or start again")
         for number in range(len(self._changes), self.edits):
             self._lay_over(edit_place(folder, number + 1))
 

@@ -13,6 +13,7 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.answers import exact_match
 from realmlm.evaluate.matching import contains_answer
+from realmlm.index.same import SameWords
 from realmlm.model.answering import Answer, Answerer
 from realmlm.model.realm import Realm
 from realmlm.model.retrieval import Query, Retrieved, Retriever
@@ -32,8 +33,8 @@ class ClozeResult:
 
 
 def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurring: bool = False, each: int = 1) -> list[Question]:
-    """Masked sentences of `count` passages to hold out: at most `each` of a passage, one of its marked spans hidden, the passage itself
-    named as their source.
+    """Masked sentences of `count` passages to hold out, no two of them copies: at most `each` of a passage, one of its marked spans
+    hidden, the passage itself named as their source.
 
     With `recurring` only spans are hidden whose words are marked in another passage too.
     """
@@ -41,12 +42,16 @@ def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurr
     spans = spans.recurring(corpus) if recurring else spans
     clozes: list[Question] = []
     taken: Counter[int] = Counter()
+    owners: dict[bytes, int] = {}  # which passage was taken for these words
     for number in rng.permutation(len(spans)).tolist():
         sentence = spans[number]
         short = [span for span in sentence.spans.tolist() if span[1] - span[0] <= _LONGEST]
         full = taken[sentence.passage] == each if sentence.passage in taken else len(taken) == count
-        if full or not short or not _SHORTEST <= sentence.end - sentence.start <= max_query:
+        words = corpus.tokens(sentence.passage).tobytes()
+        copied = owners.get(words, sentence.passage) != sentence.passage
+        if full or copied or not short or not _SHORTEST <= sentence.end - sentence.start <= max_query:
             continue
+        owners[words] = sentence.passage
         chars_T2, text = corpus.token_chars(sentence.passage).astype(int), corpus[sentence.passage].text
         start, end = np.array(short[rng.integers(len(short))]) + sentence.start
         first, past = chars_T2[sentence.start, 0], chars_T2[sentence.end - 1, 1]
@@ -65,10 +70,19 @@ def is_cloze(question: Question) -> bool:
     return "[MASK]" in question.text
 
 
-def widen_masks(question: Question, wordpieces: Wordpieces, *, max_query: int) -> Query:
+def source_copies(corpus: Corpus, questions: list[Question]) -> list[tuple[int, ...]]:
+    """For each question the passages it must not be shown: the one it was taken from, and its copies."""
+    if all(question.source is None for question in questions):
+        return [() for _ in questions]
+    same = SameWords(corpus, corpus)
+    sources = [question.source if question.source is not None and question.source in corpus else None for question in questions]
+    return [() if source is None else tuple(same(np.array([source]))[0].tolist()) for source in sources]
+
+
+def widen_masks(question: Question, sources: tuple[int, ...], wordpieces: Wordpieces, *, max_query: int) -> Query:
     """A [MASK] stands for the whole answer: as many masks as its first answer has wordpieces, as in pre-training.
 
-    Of a sentence that is too long, the part around the masks is kept.
+    Of a sentence that is too long, the part around the masks is kept. `sources` are never offered.
     """
     tokens = wordpieces.encode_query(question.text)
     count = max(1, len(wordpieces.encode(question.answers[0])))
@@ -77,7 +91,7 @@ def widen_masks(question: Question, wordpieces: Wordpieces, *, max_query: int) -
         tokens = np.concatenate([tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]])
     if len(places):
         tokens, _ = window(tokens, places, max_query)
-    return Query(question.text, tokens, sources=() if question.source is None else (question.source,))
+    return Query(question.text, tokens, sources)
 
 
 def measure_clozes(
@@ -85,9 +99,12 @@ def measure_clozes(
 ) -> list[ClozeResult]:
     """Fill in every sentence from the `read` best passages and the null document."""
     answerer, results = Answerer(model, wordpieces, corpus, retriever), []
+    own, limit = source_copies(corpus, questions), model.config.max_query
     for first in range(0, len(questions), answerer.at_once):
         some = questions[first : first + answerer.at_once]
-        queries = [widen_masks(question, wordpieces, max_query=model.config.max_query) for question in some]
+        queries = [
+            widen_masks(question, sources, wordpieces, max_query=limit) for question, sources in zip(some, own[first:], strict=False)
+        ]
         retrieved: Retrieved = retriever(queries, read)
         for question, answer, ids in zip(some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True):
             found = bool(ids) and (ids[0] in question.gold if question.gold else contains_answer(corpus[ids[0]].text, question))

@@ -17,7 +17,7 @@ from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.answers import f1, is_correct
 from realmlm.evaluate.bm25 import BM25Retriever
-from realmlm.evaluate.clozes import is_cloze, widen_masks
+from realmlm.evaluate.clozes import is_cloze, source_copies, widen_masks
 from realmlm.evaluate.matching import Recall, contains_answer
 from realmlm.evaluate.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
@@ -83,25 +83,28 @@ def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corp
 def measure(answerer: Answerer, questions: list[Question], *, read: int, recall: Recall, with_mask: bool = False) -> Iterable[Outcome]:
     """Retrieve for recall, read the first few, compare."""
     alone = isinstance(answerer.retriever, NoRetriever)
-    searchable = len(answerer.corpus) - any(question.source is not None for question in questions)
+    own = source_copies(answerer.corpus, questions)
+    searchable = len(answerer.corpus) - max(map(len, own), default=0)
+    if not searchable:
+        raise NotEnough(f"every passage of {answerer.corpus.folder} has the same words: none is left to search for a sentence of theirs")
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
     at_once = answerer.at_once if read else SEARCHED_AT_ONCE
     with progress("evaluating", len(questions), unit="questions") as bar:
         for first in range(0, len(questions), at_once):
-            some = questions[first : first + at_once]
-            yield from _measure_batch(answerer, some, depth=depth, read=read, recall=recall, with_mask=with_mask)
-            bar.advance(len(some))
+            some = slice(first, first + at_once)
+            yield from _measure_batch(answerer, questions[some], own[some], depth=depth, read=read, recall=recall, with_mask=with_mask)
+            bar.advance(len(questions[some]))
 
 
 def _measure_batch(
-    answerer: Answerer, questions: list[Question], *, depth: int, read: int, recall: Recall, with_mask: bool
+    answerer: Answerer, questions: list[Question], own: list[tuple[int, ...]], *, depth: int, read: int, recall: Recall, with_mask: bool
 ) -> Iterable[Outcome]:
     cloze, ending = np.array([is_cloze(question) for question in questions]), " [MASK]" if with_mask else ""
     queries = [
-        widen_masks(question, answerer.wordpieces, max_query=answerer.model.config.max_query)
+        widen_masks(question, sources, answerer.wordpieces, max_query=answerer.model.config.max_query)
         if masked
         else answerer.query(question.text + ending)
-        for question, masked in zip(questions, cloze, strict=True)
+        for question, sources, masked in zip(questions, own, cloze, strict=True)
     ]
     retrieved = answerer.retriever(queries, depth)
     readings: dict[int, _Reading] = {}

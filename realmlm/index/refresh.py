@@ -7,7 +7,6 @@ not embedded twice, and a refresher whose trainer is gone ends by itself.
 
 import multiprocessing
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
 from realmlm.index.encode import Encode, build_index
 from realmlm.log import say
-from realmlm.parallel import die_with_parent
+from realmlm.parallel import die_with_parent, sheltered
 
 LoadEncoder = Callable[[Path, str], Encode]  # (snapshot folder, device)
 
@@ -52,7 +51,6 @@ def refresh_once(folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str
 
 def serve_refreshes(folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int) -> None:
     """The refresher's process: build what is asked for until the trainer is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process: the trainer ends this one
     die_with_parent()
     torch.set_num_threads(1)  # the one that the trainer leaves it
     try:
@@ -155,7 +153,8 @@ class Refresher:
             self._shard,
         )
         self._worker = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=arguments, daemon=True)
-        self._worker.start()
+        with sheltered():
+            self._worker.start()
 
     def close(self) -> None:
         if self._worker is not None:

@@ -225,6 +225,8 @@ def finetune(
             return run.folder / "model"
         device = prepare(loop)
         known = run.open_corpus(corpus)
+        for file in questions:
+            run.pin_file(file)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         check_readable(str(model), realm, wordpieces, known)
         if read > len(known):

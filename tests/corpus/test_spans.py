@@ -143,6 +143,13 @@ def test_any_number_of_workers_gives_the_same(corpus: Corpus, monkeypatch: pytes
     assert not multiprocessing.active_children()
 
 
+def test_words_recur_in_other_passages_not_in_copies_of_their_own(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "notes", ARTICLES | {"A copy": ARTICLES["Salt marsh"]})
+    recurring = mark_spans(corpus, rule_tagger(corpus)).recurring(corpus)
+    assert "40 km" not in surface(corpus, recurring), "only the copy has it too"
+    assert "Port Ellery" in surface(corpus, recurring)
+
+
 def test_changed_passages_are_not_served(corpus: Corpus) -> None:
     mark_spans(corpus, rule_tagger(corpus))
     edited, _ = corpus.edit(replace={1: Article("Anselm Tarrow", "Anselm Tarrow was a cook. He died in 1641.")}, remove=[2])

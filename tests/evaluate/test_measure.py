@@ -7,7 +7,7 @@ import pytest
 
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.store import Corpus
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.matching import Recall
 from realmlm.evaluate.measure import evaluate
 
@@ -65,3 +65,22 @@ def test_held_out_sentences_of_a_small_corpus_and_long_ones(tiny_model_folder: P
         )
         assert report.questions == 2
         assert report.nats["−log p(y|x)"].value > 0
+
+
+def test_copies_of_a_sentences_own_passage_are_not_searched_either(tiny_model_folder: Path, world: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (world / "knowledge.jsonl").read_text("utf-8").splitlines()[:12]]
+    rows += [{"title": f"copy of {row['title']}", "text": row["text"]} for row in rows]
+    (tmp_path / "twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = {"tokenizer": str(world / "tokenizer.json"), "max_wordpieces": 64, "workers": 1}
+    corpus = build_corpus([tmp_path / "twice.jsonl"], tmp_path / "corpus", **common)  # type: ignore[arg-type]
+    asked = [{"question": f"[MASK] {corpus[number].text}", "answer": [corpus[number].text], "source": number} for number in range(12)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(item) + "\n" for item in asked))
+    for retriever in ("learned", "bm25"):
+        report = evaluate(
+            model=tiny_model_folder, corpus=corpus.folder, questions=tmp_path / "asked.jsonl", retriever=retriever, read=0, device="cpu"
+        )
+        assert report.recall[20].value == 0, "no other passage has its words"
+    (tmp_path / "one.jsonl").write_text("".join(json.dumps({"title": str(number), "text": rows[0]["text"]}) + "\n" for number in range(3)))
+    same = build_corpus([tmp_path / "one.jsonl"], tmp_path / "same", **common)  # type: ignore[arg-type]
+    with pytest.raises(NotEnough, match="has the same words"):
+        evaluate(model=tiny_model_folder, corpus=same.folder, questions=tmp_path / "asked.jsonl", read=0, limit=1, device="cpu")

@@ -14,6 +14,7 @@ from realmlm.cli import main
 from realmlm.config import Finetune, JointOptim, Loop
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
+from realmlm.errors import Mismatch
 from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
@@ -228,7 +229,6 @@ def test_few_questions_are_learned_in_few_steps(
     assert "3 steps of 32: 13.7 passes over 7 questions; --optim.steps changes this" in capsys.readouterr().err
     assert read_run(run)["config"]["optim"]["steps"] == 3
     monkeypatch.setattr(training, "_one_step", one_step)
-    asked.write_text("".join(lines[:14]), "utf-8")  # what was chosen stays
     main(["finetune", "--resume", str(run)])
     said = capsys.readouterr().err
     assert "resumed at step 1" in said
@@ -249,3 +249,25 @@ def test_a_number_of_steps_that_is_given_is_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(finetuning, "finetune", lambda **settings: taken.append(settings["optim"].steps))
     main(["finetune", "--corpus", "corpus", "--questions", "none.jsonl", "--out", "run", "--optim.steps", "1000"])
     assert taken == [1000]
+
+
+def test_a_run_does_not_go_on_with_other_questions(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.jsonl"
+    lines = (world / "questions-train.jsonl").read_text("utf-8").splitlines(keepends=True)
+    asked.write_text("".join(lines[:8]), "utf-8")
+    settings = Finetune(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=(asked,),
+        out=tmp_path / "run",
+        read=2,
+        optim=JointOptim(steps=4, batch=2),
+        loop=replace(LOOP, checkpoint_every=1),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetuning, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_finetune(settings)
+    asked.write_text("".join(lines[:4]), "utf-8")
+    with pytest.raises(Mismatch, match=r"asked\.jsonl was changed since"):
+        run_finetune(settings)
