@@ -22,6 +22,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.index.refresh import serve_refreshes
 from realmlm.log import read_metrics
 from realmlm.model.snapshot import load_snapshot
+from realmlm.parallel import sheltered
 from realmlm.train.run import Run
 from tests.train import killers
 from tests.train.killers import Death
@@ -124,9 +125,12 @@ def test_nothing_of_a_killed_trainer_holds_its_run(arguments: dict[str, Any], tm
 def test_a_refresher_leaves_ctrl_c_to_the_trainer(knowledge: Corpus, tmp_path: Path) -> None:
     arguments = (tmp_path, knowledge.folder, 0, load_snapshot, "cpu", torch.float16, 64)
     process = CONTEXT.Process(target=serve_refreshes, args=arguments)
-    process.start()
+    with sheltered():
+        process.start()
     try:
+        os.kill(process.pid or 0, signal.SIGINT)  # while it starts
         while not (tmp_path / ".refresher.lock").exists():
+            assert process.is_alive()
             time.sleep(0.01)
         os.kill(process.pid or 0, signal.SIGINT)
         process.join(1)
