@@ -266,9 +266,12 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
 
 def _seal(draft: Draft, *, kind: str) -> None:
     files, stamps = {}, {}
+    mode = draft.path.stat().st_mode & 0o666  # what the umask leaves; safetensors gives its files to their owner alone
     for file in sorted(draft.path.rglob("*")):
         if file.is_file():
             name = file.relative_to(draft.path).as_posix()
+            if file.stat().st_mode & 0o666 != mode:
+                file.chmod(mode)
             fsync_file(file)
             status = file.stat()
             files[name] = {"bytes": status.st_size, "sha256": sha256_of(file)}

@@ -56,6 +56,21 @@ def test_what_was_published_is_read_back(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_every_file_may_be_read_by_whom_the_umask_lets_read(umask: int, tmp_path: Path) -> None:
+    former = os.umask(umask)
+    try:
+        (tmp_path / "plain").write_text("as open() makes it")
+        with publish(tmp_path / "a", kind="note") as draft:
+            (draft.path / "deep").mkdir()
+            save_arrays(draft.path / "deep" / "numbers.safetensors", {"numbers": np.arange(3)})
+    finally:
+        os.umask(former)
+    files = [file for file in (tmp_path / "a").rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {"numbers.safetensors", MANIFEST}
+    assert {file.stat().st_mode for file in files} == {(tmp_path / "plain").stat().st_mode}
+
+
 def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
     first, same, other = (open_artefact(make(tmp_path / name, text), kind="note") for name, text in (("a", "x"), ("b", "x"), ("c", "y")))
     assert first.fingerprint == same.fingerprint != other.fingerprint
