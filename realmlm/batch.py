@@ -59,7 +59,11 @@ def _lines(file: Path) -> list[list[str]]:
 
 def _places(words: list[str]) -> list[Path]:
     """What a line makes."""
-    flags = ("--out", "--report", "--predictions") if words[0] == "evaluate" else ("--out",)
+    return named_by(words, ("--out", "--report", "--predictions") if words[0] == "evaluate" else ("--out",))
+
+
+def named_by(words: list[str], flags: tuple[str, ...]) -> list[Path]:
+    """What the flags of a line name, as `--flag PATH` or `--flag=PATH`."""
     parts = (part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word]))
     return [Path(value) for flag, value in pairwise(parts) if flag in flags]
 

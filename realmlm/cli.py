@@ -16,6 +16,7 @@ from typing import Any
 
 from realmlm import __version__, config
 from realmlm.artefact import os_error, refuse_existing, write_text
+from realmlm.batch import named_by, run_batch
 from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
 from realmlm.files import read_text
@@ -228,8 +229,6 @@ def _report(settings: config.Report) -> None:
 
 
 def _batch(settings: config.Batch) -> None:
-    from realmlm.batch import run_batch
-
     run_batch(settings.file, settings.log, run_command)
 
 
@@ -367,7 +366,8 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"error: {refused}; check that the path exists, that you may write to it and that the disk is not full")
         sys.exit(2)
     except KeyboardInterrupt:
-        rest = f"; continue with: realmlm {arguments[0]} --resume RUN" if arguments[0] in RESUMABLE else ""
+        runs = named_by(arguments, ("--out", "--resume")) if arguments[0] in RESUMABLE else []
+        rest = f"; continue with: {shlex.join(['realmlm', arguments[0], '--resume', str(runs[0])])}" if runs else ""
         say("stopped" + (rest or "; what was embedded is kept, except for the last part" * (arguments[0] in EMBEDDING)))
         sys.exit(130)
 

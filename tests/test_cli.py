@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import shlex
 import socket
 import subprocess
 import sys
@@ -413,22 +414,24 @@ def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(wo
 
 
 @pytest.mark.parametrize(
-    ("name", "rest"),
+    ("command", "rest"),
     [
-        ("corpus", ""),
-        ("pretrain", "; continue with: realmlm pretrain --resume RUN"),
-        ("ask", "; what was embedded is kept, except for the last part"),
+        ("corpus notes --out c", ""),
+        ("pretrain --model m --out runs/a --k 4", "; continue with: realmlm pretrain --resume runs/a"),
+        ("warmup --out='two words=3'", "; continue with: realmlm warmup --resume 'two words=3'"),
+        ("finetune --resume runs/b --optim.steps 9", "; continue with: realmlm finetune --resume runs/b"),
+        ("ask Who?", "; what was embedded is kept, except for the last part"),
     ],
 )
 def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_with(
-    name: str, rest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, rest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("realmlm.cli.run_command", stopped)
     with pytest.raises(SystemExit) as end:
-        main([name])
+        main(shlex.split(command))
     assert end.value.code == 130
     assert capsys.readouterr().err == f"stopped{rest}\n"
 
