@@ -97,6 +97,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         check((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
+        check(self.text is None or bool(self.text.strip()), f"--text is empty; to take the passage away: --remove {self.replace}")
         check(self.title is None or self.replace is not None, "--title is for a replaced passage: give --replace ID --text TEXT too")
         check(
             bool(self.add or self.remove or self.replace is not None),
@@ -324,7 +325,7 @@ class Serve:
     port: int = 8460
     """Port to listen on."""
     token: Annotated[str | None, optional("TEXT")] = None
-    """Token that requests to change a passage must carry (Authorization: Bearer …)."""
+    """Token that requests to change a passage must carry (Authorization: Bearer …); at least 8 characters."""
     runs: Annotated[tuple[Path, ...], optional("PATH …")] = ()
     """Folders of training runs to show on the page."""
     queue: int = 256

@@ -11,6 +11,8 @@ from realmlm.errors import BadInput
 def read_text(file: Path) -> str:
     try:
         return file.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise BadInput(f"{file}: no such file; check the path") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read as UTF-8 text ({type(error).__name__}); check the path and the file") from error
 

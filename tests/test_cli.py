@@ -68,6 +68,10 @@ def test_help_explains_every_field(name: str, capsys: pytest.CaptureFixture[str]
     assert ("--resumeRUN" in text) == (name in RESUMABLE)
 
 
+def test_help_says_how_long_a_token_must_be() -> None:
+    assert any("at least 8 characters" in doc for doc in field_docs(config.Serve))
+
+
 @pytest.mark.parametrize("flags", [["ask", "Who?", "--read", "abc"], ["corpus", "a.txt", "--out", "b", "--max-passages", "abc"]])
 def test_what_is_no_whole_number_is_said_to_be_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

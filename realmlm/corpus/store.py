@@ -270,7 +270,7 @@ class Corpus:
         number = int(number)
         place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
         if place is None:
-            raise BadInput(f"no passage {number} in {self.folder}: ids start at 0, with gaps; `realmlm ask` shows those it read")
+            raise BadInput(f"no passage {number} in {self.folder}: ids start at 0, with gaps; show them: realmlm passages {self.folder}")
         return place
 
     def __contains__(self, number: int) -> bool:

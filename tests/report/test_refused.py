@@ -48,7 +48,8 @@ def test_a_report_that_is_none(text: str, tmp_path: Path, capsys: pytest.Capture
 
 def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "latin.json").write_bytes(b"\xe9\xff")
-    for file in ("missing.json", "latin.json", "."):
+    assert "missing.json: no such file" in refused(capsys, "--evaluations", tmp_path / "missing.json", out=tmp_path / "r.html")
+    for file in ("latin.json", "."):
         assert "cannot be read as UTF-8 text" in refused(capsys, "--evaluations", tmp_path / file, out=tmp_path / "r.html")
 
 
