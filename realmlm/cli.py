@@ -58,7 +58,8 @@ def _edit(settings: config.Edit) -> None:
     articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
     if (added or replace) and (settings.corpus / "spans").exists():
-        say(f"to train on the new text too, mark its spans: realmlm spans {settings.corpus}")
+        before = "before that, finish runs that were interrupted on this corpus: with other spans they cannot be resumed"
+        say(f"to train on the new text too, mark its spans: realmlm spans {settings.corpus} ({before})")
     done = [f"added {', '.join(map(str, added))}"] if added else []
     done += [f"replaced {settings.replace}"] if replace else []
     done += [f"removed {', '.join(map(str, settings.remove))}"] if settings.remove else []

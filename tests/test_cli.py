@@ -407,6 +407,7 @@ def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(wo
     before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in index.glob("*.*")}
     (work / "new.txt").write_text("The otter is the animal of Nerrow.")
     main(["edit", f"{work}/corpus", "--add", f"{work}/new.txt", "--remove", "0", "2", "--replace", "5", "--text", "Said anew."])
+    assert f"mark its spans: realmlm spans {work}/corpus (before that, finish runs that were interrupted" in capsys.readouterr().err
     answer = json.loads(said(["ask", "What is new?", "--read", str(PASSAGES - 1), "--json"], work, capsys))
     check_answer(answer, evidence=PASSAGES - 1)
     passages = {item["passage_id"]: item["passage"] for item in answer["evidence"]}
