@@ -1,5 +1,6 @@
 """Every error a new user can make in the first hour: one message that says what to do next, exit code 2, nothing left behind."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +11,9 @@ import torch
 
 from realmlm.cli import main
 from realmlm.corpus.build import build_corpus
+from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.taggers import PhraseTagger
 from realmlm.train.pretrain import JointPretraining
 from realmlm.train.run import Run
 
@@ -36,6 +39,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory, world: Path, knowledge: Corpu
     (folder / "elsewhere.jsonl").write_text('{"question": "Who painted the ceiling?", "answer": ["Zyxomma Petiolatum"]}\n')
     (folder / "own.jsonl").write_text('{"question": "When does it cross?", "answer": ["noon"]}\n')
     build_corpus([folder / "notes"], folder / "bare", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1)
+    (folder / "copies.jsonl").write_text("".join(f'{{"title": "Copy {number}", "text": "{NOTE}"}}\n' for number in range(20)))
+    copies = build_corpus(
+        [folder / "copies.jsonl"], folder / "copies", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1
+    )
+    mark_spans(copies, PhraseTagger(["Almeth"]), workers=1)
+    (folder / "held.jsonl").write_text(json.dumps({"question": NOTE.replace("Almeth", "[MASK]"), "answer": ["Almeth"]}))
     build_corpus([folder / "notes"], folder / "other", train_tokenizer=200, max_wordpieces=64, workers=1)
     build_corpus([folder / "notes"], folder / "long", tokenizer=str(world / "tokenizer.json"), workers=1)
     return folder
@@ -52,6 +61,8 @@ def failing(command: str, capsys: pytest.CaptureFixture[str], **places: Path) ->
     return said
 
 
+COPIES = r"for each sentence, but up to 20 of the 20 passages of .*/copies have the same words, .*; remove copies"
+HELD_OUT = r"--hold-out leaves no sentence of .*/copies to mask: copies of held-out passages are held out too; hold out fewer"
 WITHOUT_RUN = [
     ("crawl", r"no command 'crawl'; choose from: corpus, edit, passages, spans"),
     ("corpus {desk}/notes --train-tokenizer 300", r"(?s)Missing.*--out PATH"),
@@ -126,6 +137,8 @@ WITHOUT_RUN = [
     ("evaluate --model {desk}/model --corpus {desk}/bare --questions {desk}/own.jsonl --limit 0", r"limit must be 1 or more, not 0"),
     ("align --model {desk}/model --corpus {desk}/corpus --out {out} --limit 0", r"limit must be 1 or more, not 0"),
     ("align --model {desk}/model --corpus {desk}/corpus --out {out} --limit -5", r"limit must be 1 or more, not -5"),
+    ("align --model {desk}/model --corpus {desk}/corpus --out {out} --k 301", r"k = 301 needs at least 301 passages, .* has 300; lower"),
+    ("align --model {desk}/model --corpus {desk}/copies --out {out} --k 3", r"k = 3 needs 2 other passages " + COPIES),
     ("serve --docs {desk}/notes --token S3", r"a token must have at least 8 characters"),
     ("batch {desk}/gone", r"/gone: no such file; check the path"),
     ("world --out {desk}/notes --kind tiny", r"notes already exists; choose another place or remove it first"),
@@ -151,6 +164,13 @@ WITH_RUN = [
     (JOINT + "--text {desk}/bare", r"no spans in .*/bare/spans; mark them: realmlm spans .*/bare"),
     (JOINT + "--k 1", r"k counts the null document and at least one passage: 2 or more, not 1"),
     (JOINT + "--k 999", r"k = 999 needs at least 999 passages, .* has 300; lower --k or use a larger corpus"),
+    (JOINT + "--corpus {desk}/copies --k 4", r"k = 4 needs 3 other passages " + COPIES),
+    (JOINT + "--k 3 --text {desk}/copies --hold-out {desk}/held.jsonl", HELD_OUT),
+    ("warmup --model {desk}/model --corpus {desk}/copies --out {out} --hold-out {desk}/held.jsonl", HELD_OUT),
+    (
+        "warmup --model {desk}/model --corpus {desk}/copies --out {out} --hold-out {desk}/held.jsonl --reader.steps 0",
+        r"fewer than two passages of several sentences that --hold-out leaves: .* --retriever\.steps 0",
+    ),
     (JOINT + "--optim.batch 5 --optim.accumulate 2", r"batch 5 cannot be cut into 2 equal parts"),
     (JOINT + "--optim.retriever-lr -1", r"retriever-lr must be 0 \(the retriever does not change\) or more, not -1"),
     (JOINT + "--optim.weight-decay -1", r"weight-decay must be 0 or more, not -1"),

@@ -16,8 +16,8 @@ from realmlm.corpus.questions import spread
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.errors import BadInput, NotEnough
-from realmlm.index.same import SameWords
+from realmlm.errors import BadInput
+from realmlm.index.same import SameWords, check_others
 from realmlm.log import progress
 from realmlm.model.answering import Answerer
 from realmlm.model.inputs import mask_queries
@@ -37,11 +37,10 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
     source = known if text is None else Corpus.open(text)
     for each in (known, source):
         check_readable(str(model), realm, wordpieces, each)
-    if k > len(known):
-        raise NotEnough(f"k = {k} needs {k} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
+    sentences, own = Spans.open(source), SameWords(known, source)
+    check_others(known, own, k=k, others=k - 1)
     retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, known))
     answerer = Answerer(realm, wordpieces, known, retriever)
-    sentences, own = Spans.open(source), SameWords(known, source)
     numbers = spread(len(sentences), len(sentences) if limit is None else limit)
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = []

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
+from realmlm.errors import NotEnough
 from realmlm.index.exact import Index
 
 
@@ -80,6 +81,19 @@ class SameWords:
     def has(self, passages_B: np.ndarray) -> np.ndarray:
         """Which of these have any."""
         return self._group_N[passages_B] >= 0
+
+
+def check_others(corpus: Corpus, own: SameWords | None, *, k: int, others: int) -> None:
+    """Are there as many others as k asks for, whatever passages are a sentence's `own` and are not offered to it?"""
+    most = own.most if own else 0
+    needed = others + min(most, 1)
+    if needed > len(corpus):
+        raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus.folder} has {len(corpus)}; lower --k or use a larger corpus")
+    if others + most > len(corpus):
+        raise NotEnough(
+            f"k = {k} needs {others} other passages for each sentence, but up to {most} of the {len(corpus)} passages of {corpus.folder} "
+            "have the same words, and none of them is offered to a sentence of theirs; remove copies, or add other documents"
+        )
 
 
 def share_cut_otherwise(corpus: Corpus, text: Corpus, own: SameWords, *, sample: int = 50) -> float:

@@ -29,7 +29,7 @@ from realmlm.corpus.build import build_corpus
 from realmlm.corpus.documents import DOCUMENT_WORDPIECES
 from realmlm.corpus.questions import Question, read_questions, write_questions
 from realmlm.corpus.readers import apart
-from realmlm.corpus.spans import mark_spans, rule_tagger
+from realmlm.corpus.spans import Spans, mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
@@ -176,6 +176,8 @@ def _adapt(model: Path, docs: list[Path], out: Path, asked: list[Question], *, m
     else:
         held_out = _masked_facts(corpus, loop.seed)
     write_questions(out / "held-out.jsonl", held_out)
+    if not asked:
+        _check_some_left(corpus, out / "held-out.jsonl")
     what = "questions" if asked else "sentences with words hidden"
     say(f"{len(held_out)} {what} are held out and measured before and after training; --minutes does not include this")
     before, seconds = _measured(model, corpus, held_out, loop.device)
@@ -217,6 +219,15 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
             f"Use the model as it is; with more documents, or with {enough} or more questions of your own (--questions), it can adapt"
         )
     return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True, each=each)
+
+
+def _check_some_left(corpus: Corpus, held_out: Path) -> None:
+    """Is there something to learn from? Said before anything is measured."""
+    if not len(Spans.open(corpus).recurring(corpus).without(held_out_passages(corpus, held_out))):
+        raise NotEnough(
+            "nothing is left to learn from once the held-out passages and their copies are left out: these documents repeat the same "
+            "sentences. Use the model as it is; with other documents it can adapt"
+        )
 
 
 def _learn_to_find(model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop) -> Path:

@@ -80,9 +80,15 @@ class SentenceSource:
         self._masking: Masking = masking(scheme, wordpieces) if isinstance(scheme, str) else scheme
         self._glimpses = glimpses
         sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
-        self.sentences = (sentences.recurring(corpus) if recurring else sentences).without(held_out)
-        if len(self.sentences) == 0:
+        sentences = sentences.recurring(corpus) if recurring else sentences
+        if len(sentences) == 0:
             raise NotEnough(f"{corpus.folder} has no sentence to mask; use another --masking or a larger corpus")
+        self.sentences = sentences.without(held_out)
+        if len(self.sentences) == 0:
+            raise NotEnough(
+                f"--hold-out leaves no sentence of {corpus.folder} to mask: copies of held-out passages are held out too; "
+                "hold out fewer sentences, or use a larger corpus"
+            )
 
     def draw(self, first: int, count: int) -> MaskedSentences:
         """The examples from position `first` on, masked."""
@@ -227,12 +233,12 @@ class ClozePairs:
     """Inverse cloze task: a sentence and its passage, the sentence taken out of it most of the time (Lee et al. 2019)."""
 
     def __init__(self, corpus: Corpus, *, remove: float, seed: int, held_out: Iterable[int] = ()) -> None:
-        self._corpus, self._remove, self._seed = corpus, remove, seed
-        self._passages = corpus.ids[(corpus.sentence_counts >= 2) & ~np.isin(corpus.ids, list(held_out))]
+        self._corpus, self._remove, self._seed, held_out = corpus, remove, seed, list(held_out)
+        self._passages = corpus.ids[(corpus.sentence_counts >= 2) & ~np.isin(corpus.ids, held_out)]
         if len(self._passages) < 2:
             raise NotEnough(
-                f"{corpus.folder} has fewer than two passages of several sentences: ICT has nothing to learn retrieval from; "
-                "add documents, or skip it: --retriever.steps 0"
+                f"{corpus.folder} has fewer than two passages of several sentences{' that --hold-out leaves' if held_out else ''}: "
+                "ICT has nothing to learn retrieval from; add documents, or skip it: --retriever.steps 0"
             )
 
     def __len__(self) -> int:

@@ -18,9 +18,8 @@ from realmlm.corpus.masking import Masking
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import NotEnough
 from realmlm.evaluate.clozes import measure_clozes
-from realmlm.index.same import SameWords, share_cut_otherwise
+from realmlm.index.same import SameWords, check_others, share_cut_otherwise
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_inputs
 from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood, per_token_marginal, retrieval_utility
@@ -211,9 +210,7 @@ def pretrain(
         for each in (known, source_corpus):
             check_readable(str(model), realm, wordpieces, each)
         own = None if own_passage else _own_places(known, source_corpus)
-        needed = k - null_document + (own.most if own else 0)
-        if needed > len(known):
-            raise NotEnough(f"k = {k} needs at least {needed} passages, {corpus} has {len(known)}; lower --k or use a larger corpus")
+        check_others(known, own, k=k, others=k - null_document)
         held_out = held_out_passages(source_corpus, hold_out)
         run.pin_file(hold_out)
         source = SentenceSource(

@@ -108,6 +108,18 @@ def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path, c
     assert "hidden" not in verdict.table()
 
 
+def test_documents_that_repeat_the_same_sentences_are_refused_before_anything_is_measured(
+    settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "The ferry of Almeth crosses the sound at noon and carries wool."
+    rows = [{"title": f"Note {number}", "text": f"{said} It was note {1000 + number}."} for number in range(40)]
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(adapting, "_measured", lambda *_: pytest.fail("measured"))
+    with pytest.raises(NotEnough, match="nothing is left to learn from once the held-out passages and their copies are left out"):
+        run_adapt(replace(settings, docs=((tmp_path / "notes.jsonl",),)))
+    assert not settings.out.exists()
+
+
 def test_too_little_text_is_said_to_be_too_little(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapting, "FEWEST", 20)
     (tmp_path / "note.txt").write_text("A heron stands by the river.")
