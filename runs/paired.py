@@ -31,7 +31,7 @@ def main(folders: list[Path], others: list[Path], prefixes: tuple[str, ...]) -> 
     every = [{file.name for file in folder.glob("*.jsonl") if file.name.startswith(prefixes)} for folder in folders + others]
     names = sorted(set.intersection(*every))
     if not names:
-        sys.exit(f"{sys.argv[1]} and {sys.argv[2]} have no predictions in common whose names begin with {', '.join(prefixes)}")
+        sys.exit(f"{', '.join(map(str, folders + others))} have no predictions in common whose names begin with {', '.join(prefixes)}")
     mine, theirs = mean(folders, names), mean(others, names)
     print(f"{len(mine['recall@1']):,} questions of {', '.join(names)}")
     for measure, first in mine.items():

@@ -101,8 +101,8 @@ class Run:
         return corpus
 
     def pin_file(self, file: Path | None) -> None:
-        """A file that must say the same whenever the run goes on."""
-        if file is not None:
+        """A file that must say the same whenever the run goes on. (One that is missing is refused by whoever reads it.)"""
+        if file is not None and Path(file).exists():
             self._pin(str(Path(file).absolute()), hashlib.sha256(Path(file).read_bytes()).hexdigest(), f"{file} was changed")
 
     def _pins(self) -> dict[str, Any]:

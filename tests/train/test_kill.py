@@ -124,7 +124,7 @@ def test_nothing_of_a_killed_trainer_holds_its_run(arguments: dict[str, Any], tm
 
 def test_a_refresher_leaves_ctrl_c_to_the_trainer(knowledge: Corpus, tmp_path: Path) -> None:
     arguments = (tmp_path, knowledge.folder, 0, load_snapshot, "cpu", torch.float16, 64)
-    process = CONTEXT.Process(target=serve_refreshes, args=arguments)
+    process = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=arguments)  # as it is started in training
     with sheltered():
         process.start()
     try:

@@ -320,8 +320,7 @@ def test_adapting_learns_from_queries_that_do_not_waver(wavering: Model, towns: 
 
 def test_a_new_trainer_waits_for_the_refresher_of_the_last_one(towns: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It drops what that one may be embedding."""
-    monkeypatch.setattr("realmlm.index.refresh.die_with_parent", lambda: None)
-    monkeypatch.setattr("realmlm.index.refresh.signal.signal", lambda *_: None)  # a thread plays the process here
+    monkeypatch.setattr("realmlm.index.refresh.die_with_parent", lambda: None)  # a thread plays the process here
     at_work, go_on = threading.Event(), threading.Event()
 
     def load(snapshot: Path, device: str) -> Any:
