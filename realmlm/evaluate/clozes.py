@@ -95,16 +95,21 @@ def widen_masks(question: Question, sources: tuple[int, ...], wordpieces: Wordpi
 
 
 def measure_clozes(
-    model: Realm, wordpieces: Wordpieces, corpus: Corpus, retriever: Retriever, questions: list[Question], *, read: int
+    model: Realm,
+    wordpieces: Wordpieces,
+    corpus: Corpus,
+    retriever: Retriever,
+    questions: list[Question],
+    own: list[tuple[int, ...]],
+    *,
+    read: int,
 ) -> list[ClozeResult]:
-    """Fill in every sentence from the `read` best passages and the null document."""
-    answerer, results = Answerer(model, wordpieces, corpus, retriever), []
-    own, limit = source_copies(corpus, questions), model.config.max_query
+    """Fill in every sentence from the `read` best passages and the null document; `own` are their `source_copies`."""
+    answerer, results, limit = Answerer(model, wordpieces, corpus, retriever), [], model.config.max_query
+    widened = [widen_masks(question, sources, wordpieces, max_query=limit) for question, sources in zip(questions, own, strict=True)]
     for first in range(0, len(questions), answerer.at_once):
-        some = questions[first : first + answerer.at_once]
-        queries = [
-            widen_masks(question, sources, wordpieces, max_query=limit) for question, sources in zip(some, own[first:], strict=False)
-        ]
+        batch = slice(first, first + answerer.at_once)
+        some, queries = questions[batch], widened[batch]
         retrieved: Retrieved = retriever(queries, read)
         for question, answer, ids in zip(some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True):
             found = bool(ids) and (ids[0] in question.gold if question.gold else contains_answer(corpus[ids[0]].text, question))

@@ -85,7 +85,7 @@ def measure(answerer: Answerer, questions: list[Question], *, read: int, recall:
     alone = isinstance(answerer.retriever, NoRetriever)
     own = source_copies(answerer.corpus, questions)
     searchable = len(answerer.corpus) - max(map(len, own), default=0)
-    if not searchable:
+    if not (searchable or alone):
         raise NotEnough(f"every passage of {answerer.corpus.folder} has the same words: none is left to search for a sentence of theirs")
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
     at_once = answerer.at_once if read else SEARCHED_AT_ONCE

@@ -18,7 +18,7 @@ from realmlm.corpus.masking import Masking
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.evaluate.clozes import measure_clozes
+from realmlm.evaluate.clozes import measure_clozes, source_copies
 from realmlm.index.same import SameWords, check_others, share_cut_otherwise
 from realmlm.log import say
 from realmlm.model.inputs import NULL, Inputs, Masked, joint_inputs, query_inputs
@@ -59,7 +59,7 @@ class JointPretraining:
         self._model, self._wordpieces, self._corpus, self._source, self._live = model, wordpieces, corpus, source, live
         self._null, self._passages, self._marginal, self._freeze = null_document, k - null_document, marginal, freeze_retriever
         self._pointing = pointing
-        self._probe, self._probe_every = probe, probe_every
+        self._probe, self._probe_every, self._probe_own = probe, probe_every, source_copies(corpus, probe)
         self._own = own
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
@@ -131,7 +131,7 @@ class JointPretraining:
         training = self._model.training
         self._model.eval()
         retriever = LearnedRetriever(self._model, self._wordpieces, self._live.index)
-        results = measure_clozes(self._model, self._wordpieces, self._corpus, retriever, self._probe, read=self._passages)
+        results = measure_clozes(self._model, self._wordpieces, self._corpus, retriever, self._probe, self._probe_own, read=self._passages)
         self._model.train(training)
         by_wording = defaultdict(list)
         for question, result in zip(self._probe, results, strict=True):
