@@ -8,7 +8,6 @@ RUN/model/              the model, when the run has ended
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import random
@@ -24,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from realmlm.artefact import discard, open_artefact, publish, read_manifest, sweep, write_text
+from realmlm.artefact import discard, open_artefact, publish, read_manifest, sha256_of, sweep, write_text
 from realmlm.config import STAGES, filled
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
@@ -103,7 +102,7 @@ class Run:
     def pin_file(self, file: Path | None) -> None:
         """A file that must say the same whenever the run goes on. (One that is missing is refused by whoever reads it.)"""
         if file is not None and Path(file).exists():
-            self._pin(str(Path(file).absolute()), hashlib.sha256(Path(file).read_bytes()).hexdigest(), f"{file} was changed")
+            self._pin(str(Path(file).absolute()), sha256_of(Path(file)), f"{file} was changed")
 
     def _pins(self) -> dict[str, Any]:
         pins = self.folder / "corpora.json"
