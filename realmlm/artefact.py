@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 
@@ -159,12 +160,18 @@ def _rename_to_new(temporary: Path, path: Path) -> None:
         raise
 
 
+def lock_on(file: Path) -> FileLock:
+    """The lock that a file stands for, not yet held. It is free again when its holder dies; the file itself is never written to."""
+    if file.is_symlink():  # of a folder that came from elsewhere: it may lead to a file of the user
+        raise ArtefactDamaged(f"{file} is a link, where only a lock belongs: do not trust this folder, or remove the link")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(file, thread_local=False)  # opens without following links or truncating
+
+
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock file while the block runs; another process that wants it waits. It is free again when the holder dies."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    """Hold a lock file while the block runs; another process that wants it waits."""
+    with lock_on(file):
         yield
 
 
@@ -250,6 +257,8 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
     fresh = {}
     for name, entry in manifest.files.items():
         file = path / name
+        if file.is_symlink():
+            raise ArtefactDamaged(f"{file} is a link, and artefacts hold none: do not trust it, or copy what it leads to in its place")
         try:
             status = file.stat()
         except OSError as error:
@@ -318,7 +327,7 @@ def _read_stamps(path: Path) -> dict[str, list[int]]:
 
 def _write_stamps(path: Path, stamps: dict[str, list[int]]) -> None:
     with suppress(OSError):  # a read-only artefact is hashed at each opening
-        (path / _STAMPS).write_text(json.dumps(stamps), "utf-8")
+        write_text(path / _STAMPS, json.dumps(stamps))  # atomically: a link in its place is replaced, not followed
 
 
 def sha256_of(file: Path) -> str:

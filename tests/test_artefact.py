@@ -347,3 +347,47 @@ def test_a_wrong_header_length_is_named_and_takes_no_memory(tmp_path_factory: py
     file.write_bytes(data)
     with pytest.raises(ArtefactDamaged, match=r"length\.safetensors"):
         map_arrays(file)
+
+
+# --- folders that come from someone else ------------------------------------------------------------------------------------------------
+
+
+def linked_to_mine(link: Path, tmp_path: Path) -> Path:
+    """A link to a file of the user, as someone else's folder may hold it."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("three years of notes")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(mine)
+    return mine
+
+
+def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path) -> None:
+    mine = linked_to_mine(tmp_path / "foreign" / ".edits.lock", tmp_path)
+    with pytest.raises(ArtefactDamaged, match=r"\.edits\.lock is a link"), artefact.locked(tmp_path / "foreign" / ".edits.lock"):
+        pass
+    assert mine.read_text() == "three years of notes"
+
+
+def test_a_lock_that_is_a_file_keeps_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a hard link to something")
+    with artefact.locked(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").read_text() == "a hard link to something"
+
+
+def test_what_was_verified_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "a")
+    (path / ".verified.json").unlink()
+    mine = linked_to_mine(path / ".verified.json", tmp_path)
+    monkeypatch.setattr(artefact, "_ALWAYS_HASHED", 5)  # as if it were a large one
+    open_artefact(path, kind="note")
+    assert mine.read_text() == "three years of notes"
+
+
+def test_a_file_of_an_artefact_is_no_link(tmp_path: Path) -> None:
+    path = make(tmp_path / "a")
+    elsewhere = tmp_path / "elsewhere.txt"
+    (path / "more.txt").rename(elsewhere)
+    (path / "more.txt").symlink_to(elsewhere)
+    with pytest.raises(ArtefactDamaged, match=r"more\.txt is a link"):
+        open_artefact(path, kind="note")

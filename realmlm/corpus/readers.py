@@ -191,6 +191,10 @@ def read_files(
             reading.bad(f"cannot be read to its end ({str(error) or type(error).__name__})")
         except MissingExtra as error:
             reading.fault(MissingExtra(f"{file.path}: {error}"))
+        except RealmError:  # `on_bad` stops at the first complaint
+            raise
+        except Exception as error:  # whatever a reader stumbles over: one file must not keep a folder from being read
+            reading.bad(f"cannot be read ({type(error).__name__}: {error})")
         if not (reading.found or reading.faults):
             reading.bad("is empty: there is no article in it")
 

@@ -8,6 +8,7 @@ own, `edits/000001` …, replayed in order when it is opened.
 import json
 import os
 import shutil
+import uuid
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -95,7 +96,7 @@ class ShardedBuild:
         vectors_ND = vectors_ND.detach().cpu().to(_DTYPES[self.plan["dtype"]])
         check_vectors(ids_N, vectors_ND, self.plan["dim"])
         file = self.folder / _shard(shard)
-        temporary = file.with_suffix(".part")
+        temporary = file.with_name(f".{uuid.uuid4().hex[:8]}.part")  # no name that a link could have been put at
         save_file({"ids": ids_N.cpu().to(torch.int64).contiguous(), "vectors": vectors_ND.contiguous()}, temporary)
         fsync_file(temporary)
         checksum = sha256_of(temporary)

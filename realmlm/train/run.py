@@ -7,7 +7,6 @@ RUN/snapshots/, index/  what trainer and refresher hand each other (realmlm.inde
 RUN/model/              the model, when the run has ended
 """
 
-import fcntl
 import json
 import os
 import random
@@ -20,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import Timeout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from realmlm.artefact import discard, open_artefact, publish, read_manifest, sha256_of, sweep, write_text
+from realmlm.artefact import discard, lock_on, open_artefact, publish, read_manifest, sha256_of, sweep, write_text
 from realmlm.config import STAGES, filled
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
@@ -60,10 +60,10 @@ class Run:
         self.folder, self._new = folder, False
         self._config: dict[str, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open(folder / ".lock", "w")
+        self._lock = lock_on(folder / ".lock")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            self._lock.acquire(blocking=False)
+        except Timeout as error:
             raise RealmError(f"another process is training in {folder}; wait for it, stop it, or choose another --out") from error
 
     @classmethod
@@ -164,7 +164,7 @@ class Run:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def close(self) -> None:
-        self._lock.close()
+        self._lock.release()
 
     def __enter__(self) -> "Run":
         return self

@@ -7,12 +7,13 @@ import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realmlm.corpus import tables
+from realmlm.corpus import readers, tables
 from realmlm.corpus.encodings import declared_text
 from realmlm.corpus.markup import html_to_text, markdown_to_text, wiki_to_text
 from realmlm.corpus.readers import find_files, read_articles, read_files
@@ -367,6 +368,27 @@ def test_a_cut_off_dump_keeps_what_came_before(tmp_path):
     articles, bad = read_skipping(tmp_path / "d.xml")
     assert [article.title for article in articles] == ["Velm"]
     assert len(bad) == 1
+
+
+@pytest.mark.parametrize("encoding", ["x-nope", "big5", "utf-7", "punycode", "base64"])
+def test_a_dump_in_an_encoding_that_expat_does_not_know_is_one_complaint(tmp_path, encoding):
+    (tmp_path / "a.txt").write_text("Before it.")
+    (tmp_path / "d.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?>{DUMP}')
+    (tmp_path / "z.txt").write_text("After it.")
+    articles, bad = read_skipping(tmp_path)
+    assert [article.text for article in articles] == ["Before it.", "After it."]
+    assert len(bad) == 1
+    assert "d.xml" in str(bad[0])
+
+
+def test_whatever_a_reader_stumbles_over_is_a_complaint_that_names_the_file(tmp_path):
+    (tmp_path / "a.html").write_text("<p>One.</p>")
+    (tmp_path / "b.txt").write_text("Two.")
+    with patch.object(readers, "html_to_text", side_effect=ZeroDivisionError("by someone's library")):
+        articles, bad = read_skipping(tmp_path)
+    assert [article.text for article in articles] == ["Two."]
+    assert len(bad) == 1
+    assert "a.html: cannot be read (ZeroDivisionError: by someone's library)" in str(bad[0])
 
 
 def test_wiki_markup():

@@ -68,6 +68,16 @@ def test_round_trip(tmp_path, dtype, kind):
     assert not (tmp_path / ".step-00000500.partial").exists()
 
 
+def test_a_shard_is_not_written_through_a_link(tmp_path):
+    """An index half built may come with someone else's corpus."""
+    build = ShardedBuild(tmp_path / ".x.partial", PLAN)
+    (tmp_path / "mine.txt").write_text("three years of notes")
+    for name in ("shard-00000.part", "shard-00000.safetensors", "shard-00000.json"):
+        (build.folder / name).symlink_to(tmp_path / "mine.txt")
+    build.put(0, *shard_of(PLAN, 0))
+    assert (tmp_path / "mine.txt").read_text() == "three years of notes"
+
+
 def test_a_crashed_build_goes_on(tmp_path):
     folder = tmp_path / ".x.partial"
     ShardedBuild(folder, PLAN).put(1, *shard_of(PLAN, 1))
