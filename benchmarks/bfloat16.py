@@ -1,8 +1,9 @@
-"""What bfloat16 on the CPU is worth: `python benchmarks/bfloat16.py --corpus CORPUS --questions FILE [--model MODEL]`
+"""What bfloat16 on the CPU is worth: `python benchmarks/bfloat16.py --corpus CORPUS --questions FILE [--model
+MODEL]`
 
-The same questions in float32 and, where the CPU has it, in bfloat16, in turns so that what else the machine does falls on both:
-milliseconds a question alone and sixteen together, milliseconds a passage embedded, how many answers have the same words,
-the largest difference of p.
+The same questions in float32 and, where the CPU has it, in bfloat16, in turns so that what else the machine
+does falls on both: milliseconds a question alone and sixteen together, milliseconds a passage embedded, how
+many answers have the same words, the largest difference of p.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from realmlm.model.encoders import Encoder
 from realmlm.model.retrieval import embed_documents
 from realmlm.serve.engine import Engine
 
-TURNS, TOGETHER, PASSAGES = 3, 16, 64
+TURNS = 3
+TOGETHER = 16
+PASSAGES = 64
 
 
 def milliseconds(do: Callable[[], object], things: int) -> float:
@@ -31,22 +34,30 @@ def milliseconds(do: Callable[[], object], things: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--questions", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=Path("mini"))
     options = parser.parse_args()
     asked = read_questions(options.questions)
-    texts, engine = [question.text for question in asked], Engine(options.model, options.corpus, device="cpu")
-    corpus, encoders = engine.corpus, [module for module in engine.model.modules() if isinstance(module, Encoder)]
+    texts = [question.text for question in asked]
+    engine = Engine(options.model, options.corpus, device="cpu")
+    corpus = engine.corpus
+    encoders = [module for module in engine.model.modules() if isinstance(module, Encoder)]
     passages = corpus.ids[:PASSAGES].tolist()
-    titles, bodies = [corpus.title_tokens(number) for number in passages], [corpus.tokens(number) for number in passages]
+    titles = [corpus.title_tokens(number) for number in passages]
+    bodies = [corpus.tokens(number) for number in passages]
 
     def embed() -> None:
         with torch.inference_mode():
             embed_documents(engine.model, engine.wordpieces, titles, bodies)
 
-    print(f"{datetime.date.today()}  {os.cpu_count()} cores, {torch.get_num_threads()} threads, native bfloat16: {cpu_has_bfloat16()}")
+    print(
+        f"{datetime.date.today()}  {os.cpu_count()} cores, {torch.get_num_threads()} threads, native "
+        f"bfloat16: {cpu_has_bfloat16()}"
+    )
     answers = {}
     for turn in range(TURNS):
         for quick in (False, True):
@@ -57,13 +68,26 @@ def main() -> None:
             together = milliseconds(lambda some=some: engine.ask_all(some), len(some))  # type: ignore[misc]
             embedded = milliseconds(embed, len(passages))
             name = "bfloat16" if quick else "float32"
-            print(f"{name:8s}  a question alone {alone:4.0f} ms, together {together:4.0f} ms, a passage embedded {embedded:5.1f} ms")
+            print(
+                f"{name:8s}  a question alone {alone:4.0f} ms, together {together:4.0f} ms, a passage "
+                f"embedded {embedded:5.1f} ms"
+            )
             if turn == 0:
                 answers[quick] = engine.ask_all(texts)
-    exact = {quick: sum(is_correct(a.answer, q) for a, q in zip(given, asked, strict=True)) for quick, given in answers.items()}
-    pairs = [(first, second) for first, second in zip(answers[False], answers[True], strict=True) if first.answer == second.answer]
+    exact = {
+        quick: sum(is_correct(a.answer, q) for a, q in zip(given, asked, strict=True))
+        for quick, given in answers.items()
+    }
+    pairs = [
+        (first, second)
+        for first, second in zip(answers[False], answers[True], strict=True)
+        if first.answer == second.answer
+    ]
     difference = max((abs(first.probability - second.probability) for first, second in pairs), default=0.0)
-    print(f"of {len(asked)} exact: {exact[False]} and {exact[True]}; the same words {len(pairs)}, p differs by at most {difference:.3f}")
+    print(
+        f"of {len(asked)} exact: {exact[False]} and {exact[True]}; the same words {len(pairs)}, p differs by "
+        f"at most {difference:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """How long does an edit take after many? `OMP_NUM_THREADS=1 python benchmarks/edits.py [--edits 1000]`
 
-Adds, replaces and removes passages of the pocket encyclopedia one by one, as the service does with mini, and prints after some edits how
-long the last ten took, how many files are held open, and in the end how long opening the corpus and its index takes then. Exits with 1 if
-the fastest of the last ten took more than three times as long as that of the first ten.
+Adds, replaces and removes passages of the pocket encyclopedia one by one, as the service does with mini, and
+prints after some edits how long the last ten took, how many files are held open, and in the end how long
+opening the corpus and its index takes then. Exits with 1 if the fastest of the last ten took more than three
+times as long as that of the first ten.
 """
 
 import argparse
@@ -38,9 +39,11 @@ def main() -> int:
     parser.add_argument("--edits", type=int, default=1000)
     edits = parser.parse_args().edits
     with tempfile.TemporaryDirectory() as work:
-        place, model = Path(work) / "corpus", model_place("mini")
+        place = Path(work) / "corpus"
+        model = model_place("mini")
         build_corpus([text_place("pocket")], place, tokenizer=str(model), max_wordpieces=128, workers=1)
-        engine, seconds = Engine(model, place, device="cpu"), list[float]()
+        engine = Engine(model, place, device="cpu")
+        seconds = list[float]()
         print(f"{datetime.date.today()}, {os.cpu_count()} cores, {len(engine.corpus):,} passages")
         for number in range(edits):
             begun = time.perf_counter()
@@ -48,7 +51,10 @@ def main() -> int:
             seconds.append(time.perf_counter() - begun)
             if number + 1 in (*SHOWN, edits):
                 held = len(list(Path("/proc/self/fd").glob("*")))
-                print(f"edit {number + 1:5,}: {1000 * median(seconds[-10:]):5.0f} ms, {held:5,} files held", flush=True)
+                print(
+                    f"edit {number + 1:5,}: {1000 * median(seconds[-10:]):5.0f} ms, {held:5,} files held",
+                    flush=True,
+                )
         begun = time.perf_counter()
         Engine(model, place, device="cpu")
         print(f"opened again, the model too, in {time.perf_counter() - begun:.1f} s")

@@ -1,6 +1,8 @@
-"""How quickly does a fresh encoder learn to copy from a passage? By family and initialisation, on the small world.
+"""How quickly does a fresh encoder learn to copy from a passage? By family and initialisation, on the small
+world.
 
-`python benchmarks/fresh_encoders.py` prints the table of docs/decisions/006-fresh-encoders.md; about two minutes on one core.
+`python benchmarks/fresh_encoders.py` prints the table of docs/decisions/006-fresh-encoders.md; about two
+minutes on one core.
 """
 
 import datetime
@@ -22,14 +24,28 @@ from realmlm.model.realm import ModelConfig, new_model
 from realmlm.train.warmup import warm_up
 from realmlm.worlds import write_world
 
-CASES = (("modernbert", 0.02), ("modernbert", 0.07), ("modernbert", 0.125), ("bert", 0.07), ("roberta-prelayernorm", 0.07))
+CASES = (
+    ("modernbert", 0.02),
+    ("modernbert", 0.07),
+    ("modernbert", 0.125),
+    ("bert", 0.07),
+    ("roberta-prelayernorm", 0.07),
+)
 
 
 def learned(corpus: Corpus, folder: Path, family: str, deviation: float) -> float:
     """Share of masked values right in the last of 300 steps of the reader's warm-up."""
     shape = {"layers": 2, "hidden": 64, "heads": 4, "dropout": 0.0, "positions": 110}
     encoder = fresh_encoder(corpus.wordpieces, family=family, **shape) | {"initializer_range": deviation}  # type: ignore[arg-type]
-    config = ModelConfig(tower=encoder, reader=encoder, projection=64, pooling="mean", max_query=32, max_passage=64, span_hidden=64)
+    config = ModelConfig(
+        tower=encoder,
+        reader=encoder,
+        projection=64,
+        pooling="mean",
+        max_query=32,
+        max_passage=64,
+        span_hidden=64,
+    )
     new_model(config, corpus.wordpieces).save_pretrained(folder / "begin", corpus.wordpieces)
     ways: dict[str, Any] = {"masking": "salient", "pairing": "own", "remove_sentence": 0.9}
     rates: dict[str, Any] = {"reader": Optim(steps=300, batch=64, lr=3e-3), "retriever": Optim(steps=0)}
@@ -44,10 +60,16 @@ def main() -> None:
         place = Path(name)
         write_world(place / "world", "small")
         world = place / "world"
-        corpus = build_corpus([world / "knowledge.jsonl"], place / "corpus", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64)
+        corpus = build_corpus(
+            [world / "knowledge.jsonl"],
+            place / "corpus",
+            tokenizer=str(world / "tokenizer.json"),
+            max_wordpieces=64,
+        )
         mark_spans(corpus, PhraseTagger((world / "phrases.txt").read_text("utf-8").split("\n")), workers=1)
         rows = [
-            (family, deviation, learned(corpus, place / str(number), family, deviation)) for number, (family, deviation) in enumerate(CASES)
+            (family, deviation, learned(corpus, place / str(number), family, deviation))
+            for number, (family, deviation) in enumerate(CASES)
         ]
     print(f"{datetime.date.today()}, {os.cpu_count()} CPU cores, one thread, one seed\n")
     print("| encoder | initialisation | masked value right |\n| --- | --- | --- |")

@@ -1,9 +1,11 @@
-"""How many questions a second does the service answer? `python benchmarks/serve_load.py --model MODEL --corpus CORPUS --questions FILE`
+"""How many questions a second does the service answer? `python benchmarks/serve_load.py --model MODEL
+--corpus CORPUS --questions FILE`
 
-Starts the service on loopback and asks it over HTTP: one client that asks one question after the other, and 64 at once, in turns of a few
-seconds so that what else the machine does falls on both. Prints failed requests, p50, p99 and questions a second of each; beside them what
-the model does without a service, one question a call and 16: no service can gain more by answering together than the model does.
-Exits with 1 if any request failed or together they are less than three times as fast as one after the other.
+Starts the service on loopback and asks it over HTTP: one client that asks one question after the other, and
+64 at once, in turns of a few seconds so that what else the machine does falls on both. Prints failed
+requests, p50, p99 and questions a second of each; beside them what the model does without a service, one
+question a call and 16: no service can gain more by answering together than the model does. Exits with 1 if
+any request failed or together they are less than three times as fast as one after the other.
 """
 
 import argparse
@@ -31,11 +33,13 @@ Ask = Callable[[list[str]], object]
 
 
 class Asked:
-    """What some clients saw: seconds of each answer, requests that failed, and seconds that they asked for."""
+    """What some clients saw: seconds of each answer, requests that failed, and seconds that they asked
+    for."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        self.failed, self.seconds = 0, 0.0
+        self.failed = 0
+        self.seconds = 0.0
 
     @property
     def rate(self) -> float:
@@ -46,7 +50,9 @@ class Asked:
         return f"{len(self.times):9d}  {self.failed:6d}  {p50:6.0f}  {p99:6.0f}  {self.rate:11.1f}"
 
 
-async def turn(port: int, questions: list[str], numbers: "count[int]", asked: Asked, *, clients: int, seconds: float) -> None:
+async def turn(
+    port: int, questions: list[str], numbers: "count[int]", asked: Asked, *, clients: int, seconds: float
+) -> None:
     """Ask for some seconds, each client on a connection of its own."""
     begun = time.monotonic()
 
@@ -66,16 +72,22 @@ async def turn(port: int, questions: list[str], numbers: "count[int]", asked: As
 
 
 async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: str) -> bool:
-    """One question over plain HTTP: a client library would take more of the same processor than the service does."""
+    """One question over plain HTTP: a client library would take more of the same processor than the service
+    does."""
     body = json.dumps({"question": question}).encode()
-    head = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = (
+        b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        b"%d\r\n\r\n" % len(body)
+    )
     writer.write(head + body)
     head = await reader.readuntil(b"\r\n\r\n")
     said = await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))  # type: ignore[index]
     return head.startswith(b"HTTP/1.1 200") and b'"answer"' in said
 
 
-def ask_model(ask_all: Ask, questions: list[str], numbers: "count[int]", asked: Asked, *, together: int, seconds: float) -> None:
+def ask_model(
+    ask_all: Ask, questions: list[str], numbers: "count[int]", asked: Asked, *, together: int, seconds: float
+) -> None:
     """The same without a service: so many questions a call."""
     begun = time.monotonic()
     while (since := time.monotonic()) < begun + seconds:
@@ -103,7 +115,9 @@ def wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("model", "corpus", "questions"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--clients", type=int, default=64)
@@ -111,7 +125,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     questions = [question.text for question in read_questions(options.questions)]
-    port, numbers = free_port(), count()
+    port = free_port()
+    numbers = count()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command has it; read when torch is imported
     import torch
 
@@ -119,20 +134,29 @@ def main() -> None:
 
     engine = Engine(options.model, options.corpus, device=options.device)
     command = [sys.executable, "-m", "realmlm", "serve", "--model", options.model, "--corpus", options.corpus]
-    with subprocess.Popen([*command, "--port", str(port), "--device", options.device], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [*command, "--port", str(port), "--device", options.device], stderr=subprocess.DEVNULL
+    ) as process:
         try:
             wait_for(port, process)
             asyncio.run(turn(port, questions, numbers, Asked(), clients=options.clients, seconds=2))  # warm
-            seen, alone = ({number: Asked() for number in pair} for pair in ((1, options.clients), (1, TOGETHER)))
+            seen, alone = (
+                {number: Asked() for number in pair} for pair in ((1, options.clients), (1, TOGETHER))
+            )
             length = min(TURN_S, options.seconds)
             while seen[options.clients].seconds < options.seconds:
                 for clients, asked in seen.items():
                     asyncio.run(turn(port, questions, numbers, asked, clients=clients, seconds=length))
                 for together, asked in alone.items():
-                    ask_model(engine.ask_all, questions, numbers, asked, together=together, seconds=length / 2)
+                    ask_model(
+                        engine.ask_all, questions, numbers, asked, together=together, seconds=length / 2
+                    )
         finally:
             process.terminate()
-    print(f"{datetime.date.today()}  {os.cpu_count()} cores, {torch.get_num_threads()} threads, device {options.device}")
+    print(
+        f"{datetime.date.today()}  {os.cpu_count()} cores, {torch.get_num_threads()} threads, device "
+        f"{options.device}"
+    )
     print("                     questions  failed  p50 ms  p99 ms  questions/s")
     for name, group in (("clients", seen), ("a call, no service", alone)):
         for number, asked in group.items():

@@ -1,8 +1,9 @@
 """Does a model know when the documents do not say? `python benchmarks/unanswerable.py [MODEL]`
 
-Asks every question of the pocket encyclopedia twice: as it is, and with every passage that holds the answer taken out of what was
-retrieved, so that nothing that is read can say it. Prints how often an answer that is right is surer than one of the second kind, by
-p(y|x) alone and by the confidence, and how many of each kind have a confidence below some limits; at 0.05 the caution begins.
+Asks every question of the pocket encyclopedia twice: as it is, and with every passage that holds the answer
+taken out of what was retrieved, so that nothing that is read can say it. Prints how often an answer that is
+right is surer than one of the second kind, by p(y|x) alone and by the confidence, and how many of each kind
+have a confidence below some limits; at 0.05 the caution begins.
 """
 
 import datetime
@@ -21,7 +22,8 @@ from realmlm.model.answering import Answer
 from realmlm.model.calibration import UNSURE
 from realmlm.model.retrieval import Retrieved
 
-READ, DEPTH = 5, 60
+READ = 5
+DEPTH = 60
 
 
 def main(model: str = "mini") -> None:
@@ -30,21 +32,37 @@ def main(model: str = "mini") -> None:
     answerer = engine._answerer
     questions = read_questions(pocket.parent / "questions.jsonl")
     said = engine.ask_all([question.text for question in questions], read=READ)
-    right = [answer for answer, question in zip(said, questions, strict=True) if is_correct(answer.answer, question)]
+    right = [
+        answer
+        for answer, question in zip(said, questions, strict=True)
+        if is_correct(answer.answer, question)
+    ]
     unsaid = []
     for question in questions:
         queries = [answerer.query(question.text)]
         found = answerer.retriever(queries, DEPTH)
-        without = [not contains_answer(answerer.corpus[number].text, question) for number in found.ids_BK[0].tolist()]
+        without = [
+            not contains_answer(answerer.corpus[number].text, question) for number in found.ids_BK[0].tolist()
+        ]
         kept = torch.tensor(without).nonzero()[:READ, 0]
-        unsaid += answerer.read_spans(queries, Retrieved(found.ids_BK[:, kept], found.scores_BK[:, kept], found.null_B))
-    print(f"{datetime.date.today()}  {len(questions)} questions, {len(right)} answered right; all again with nothing that says it")
+        unsaid += answerer.read_spans(
+            queries, Retrieved(found.ids_BK[:, kept], found.scores_BK[:, kept], found.null_B)
+        )
+    print(
+        f"{datetime.date.today()}  {len(questions)} questions, {len(right)} answered right; all again with "
+        "nothing that says it"
+    )
     is_right = np.array([True] * len(right) + [False] * len(unsaid))
     for name in ("probability", "relevance", "confidence"):
         values = np.array([getattr(answer, name) for answer in right + unsaid], dtype=float)
-        print(f"by {name:12} a right answer is the surer of two {separation(values, is_right):6.1%} of the time")
+        print(
+            f"by {name:12} a right answer is the surer of two {separation(values, is_right):6.1%} of the time"
+        )
     for name, answers in (("right answers", right), ("answers to what nothing says", unsaid)):
-        print(f"{name:28}  p {middle(answers, 'probability')}   confidence {middle(answers, 'confidence')}   {below(answers)}")
+        print(
+            f"{name:28}  p {middle(answers, 'probability')}   confidence {middle(answers, 'confidence')}   "
+            f"{below(answers)}"
+        )
 
 
 def middle(answers: list[Answer], name: str) -> str:
@@ -55,7 +73,9 @@ def middle(answers: list[Answer], name: str) -> str:
 
 def below(answers: list[Answer]) -> str:
     """How many get a caution, and how many would at other limits."""
-    counts = {limit: sum((answer.confidence or 0.0) < limit for answer in answers) for limit in (0.03, UNSURE, 0.1)}
+    counts = {
+        limit: sum((answer.confidence or 0.0) < limit for answer in answers) for limit in (0.03, UNSURE, 0.1)
+    }
     return ", ".join(f"{count} below {limit}" for limit, count in counts.items()) + f", of {len(answers)}"
 
 

@@ -25,9 +25,11 @@ def load(
     index: "str | Path | None" = None,
     device: str = "auto",
 ) -> "Engine":
-    """A model, ready to read and to be asked: `realmlm.load().read("notes/").ask("…")`. Without a name it is the bundled one.
+    """A model, ready to read and to be asked: `realmlm.load().read("notes/").ask("…")`. Without a name it is
+    the bundled one.
 
-    `corpus` is one that `realmlm corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`.
+    `corpus` is one that `realmlm corpus` made, `docs` a folder or file of documents, or several, as in
+    `.read(docs)`.
     """
     from realmlm.serve.engine import Engine  # torch comes in only here: the command line's help stays quick
 

@@ -1,8 +1,8 @@
 """Artefacts: folders that exist whole or not at all.
 
-A folder of files and a `manifest.json` with the format version, the config that made it, counts, parents and a checksum of each file.
-It is written under a temporary name, fsynced and renamed; it is checked when opened. Arrays are safetensors files, memory-mapped.
-The format is specified in docs/formats.md.
+A folder of files and a `manifest.json` with the format version, the config that made it, counts, parents and
+a checksum of each file. It is written under a temporary name, fsynced and renamed; it is checked when opened.
+Arrays are safetensors files, memory-mapped. The format is specified in docs/formats.md.
 """
 
 import errno
@@ -29,7 +29,9 @@ from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 FORMAT = 1
 MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
-_ALWAYS_HASHED = 256 * 2**20  # bytes of an artefact; files of a larger one are hashed again only when size or modification time changed
+_ALWAYS_HASHED = (
+    256 * 2**20
+)  # bytes of an artefact; files of a larger one are hashed again only when size or modification time changed
 _JUST_MADE = 5  # seconds within which a folder may not be held yet
 
 _DTYPES = {
@@ -64,12 +66,18 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Identity of the content: of the kind and of every file's checksum."""
-        return _digest({"kind": self.kind, "files": {name: entry["sha256"] for name, entry in sorted(self.files.items())}})
+        return _digest(
+            {
+                "kind": self.kind,
+                "files": {name: entry["sha256"] for name, entry in sorted(self.files.items())},
+            }
+        )
 
 
 @dataclass
 class Draft:
-    """An artefact being written: put files under `path`, fill in `counts`, `config` and `parents` until the block ends."""
+    """An artefact being written: put files under `path`, fill in `counts`, `config` and `parents` until the
+    block ends."""
 
     path: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +87,8 @@ class Draft:
 
 @contextmanager
 def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
-    """Write an artefact: on a clean exit of the block it stands at `path`; on any error nothing does, and what stood there stays.
+    """Write an artefact: on a clean exit of the block it stands at `path`; on any error nothing does, and
+    what stood there stays.
 
     Replacing takes two renames: a kill just between them leaves nothing at `path`, never half of something.
     """
@@ -115,7 +124,9 @@ def os_error(error: BaseException) -> OSError | None:
     """What the system refused (a full disk, say), if that is what went wrong."""
     if isinstance(error, OSError):
         return error
-    said = re.search(r"\(os error (\d+)\)", str(error))  # as libraries in Rust say it: safetensors, tokenizers
+    said = re.search(
+        r"\(os error (\d+)\)", str(error)
+    )  # as libraries in Rust say it: safetensors, tokenizers
     return OSError(int(said[1]), os.strerror(int(said[1]))) if said else None
 
 
@@ -127,7 +138,8 @@ def _name_full_disk(error: BaseException, path: Path) -> None:
 
 
 def _hold(folder: Path) -> int | None:
-    """Lock a folder as long as its descriptor is open; None: another process has it, or it cannot be locked here."""
+    """Lock a folder as long as its descriptor is open; None: another process has it, or it cannot be locked
+    here."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +150,8 @@ def _hold(folder: Path) -> int | None:
 
 
 def _sweep_drafts(path: Path) -> None:
-    """Remove what killed writers of the same artefact left; what another process is writing now is held by it."""
+    """Remove what killed writers of the same artefact left; what another process is writing now is held by
+    it."""
     for leftover in path.parent.glob(f".{escape(path.name)}.????????.tmp"):
         with suppress(OSError):
             if time.time() - leftover.stat().st_mtime > _JUST_MADE and (held := _hold(leftover)) is not None:
@@ -161,9 +174,12 @@ def _rename_to_new(temporary: Path, path: Path) -> None:
 
 
 def lock_on(file: Path) -> FileLock:
-    """The lock that a file stands for, not yet held. It is free again when its holder dies; the file itself is never written to."""
+    """The lock that a file stands for, not yet held. It is free again when its holder dies; the file itself
+    is never written to."""
     if file.is_symlink():  # of a folder that came from elsewhere: it may lead to a file of the user
-        raise ArtefactDamaged(f"{file} is a link, where only a lock belongs: do not trust this folder, or remove the link")
+        raise ArtefactDamaged(
+            f"{file} is a link, where only a lock belongs: do not trust this folder, or remove the link"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(file, thread_local=False)  # opens without following links or truncating
 
@@ -187,14 +203,16 @@ def _aside(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left under temporary names in `folder` (their owner must hold the folder's lock)."""
+    """Remove what killed writers left under temporary names in `folder` (their owner must hold the folder's
+    lock)."""
     for pattern in (".*.tmp", ".*.old"):
         for leftover in Path(folder).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 def count_edits(path: Path) -> int:
-    """How many edits of an artefact there are: `edits/000001`, `edits/000002` …, each an artefact, none missing."""
+    """How many edits of an artefact there are: `edits/000001`, `edits/000002` …, each an artefact, none
+    missing."""
     folder = Path(path) / "edits"
     try:
         names = sorted(name for name in os.listdir(folder) if name.isdecimal())
@@ -202,7 +220,9 @@ def count_edits(path: Path) -> int:
         return 0
     for number, name in enumerate(names, 1):
         if int(name) != number:
-            raise ArtefactDamaged(f"{edit_place(path, number)} is missing, but {name} exists; {_again(Path(path))}")
+            raise ArtefactDamaged(
+                f"{edit_place(path, number)} is missing, but {name} exists; {_again(Path(path))}"
+            )
     return len(names)
 
 
@@ -223,10 +243,14 @@ def read_manifest(path: Path, *, kind: str, hint: str = "") -> Manifest:
     advice = f"; {hint}" if hint else ""
     file = Path(path) / MANIFEST
     if not file.is_file():
-        raise ArtefactMissing(f"no {kind} in {path}{f': it has no {MANIFEST}' if file.parent.is_dir() else ''}{advice}")
+        raise ArtefactMissing(
+            f"no {kind} in {path}{f': it has no {MANIFEST}' if file.parent.is_dir() else ''}{advice}"
+        )
     manifest = _read_manifest(file)
     if manifest.kind != kind:
-        raise ArtefactMissing(f"{path} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder")
+        raise ArtefactMissing(
+            f"{path} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder"
+        )
     return manifest
 
 
@@ -235,10 +259,15 @@ def _read_manifest(file: Path) -> Manifest:
         record = json.loads(file.read_text("utf-8"))
         checksum = record.pop("checksum")
         if record.get("format", 0) > FORMAT:
-            raise ArtefactDamaged(f"{file} has format {record['format']}, newer than this version reads ({FORMAT}); upgrade realmlm")
+            raise ArtefactDamaged(
+                f"{file} has format {record['format']}, newer than this version reads ({FORMAT}); upgrade "
+                "realmlm"
+            )
         intact = checksum == _digest(record)
         manifest = Manifest(**record)
-        if outside := [name for name in manifest.files if Path(name).is_absolute() or ".." in Path(name).parts]:
+        if outside := [
+            name for name in manifest.files if Path(name).is_absolute() or ".." in Path(name).parts
+        ]:
             raise ArtefactDamaged(f"{file} names a file outside its folder, '{outside[0]}': do not trust it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); {_again(file.parent)}") from error
@@ -258,13 +287,18 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
     for name, entry in manifest.files.items():
         file = path / name
         if file.is_symlink():
-            raise ArtefactDamaged(f"{file} is a link, and artefacts hold none: do not trust it, or copy what it leads to in its place")
+            raise ArtefactDamaged(
+                f"{file} is a link, and artefacts hold none: do not trust it, or copy what it leads to in "
+                "its place"
+            )
         try:
             status = file.stat()
         except OSError as error:
             raise ArtefactDamaged(f"{file} is missing; {_again(path)}") from error
         if status.st_size != entry["bytes"]:
-            raise ArtefactDamaged(f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; {_again(path)}")
+            raise ArtefactDamaged(
+                f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; {_again(path)}"
+            )
         stamp = [status.st_size, status.st_mtime_ns]
         if (small or stamps.get(name) != stamp) and sha256_of(file) != entry["sha256"]:
             raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; {_again(path)}")
@@ -274,8 +308,11 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
 
 
 def _seal(draft: Draft, *, kind: str) -> None:
-    files, stamps = {}, {}
-    mode = draft.path.stat().st_mode & 0o666  # what the umask leaves; safetensors gives its files to their owner alone
+    files = {}
+    stamps = {}
+    mode = (
+        draft.path.stat().st_mode & 0o666
+    )  # what the umask leaves; safetensors gives its files to their owner alone
     for file in sorted(draft.path.rglob("*")):
         if file.is_file():
             name = file.relative_to(draft.path).as_posix()
@@ -285,10 +322,14 @@ def _seal(draft: Draft, *, kind: str) -> None:
             status = file.stat()
             files[name] = {"bytes": status.st_size, "sha256": sha256_of(file)}
             stamps[name] = [status.st_size, status.st_mtime_ns]
-    manifest = Manifest(kind=kind, config=draft.config, counts=draft.counts, parents=draft.parents, files=files)
+    manifest = Manifest(
+        kind=kind, config=draft.config, counts=draft.counts, parents=draft.parents, files=files
+    )
     record = json.loads(json.dumps(asdict(manifest)))
     record["checksum"] = _digest(record)
-    write_text(draft.path / MANIFEST, json.dumps(record, indent=1, ensure_ascii=False))  # the last byte closes it: a cut is seen
+    write_text(
+        draft.path / MANIFEST, json.dumps(record, indent=1, ensure_ascii=False)
+    )  # the last byte closes it: a cut is seen
     _write_stamps(draft.path, stamps)
     _fsync_folder(draft.path)
 
@@ -327,7 +368,9 @@ def _read_stamps(path: Path) -> dict[str, list[int]]:
 
 def _write_stamps(path: Path, stamps: dict[str, list[int]]) -> None:
     with suppress(OSError):  # a read-only artefact is hashed at each opening
-        write_text(path / _STAMPS, json.dumps(stamps))  # atomically: a link in its place is replaced, not followed
+        write_text(
+            path / _STAMPS, json.dumps(stamps)
+        )  # atomically: a link in its place is replaced, not followed
 
 
 def sha256_of(file: Path) -> str:
@@ -339,16 +382,22 @@ def _digest(record: Any) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-# --- arrays -------------------------------------------------------------------------------------------------------------------------
+# --- arrays -------------------------------------------------------------------------------------------------
 
 
 class ArrayWriter:
-    """A safetensors file of one array that grows by rows, so that nothing larger than a block is ever in memory."""
+    """A safetensors file of one array that grows by rows, so that nothing larger than a block is ever in
+    memory."""
 
-    _HEADER = 256  # bytes kept free for the header, which is known only at the end; JSON may be padded with spaces
+    _HEADER = (
+        256  # bytes kept free for the header, which is known only at the end; JSON may be padded with spaces
+    )
 
     def __init__(self, file: Path, dtype: Any, *, row: tuple[int, ...] = ()) -> None:
-        self.name, self.dtype, self.row, self.rows = file.stem, np.dtype(dtype), row, 0
+        self.name = file.stem
+        self.dtype = np.dtype(dtype)
+        self.row = row
+        self.rows = 0
         self._stream = open(file, "wb")
         self._stream.write(bytes(8 + self._HEADER))
 
@@ -361,7 +410,9 @@ class ArrayWriter:
     def close(self) -> None:
         shape = [self.rows, *self.row]
         size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
-        header = json.dumps({self.name: {"dtype": _NAMES[self.dtype], "shape": shape, "data_offsets": [0, size]}})
+        header = json.dumps(
+            {self.name: {"dtype": _NAMES[self.dtype], "shape": shape, "data_offsets": [0, size]}}
+        )
         self._stream.seek(0)
         self._stream.write(self._HEADER.to_bytes(8, "little") + header.encode().ljust(self._HEADER))
         self._stream.close()
@@ -375,18 +426,21 @@ def save_arrays(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def map_arrays(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file, memory-mapped: nothing is read until it is used, and nothing can be written back."""
+    """The arrays of a safetensors file, memory-mapped: nothing is read until it is used, and nothing can be
+    written back."""
     try:
         size = file.stat().st_size
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, size)))  # a length that is wrong may be beyond any memory
+            header = json.loads(
+                stream.read(min(length, size))
+            )  # a length that is wrong may be beyond any memory
         header.pop("__metadata__", None)
         expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if size != expected:
             raise ValueError(f"{size} bytes instead of {expected}")
-        # copy-on-write: torch takes the arrays without a warning, the file stays untouched. The view is the same memory; slicing a plain
-        # array costs a third of slicing a memmap
+        # copy-on-write: torch takes the arrays without a warning, the file stays untouched. The view is the
+        # same memory; slicing a plain array costs a third of slicing a memmap
         mapped = np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray)[8 + length :]
         return {name: _array(mapped, entry) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,4 +1,5 @@
-"""What comes with the package: a trained model, `mini`, and a small encyclopedia, `pocket`. Each name stands for a place."""
+"""What comes with the package: a trained model, `mini`, and a small encyclopedia, `pocket`. Each name stands
+for a place."""
 
 import os
 from pathlib import Path
@@ -21,18 +22,28 @@ def model_place(model: str | Path = MINI) -> Path:
     if Path(model) != MINI:
         return Path(model)
     if (MINI / MANIFEST).is_file():
-        say(f"mini means the model that comes with realmlm; for the one in this folder, give its full path: {MINI.absolute()}")
+        say(
+            "mini means the model that comes with realmlm; for the one in this folder, give its full path: "
+            f"{MINI.absolute()}"
+        )
     if not (MODEL / MANIFEST).is_file():
-        raise ArtefactMissing(f"this installation of realmlm lacks the model that comes with it ({MODEL}); name yours: --model MODEL")
+        raise ArtefactMissing(
+            f"this installation of realmlm lacks the model that comes with it ({MODEL}); name yours: --model "
+            "MODEL"
+        )
     return MODEL
 
 
 def text_place(docs: str | Path) -> Path:
-    """The folder or file of documents: the one named (~ is the user's own folder), or the bundled encyclopedia for `pocket`."""
+    """The folder or file of documents: the one named (~ is the user's own folder), or the bundled
+    encyclopedia for `pocket`."""
     from realmlm.log import say
 
     if Path(docs) != POCKET:
         return Path(os.path.expanduser(docs))
     if POCKET.exists():
-        say(f"pocket means the encyclopedia that comes with realmlm; for the one here, give its full path: {POCKET.absolute()}")
+        say(
+            "pocket means the encyclopedia that comes with realmlm; for the one here, give its full path: "
+            f"{POCKET.absolute()}"
+        )
     return TEXT

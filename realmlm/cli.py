@@ -30,7 +30,10 @@ def _world(settings: config.World) -> None:
     from realmlm.worlds import write_world
 
     world = write_world(settings.out, settings.kind, seed=settings.seed)
-    say(f"{settings.out}: {len(world.passages):,} passages, {len(world.seen):,} facts to train on, {len(world.held_out):,} held out")
+    say(
+        f"{settings.out}: {len(world.passages):,} passages, {len(world.seen):,} facts to train on, "
+        f"{len(world.held_out):,} held out"
+    )
 
 
 def _corpus(settings: config.Corpus) -> None:
@@ -58,7 +61,10 @@ def _edit(settings: config.Edit) -> None:
     articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
     if (added or replace) and (settings.corpus / "spans").exists():
-        before = "before that, finish runs that were interrupted on this corpus: with other spans they cannot be resumed"
+        before = (
+            "before that, finish runs that were interrupted on this corpus: with other spans they cannot be "
+            "resumed"
+        )
         say(f"to train on the new text too, mark its spans: realmlm spans {settings.corpus} ({before})")
     done = [f"added {', '.join(map(str, added))}"] if added else []
     done += [f"replaced {settings.replace}"] if replace else []
@@ -91,7 +97,9 @@ def _spans(settings: config.Spans) -> None:
         from realmlm.model.tagger import LearnedTagger
 
         tagger = LearnedTagger(settings.learned)
-        workers = settings.workers or (min(workers, 8) if tagger.on_gpu else workers)  # each holds a model on the GPU
+        workers = settings.workers or (
+            min(workers, 8) if tagger.on_gpu else workers
+        )  # each holds a model on the GPU
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
     spans = mark_spans(corpus, tagger, workers=workers)
@@ -154,7 +162,10 @@ def _compress(settings: config.Compress) -> None:
 
     model, wordpieces = Realm.from_pretrained(settings.model)
     model.save_pretrained(settings.out, wordpieces, dtype=settings.dtype)
-    sizes = [sum(file.stat().st_size for file in folder.iterdir()) / 2**20 for folder in (settings.model, settings.out)]
+    sizes = [
+        sum(file.stat().st_size for file in folder.iterdir()) / 2**20
+        for folder in (settings.model, settings.out)
+    ]
     say(f"{settings.out}: {sizes[1]:.1f} MiB instead of {sizes[0]:.1f}")
 
 
@@ -188,7 +199,9 @@ def _adapt(settings: config.Adapt) -> None:
     verdict = run_adapt(settings)
     print(verdict.table())
     if verdict.kept:
-        flags = shlex.join(["--docs", *map(str, together(settings.docs)), "--model", str(settings.out / "model")])
+        flags = shlex.join(
+            ["--docs", *map(str, together(settings.docs)), "--model", str(settings.out / "model")]
+        )
         say(f'better on these {verdict.examples}, so it was kept: realmlm ask "…" {flags}')
     else:
         say(f"not reliably better, so nothing was kept: keep using {settings.model} for these documents")
@@ -198,7 +211,8 @@ def _evaluate(settings: config.Evaluate) -> None:
     from realmlm.evaluate.measure import evaluate
 
     values = config.flat(settings)
-    as_json, file = values.pop("json"), values.pop("report")
+    as_json = values.pop("json")
+    file = values.pop("report")
     for made in (file, settings.predictions):
         if made is not None:
             refuse_existing(made)
@@ -236,12 +250,21 @@ def _batch(settings: config.Batch) -> None:
 def _ask(settings: config.Ask) -> None:
     from realmlm.serve.engine import Engine
 
-    engine = Engine(settings.model, settings.corpus, docs=together(settings.docs), index=settings.index, device=settings.device)
+    engine = Engine(
+        settings.model,
+        settings.corpus,
+        docs=together(settings.docs),
+        index=settings.index,
+        device=settings.device,
+    )
     if settings.fill is not None:
         answer = engine.fill(settings.fill, read=settings.read)
     else:
         if not engine.model.config.trained_on_questions:
-            say(f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, or `realmlm finetune` it first.")
+            say(
+                f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, "
+                "or `realmlm finetune` it first."
+            )
         answer = engine.ask(settings.question or "", read=settings.read)
     print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else answer)
 
@@ -259,10 +282,22 @@ def _serve(settings: config.Serve) -> None:
     if not is_loopback(settings.host) and settings.token is None and not docs:
         say(f"anyone who can reach {settings.host} can change the passages; set a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({counted(len(engine.corpus), 'passage')}; Ctrl-C stops)")
-    app = create_app(engine, host=settings.host, token=settings.token, queue=settings.queue, batch=settings.batch, runs=settings.runs)
+    app = create_app(
+        engine,
+        host=settings.host,
+        token=settings.token,
+        queue=settings.queue,
+        batch=settings.batch,
+        runs=settings.runs,
+    )
     gc.collect()
-    gc.freeze()  # what is loaded stays: looking through it for garbage would hold up every answer for 0.2 s, again and again
-    limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}  # s; clients give up an idle connection before we do
+    # what is loaded stays: looking through it for garbage would hold up every answer for 0.2 s, again and
+    # again
+    gc.freeze()
+    limits = {
+        "timeout_graceful_shutdown": 30,
+        "timeout_keep_alive": 75,
+    }  # s; clients give up an idle connection before we do
     uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", **limits)
 
 
@@ -271,12 +306,16 @@ def _check_free(host: str, port: int) -> None:
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does: connections that just ended do not matter
+            listener.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as uvicorn does: connections that just ended do not matter
             listener.bind(place)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BadInput(f"port {port} is in use; choose another with --port") from None
-        raise BadInput(f"cannot listen on {host} port {port} ({error.strerror}); choose another --host or --port") from None
+        raise BadInput(
+            f"cannot listen on {host} port {port} ({error.strerror}); choose another --host or --port"
+        ) from None
 
 
 def _refuse(error: RealmError) -> None:
@@ -323,14 +362,16 @@ def overview() -> str:
     lines = [f"  {name:{width}}  {_first_line(kind)}" for name, (kind, _) in COMMANDS.items()]
     return "\n".join(
         [
-            f"realmlm {__version__}: language models that retrieve before they predict, the retriever learned from text alone.",
+            f"realmlm {__version__}: language models that retrieve before they predict, the retriever "
+            "learned from text alone.",
             "",
             "usage: realmlm COMMAND …        realmlm COMMAND --help explains one",
             "",
             *lines,
             "",
             'The quick way from documents to answers, with the bundled model: realmlm ask "…" --docs FOLDER',
-            "The full way to a model of your own: corpus → spans → model → warmup → pretrain → finetune → ask.",
+            "The full way to a model of your own: corpus → spans → model → warmup → pretrain → finetune → "
+            "ask.",
         ]
     )
 
@@ -342,7 +383,9 @@ def _first_line(kind: type) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a user's error is one message and exit code 2, never a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin while they wait starve a refresher on the same cores
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # threads that spin while they wait starve a refresher on the same cores
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return
@@ -357,25 +400,43 @@ def main(arguments: list[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        say("error: out of memory; in training raise `accumulate` or lower `batch`, elsewhere lower --read or use a smaller model")
+        say(
+            "error: out of memory; in training raise `accumulate` or lower `batch`, elsewhere lower --read "
+            "or use a smaller model"
+        )
         sys.exit(2)
     except BrokenPipeError:
         os._exit(141)  # as a shell shows SIGPIPE: what was still to be done is not done
     except Exception as error:
         if (refused := os_error(error)) is None:
             raise
-        say(f"error: {refused}; check that the path exists, that you may write to it and that the disk is not full")
+        say(
+            f"error: {refused}; check that the path exists, that you may write to it and that the disk is "
+            "not full"
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         runs = named_by(arguments, ("--out", "--resume")) if arguments[0] in RESUMABLE else []
-        rest = f"; continue with: {shlex.join(['realmlm', arguments[0], '--resume', str(runs[0])])}" if runs else ""
-        say("stopped" + (rest or "; what was embedded is kept, except for the last part" * (arguments[0] in EMBEDDING)))
+        rest = (
+            f"; continue with: {shlex.join(['realmlm', arguments[0], '--resume', str(runs[0])])}"
+            if runs
+            else ""
+        )
+        say(
+            "stopped"
+            + (rest or "; what was embedded is kept, except for the last part" * (arguments[0] in EMBEDDING))
+        )
         sys.exit(130)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """By name and text, for torch may not be there: on a GPU it raises an error of its own, on a CPU a bare RuntimeError."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    """By name and text, for torch may not be there: on a GPU it raises an error of its own, on a CPU a bare
+    RuntimeError."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
 
 
 def run_command(name: str, arguments: list[str]) -> None:
@@ -397,21 +458,30 @@ def run_command(name: str, arguments: list[str]) -> None:
 
 
 def parse(name: str, kind: type, arguments: list[str]) -> Any:
-    """A config from flags; with `--resume RUN`, from that run's own record, flags given beside it taking precedence."""
-    arguments = [part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--resume=") else [argument])]
+    """A config from flags; with `--resume RUN`, from that run's own record, flags given beside it taking
+    precedence."""
+    arguments = [
+        part
+        for argument in arguments
+        for part in (argument.split("=", 1) if argument.startswith("--resume=") else [argument])
+    ]
     if name not in RESUMABLE or "--resume" not in arguments:
         return _parse(name, kind, arguments)
     place = arguments.index("--resume")
     if place + 1 >= len(arguments):
         raise BadInput(f"--resume needs the folder of the run: realmlm {name} --resume RUN")
     folder = Path(arguments[place + 1])
-    recorded = dataclasses.replace(_recorded(name, kind, folder), out=folder)  # the folder may have been moved
+    recorded = dataclasses.replace(
+        _recorded(name, kind, folder), out=folder
+    )  # the folder may have been moved
     return _parse(name, kind, arguments[:place] + arguments[place + 2 :], default=recorded)
 
 
 def _parse(name: str, kind: type, arguments: list[str], **default: Any) -> Any:
     tyro = require("tyro", extra="all", why="the command line")
-    more = "\n\nContinue an interrupted run: --resume RUN (with its own settings, unless flags override them)."
+    more = (
+        "\n\nContinue an interrupted run: --resume RUN (with its own settings, unless flags override them)."
+    )
     description = (kind.__doc__ or "") + (more if name in RESUMABLE else "")
     with plain_numbers():
         return tyro.cli(kind, prog=f"realmlm {name}", description=description, args=arguments, **default)
@@ -423,16 +493,22 @@ def _recorded(name: str, kind: type, folder: Path) -> Any:
     record = read_run(folder)
     stage = str(record.get("stage"))
     if stage.startswith(f"{name}-"):
-        raise BadInput(f"{folder} is part of a run; resume the whole run: realmlm {name} --resume {folder.resolve().parent}")
+        raise BadInput(
+            f"{folder} is part of a run; resume the whole run: realmlm {name} --resume "
+            f"{folder.resolve().parent}"
+        )
     if stage in COMMANDS and stage != name:
-        raise BadInput(f"{folder} is a run of another command; resume it with: realmlm {stage} --resume {folder}")
+        raise BadInput(
+            f"{folder} is a run of another command; resume it with: realmlm {stage} --resume {folder}"
+        )
     if isinstance(record.get("stage"), str) and stage != name:
         raise BadInput(f"{folder} was started in Python ('{stage}'); continue it there, with the same call")
     try:
         return config.restore(kind, record["config"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ArtefactDamaged(
-            f"{folder / 'run.json'} is damaged, or from another version of realmlm ({error!r}); start a new run"
+            f"{folder / 'run.json'} is damaged, or from another version of realmlm ({error!r}); start a new "
+            "run"
         ) from error
 
 

@@ -1,12 +1,35 @@
-"""Every setting of every command: typed, explained, checked once. The command line and its help are generated from it."""
+"""Every setting of every command: typed, explained, checked once. The command line and its help are generated
+from it."""
 
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from realmlm.bundled import MINI
-from realmlm.config_model import Adapt, Compress, ExportHf, Finetune, Graft, ImportHf, Index, Model, Pretrain, Tagger, Warmup
-from realmlm.settings import JointOptim, Loop, Optim, Positional, Refresh, UseAppendAction, arg, check, optional
+from realmlm.config_model import (
+    Adapt,
+    Compress,
+    ExportHf,
+    Finetune,
+    Graft,
+    ImportHf,
+    Index,
+    Model,
+    Pretrain,
+    Tagger,
+    Warmup,
+)
+from realmlm.settings import (
+    JointOptim,
+    Loop,
+    Optim,
+    Positional,
+    Refresh,
+    UseAppendAction,
+    arg,
+    check,
+    optional,
+)
 
 # Commands that make or train a model stand in config_model.py; here are those around it.
 __all__ = [
@@ -30,12 +53,14 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Make a fictional world to test retrieval in: passages, sentences and questions whose answers appear nowhere else."""
+    """Make a fictional world to test retrieval in: passages, sentences and questions whose answers appear
+    nowhere else."""
 
     out: Path
     """Folder to create."""
     kind: Literal["tiny", "small", "hard"] = "small"
-    """tiny: 150 entities, for tests; small: 1,000; hard: 1,500 with more facts, longer values and sentences that need no knowledge."""
+    """tiny: 150 entities, for tests; small: 1,000; hard: 1,500 with more facts, longer values and sentences
+    that need no knowledge."""
     seed: int = 0
     """A different seed makes a different world."""
 
@@ -47,12 +72,16 @@ class World:
 class Corpus:
     """Turn documents into a corpus: passages, cut at sentence boundaries and tokenised once."""
 
-    sources: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE_OR_FOLDER …", help_behavior_hint="(required)")]]
-    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also compressed as .gz .bz2 .xz."""
+    sources: Positional[
+        Annotated[tuple[Path, ...], arg(metavar="FILE_OR_FOLDER …", help_behavior_hint="(required)")]
+    ]
+    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also compressed as .gz
+    .bz2 .xz."""
     out: Path
     """Folder to create."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None
-    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model (mini, or one on the hub)."""
+    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model (mini, or one on
+    the hub)."""
     train_tokenizer: Annotated[int | None, optional("N")] = None
     """Train a tokenizer of this many wordpieces on the documents instead."""
     max_wordpieces: int = 288
@@ -67,20 +96,31 @@ class Corpus:
     """Processes that cut and tokenise; default: one per core."""
 
     def __post_init__(self) -> None:
-        check(len(self.sources) > 0, "name at least one file or folder: realmlm corpus notes/ --out CORPUS --train-tokenizer 16000")
+        check(
+            len(self.sources) > 0,
+            "name at least one file or folder: realmlm corpus notes/ --out CORPUS --train-tokenizer 16000",
+        )
         one = (self.tokenizer is None) != (self.train_tokenizer is None)
         check(one, "choose a tokenizer: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
         check(
-            self.train_tokenizer is None or self.train_tokenizer >= 100, f"train-tokenizer must be 100 or more, not {self.train_tokenizer}"
+            self.train_tokenizer is None or self.train_tokenizer >= 100,
+            f"train-tokenizer must be 100 or more, not {self.train_tokenizer}",
         )
-        check(self.max_passages is None or self.max_passages >= 1, f"max-passages must be 1 or more, not {self.max_passages}")
+        check(
+            self.max_passages is None or self.max_passages >= 1,
+            f"max-passages must be 1 or more, not {self.max_passages}",
+        )
         check(self.skip_passages >= 0, f"skip-passages must be 0 or more, not {self.skip_passages}")
-        check(8 <= self.max_wordpieces <= 4096, f"max-wordpieces must be between 8 and 4096, not {self.max_wordpieces}")
+        check(
+            8 <= self.max_wordpieces <= 4096,
+            f"max-wordpieces must be between 8 and 4096, not {self.max_wordpieces}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Add, replace or remove passages of a corpus without rebuilding it; indexes pick up the change when next used."""
+    """Add, replace or remove passages of a corpus without rebuilding it; indexes pick up the change when next
+    used."""
 
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
@@ -97,8 +137,14 @@ class Edit:
 
     def __post_init__(self) -> None:
         check((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
-        check(self.text is None or bool(self.text.strip()), f"--text is empty; to take the passage away: --remove {self.replace}")
-        check(self.title is None or self.replace is not None, "--title is for a replaced passage: give --replace ID --text TEXT too")
+        check(
+            self.text is None or bool(self.text.strip()),
+            f"--text is empty; to take the passage away: --remove {self.replace}",
+        )
+        check(
+            self.title is None or self.replace is not None,
+            "--title is for a replaced passage: give --replace ID --text TEXT too",
+        )
         check(
             bool(self.add or self.remove or self.replace is not None),
             "nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT",
@@ -124,7 +170,8 @@ class Spans:
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
     tagger: Literal["rules", "phrases", "learned", "spacy"] = "rules"
-    """rules: built in, light; phrases: your own list; learned: names found by a trained encoder; spacy: a spaCy model's entities."""
+    """rules: built in, light; phrases: your own list; learned: names found by a trained encoder; spacy: a
+    spaCy model's entities."""
     phrases: Annotated[Path | None, optional("PATH")] = None
     """File with one phrase per line, for --tagger phrases."""
     learned: Annotated[Path | None, optional("PATH")] = None
@@ -135,14 +182,21 @@ class Spans:
     """Processes; default: one per core."""
 
     def __post_init__(self) -> None:
-        check((self.tagger == "phrases") == (self.phrases is not None), "--tagger phrases and --phrases FILE go together")
-        check((self.tagger == "learned") == (self.learned is not None), "--tagger learned and --learned TAGGER go together")
+        check(
+            (self.tagger == "phrases") == (self.phrases is not None),
+            "--tagger phrases and --phrases FILE go together",
+        )
+        check(
+            (self.tagger == "learned") == (self.learned is not None),
+            "--tagger learned and --learned TAGGER go together",
+        )
         check(self.workers is None or self.workers >= 1, f"workers must be 1 or more, not {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clozes:
-    """Make masked sentences from a corpus, to hold out of training and fill in with `realmlm evaluate`: a measure of retrieval."""
+    """Make masked sentences from a corpus, to hold out of training and fill in with `realmlm evaluate`: a
+    measure of retrieval."""
 
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus, with its spans marked."""
@@ -163,7 +217,8 @@ class Clozes:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure a model on questions: exact match, F1, recall of passages with the answer, each with a 95% interval."""
+    """Measure a model on questions: exact match, F1, recall of passages with the answer, each with a 95%
+    interval."""
 
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
@@ -176,11 +231,14 @@ class Evaluate:
     read: int = 5
     """Passages to read for each question; 0 measures retrieval alone."""
     with_mask: bool = False
-    """Search with a [MASK] after each question, like every query seen by a retriever that learned from text alone. Needs --read 0."""
+    """Search with a [MASK] after each question, like every query seen by a retriever that learned from text
+    alone. Needs --read 0."""
     recall: Literal["dpr", "orqa"] = "dpr"
-    """When a passage counts as holding an answer. dpr: the same words, ignoring case; orqa: the same characters, even inside words."""
+    """When a passage counts as holding an answer. dpr: the same words, ignoring case; orqa: the same
+    characters, even inside words."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
+    there is none."""
     limit: Annotated[int | None, optional("N")] = None
     """Use only this many questions, evenly spread."""
     predictions: Annotated[Path | None, optional("PATH")] = None
@@ -198,37 +256,48 @@ class Evaluate:
             not self.with_mask or self.read == 0,
             "a [MASK] is added to questions for the search, not for reading: --with-mask needs --read 0",
         )
-        check(self.index is None or self.retriever == "learned", f"--retriever {self.retriever} searches no index; leave --index out")
+        check(
+            self.index is None or self.retriever == "learned",
+            f"--retriever {self.retriever} searches no index; leave --index out",
+        )
         check(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Teach a model how often its answers are right, from answers that `realmlm evaluate` has judged. Its weights do not change."""
+    """Teach a model how often its answers are right, from answers that `realmlm evaluate` has judged. Its
+    weights do not change."""
 
     predictions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
-    """Predictions that `realmlm evaluate` wrote, with the same model and as many passages read (--read) as it will be used with."""
+    """Predictions that `realmlm evaluate` wrote, with the same model and as many passages read (--read) as it
+    will be used with."""
     out: Path
     """Folder to create."""
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
 
     def __post_init__(self) -> None:
-        check(len(self.predictions) > 0, "name at least one file: realmlm calibrate --predictions FILE --out MODEL")
+        check(
+            len(self.predictions) > 0,
+            "name at least one file: realmlm calibrate --predictions FILE --out MODEL",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Align:
-    """List the passages that explain each sentence of a text: the alignment of X and Z that pre-training finds by itself."""
+    """List the passages that explain each sentence of a text: the alignment of X and Z that pre-training
+    finds by itself."""
 
     model: Path = MINI
     """The pre-trained model."""
     corpus: Path
     """The corpus Z to search."""
     out: Path
-    """File to write, one JSON line per sentence: its hidden words, and the passages with p(z|x) and p(z|x,y)."""
+    """File to write, one JSON line per sentence: its hidden words, and the passages with p(z|x) and p(z|x,y).
+    """
     text: Annotated[Path | None, optional("PATH")] = None
-    """The corpus X whose sentences are aligned, with its spans marked; default: Z itself, leaving out each sentence's own passage."""
+    """The corpus X whose sentences are aligned, with its spans marked; default: Z itself, leaving out each
+    sentence's own passage."""
     k: int = 8
     """Passages for each sentence, including the null document."""
     limit: Annotated[int | None, optional("N")] = None
@@ -242,7 +311,8 @@ class Align:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a report as one HTML file: overlaid curves of runs, evaluation tables, what was retrieved before and after."""
+    """Write a report as one HTML file: overlaid curves of runs, evaluation tables, what was retrieved before
+    and after."""
 
     runs: Positional[Annotated[tuple[Path, ...], optional("RUN …")]] = ()
     """Folders of training runs, or made by `adapt`."""
@@ -255,7 +325,8 @@ class Report:
     after: Annotated[Path | None, optional("PATH")] = None
     """Predictions of the later model, for the same questions."""
     examples: int = 6
-    """Show up to this many questions whose answer moved up in what was retrieved, and as many whose answer moved down."""
+    """Show up to this many questions whose answer moved up in what was retrieved, and as many whose answer
+    moved down."""
 
     def __post_init__(self) -> None:
         check((self.before is None) == (self.after is None), "--before FILE and --after FILE go together")
@@ -287,10 +358,11 @@ class Ask:
     corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus to search."""
     docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], optional("PATH …")]] = ()
-    """Folders and files of documents to search instead; they are cached, and only changed files are processed again. pocket is the small
-    encyclopedia that comes with realmlm."""
+    """Folders and files of documents to search instead; they are cached, and only changed files are processed
+    again. pocket is the small encyclopedia that comes with realmlm."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
+    there is none."""
     fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = 5
@@ -303,23 +375,30 @@ class Ask:
     def __post_init__(self) -> None:
         check(
             (self.question is None) != (self.fill is None),
-            'ask one thing, before any flags: realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"',
+            'ask one thing, before any flags: realmlm ask "your question" --docs FOLDER; or --fill "a '
+            'sentence with [MASK]"',
         )
-        check((self.corpus is None) == any(self.docs), "say what to search: either --docs FOLDER or --corpus CORPUS")
+        check(
+            (self.corpus is None) == any(self.docs),
+            "say what to search: either --docs FOLDER or --corpus CORPUS",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Answer questions over HTTP, many at once, with passages that can be changed and a web page at the same address."""
+    """Answer questions over HTTP, many at once, with passages that can be changed and a web page at the same
+    address."""
 
     model: Path = MINI
     """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus to search; changes made through the service are saved in it."""
     docs: UseAppendAction[Annotated[tuple[tuple[Path, ...], ...], optional("PATH …")]] = ()
-    """Folders and files of documents to search instead, as for `realmlm ask`; changes in them are picked up within seconds."""
+    """Folders and files of documents to search instead, as for `realmlm ask`; changes in them are picked up
+    within seconds."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
+    there is none."""
     host: str = "127.0.0.1"
     """Address to listen on; the default serves this machine only."""
     port: int = 8460
@@ -336,14 +415,21 @@ class Serve:
     """Where the model runs."""
 
     def __post_init__(self) -> None:
-        check((self.corpus is None) == any(self.docs), "say what to search: either --docs FOLDER or --corpus CORPUS")
+        check(
+            (self.corpus is None) == any(self.docs),
+            "say what to search: either --docs FOLDER or --corpus CORPUS",
+        )
         check(1 <= self.port <= 65535, f"port must be between 1 and 65535, not {self.port}")
         check(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
         check(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
         check(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")
 
 
-STAGES: dict[str, Any] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}  # commands whose runs can be resumed
+STAGES: dict[str, Any] = {
+    "warmup": Warmup,
+    "pretrain": Pretrain,
+    "finetune": Finetune,
+}  # commands whose runs can be resumed
 
 
 def record(values: Any) -> Any:
@@ -354,12 +440,16 @@ def record(values: Any) -> Any:
         return {name: record(value) for name, value in values.items()}
     if isinstance(values, tuple | list):
         return [record(value) for value in values]
-    return str(values.absolute()) if isinstance(values, Path) else values  # a run may be resumed from another folder
+    return (
+        str(values.absolute()) if isinstance(values, Path) else values
+    )  # a run may be resumed from another folder
 
 
 def filled(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """What `record` wrote down, with settings that came later at their defaults: all mean "as before". KeyError: one that is not known."""
-    hints, whole = get_type_hints(kind), dict(values)
+    """What `record` wrote down, with settings that came later at their defaults: all mean "as before".
+    KeyError: one that is not known."""
+    hints = get_type_hints(kind)
+    whole = dict(values)
     if unknown := whole.keys() - hints.keys():
         raise KeyError(*unknown)
     for item in fields(kind):
@@ -374,7 +464,8 @@ def filled(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 def restore(kind: Any, values: dict[str, Any]) -> Any:
     """The config that `record` wrote down."""
-    hints, values = get_type_hints(kind), filled(kind, values)
+    hints = get_type_hints(kind)
+    values = filled(kind, values)
     return kind(**{item.name: _restored(hints[item.name], values[item.name]) for item in fields(kind)})
 
 

@@ -18,14 +18,20 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cuda", "cpu"):
         raise NotEnough(f"device '{name}' is not supported; use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise NotEnough(f"device '{name}' asked for, but torch finds no GPU here; use cpu, or install torch with CUDA")
+        raise NotEnough(
+            f"device '{name}' asked for, but torch finds no GPU here; use cpu, or install torch with CUDA"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise NotEnough(f"device '{name}' asked for, but there are only {torch.cuda.device_count()} GPUs, counted from 0; use another")
+        raise NotEnough(
+            f"device '{name}' asked for, but there are only {torch.cuda.device_count()} GPUs, counted from "
+            "0; use another"
+        )
     return device
 
 
 def cpu_has_bfloat16() -> bool:
-    """Does this CPU multiply matrices of bfloat16 natively (AVX-512 BF16, AMX)? Where torch cannot say, it is taken not to."""
+    """Does this CPU multiply matrices of bfloat16 natively (AVX-512 BF16, AMX)? Where torch cannot say, it is
+    taken not to."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 

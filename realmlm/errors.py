@@ -1,4 +1,5 @@
-"""What can go wrong for a user. Every message says what, where, and what to do next; the command line prints it and exits with 2."""
+"""What can go wrong for a user. Every message says what, where, and what to do next; the command line prints
+it and exits with 2."""
 
 import importlib
 from types import ModuleType
@@ -25,7 +26,8 @@ class ArtefactDamaged(RealmError):
 
 
 class Mismatch(RealmError):
-    """Two artefacts do not belong together (other tokenizer, other corpus, other weights), or a run and the settings to go on with it."""
+    """Two artefacts do not belong together (other tokenizer, other corpus, other weights), or a run and the
+    settings to go on with it."""
 
 
 class MissingExtra(RealmError):

@@ -1,4 +1,5 @@
-"""What a person sees while it runs: lines, progress with time left, and rows of metrics on screen and in `metrics.jsonl`."""
+"""What a person sees while it runs: lines, progress with time left, and rows of metrics on screen and in
+`metrics.jsonl`."""
 
 import json
 import math
@@ -24,12 +25,21 @@ def counted(number: int, thing: str) -> str:
 
 
 class Progress:
-    """Counts towards a total and shows speed and time left: a bar where there is a terminal, a line every few seconds elsewhere."""
+    """Counts towards a total and shows speed and time left: a bar where there is a terminal, a line every few
+    seconds elsewhere."""
 
-    def __init__(self, description: str, total: int | None, *, unit: str = "", every_s: float = 10.0, start: int = 0) -> None:
-        self.description, self.total, self.unit, self.done = description, total, unit, start
-        self._start, self._begun, self._every = start, time.monotonic(), every_s
-        self._spoken, self._terminal = self._begun, sys.stderr.isatty() and "CI" not in os.environ
+    def __init__(
+        self, description: str, total: int | None, *, unit: str = "", every_s: float = 10.0, start: int = 0
+    ) -> None:
+        self.description = description
+        self.total = total
+        self.unit = unit
+        self.done = start
+        self._start = start
+        self._begun = time.monotonic()
+        self._every = every_s
+        self._spoken = self._begun
+        self._terminal = sys.stderr.isatty() and "CI" not in os.environ
 
     def advance(self, count: int = 1) -> None:
         self.done += count
@@ -90,7 +100,8 @@ def duration(seconds: float) -> str:
 
 
 class Metrics:
-    """Rows of numbers, one JSON line each; the same row on screen. Rows past `keep_until` (of a life that was cut short) are dropped."""
+    """Rows of numbers, one JSON line each; the same row on screen. Rows past `keep_until` (of a life that was
+    cut short) are dropped."""
 
     def __init__(self, file: Path, *, keep_until: int = -1) -> None:
         self.file = file
@@ -108,7 +119,8 @@ class Metrics:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; lines that are no record (the last one, where a killed process cut it off) are left out."""
+    """The rows of a metrics file; lines that are no record (the last one, where a killed process cut it off)
+    are left out."""
     rows = []
     for line in file.read_text("utf-8", errors="replace").splitlines():
         with suppress(ValueError):
@@ -121,7 +133,9 @@ def show_row(values: dict[str, Any]) -> str:
     shown = dict(values)
     phases = shown.pop("seconds", {})
     if phases:  # the file has all of them
-        shown["ms/step"] = {name: round(1000 * value) for name, value in phases.items() if value >= 0.1 * sum(phases.values())}
+        shown["ms/step"] = {
+            name: round(1000 * value) for name, value in phases.items() if value >= 0.1 * sum(phases.values())
+        }
     return "  ".join(f"{name} {_number(value)}" for name, value in shown.items() if value is not None)
 
 
@@ -129,5 +143,11 @@ def _number(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={_number(number)}" for name, number in value.items())
     if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 0.01 and value else f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+        return (
+            f"{value:.3g}"
+            if abs(value) < 0.01 and value
+            else f"{value:.2f}"
+            if abs(value) < 1000
+            else f"{value:,.0f}"
+        )
     return str(value)

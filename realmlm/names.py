@@ -10,7 +10,8 @@ _PARTS = ("reader", "retriever", ADAPTING)  # of a run: alone they do not say of
 
 
 def short_names(places: Sequence[Path]) -> list[str]:
-    """Of each absolute path as many of the last parts as tell it from the others; a part of a run with the run's name."""
+    """Of each absolute path as many of the last parts as tell it from the others; a part of a run with the
+    run's name."""
     deepest = max((len(place.parts) for place in places), default=0)
     known = [Counter(place.parts[-count:] for place in places) for count in range(1, deepest + 1)]
     names = []

@@ -1,4 +1,5 @@
-"""Work in several processes: results in order, a bounded number of items on their way, no process left behind."""
+"""Work in several processes: results in order, a bounded number of items on their way, no process left
+behind."""
 
 import multiprocessing
 import os
@@ -33,18 +34,26 @@ def default_workers() -> int:
 
 
 def ordered_map(
-    make: Callable[..., Callable[[In], Out]], setting: tuple[Any, ...], items: Iterable[In], *, workers: int, few: int
+    make: Callable[..., Callable[[In], Out]],
+    setting: tuple[Any, ...],
+    items: Iterable[In],
+    *,
+    workers: int,
+    few: int,
 ) -> Generator[Out, None, None]:
     """`make(*setting)` gives the function that is applied to each item; it is called once in every worker.
 
-    With one worker, or fewer than `few` items, everything happens here, sooner than processes could start. Close the generator to stop.
+    With one worker, or fewer than `few` items, everything happens here, sooner than processes could start.
+    Close the generator to stop.
     """
     rest = iter(items)
     head = list(islice(rest, few))
     if workers == 1 or len(head) < few:
         yield from map(make(*setting), chain(head, rest))
         return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(make, setting))
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(make, setting)
+    )
     pending: deque[Future[Out]] = deque()
     try:
         for item in chain(head, rest):
@@ -55,14 +64,17 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
-        raise NotEnough(f"one of {workers} worker processes died, probably for lack of memory; try fewer: --workers 1") from error
+        raise NotEnough(
+            f"one of {workers} worker processes died, probably for lack of memory; try fewer: --workers 1"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def sheltered() -> Iterator[None]:
-    """Processes started meanwhile never see Ctrl-C, not even while they start: a terminal sends it to all, and the parent decides."""
+    """Processes started meanwhile never see Ctrl-C, not even while they start: a terminal sends it to all,
+    and the parent decides."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -1,4 +1,5 @@
-"""Settings that the training stages share: how weights move, what happens around the steps, how the index follows."""
+"""Settings that the training stages share: how weights move, what happens around the steps, how the index
+follows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,9 @@ def plain_numbers() -> Any:
         except ValueError:
             raise ValueError(f"'{words[0]}' is not a whole number") from None
 
-    whole = PrimitiveConstructorSpec(1, "INT", from_words, lambda value: type(value) is int, lambda value: [str(value)])
+    whole = PrimitiveConstructorSpec(
+        1, "INT", from_words, lambda value: type(value) is int, lambda value: [str(value)]
+    )
     registry = ConstructorRegistry()
     registry.primitive_rule(lambda info: whole if info.type is int else None)
     return registry
@@ -57,7 +60,8 @@ class Optim:
     batch: int = 32
     """Examples per step."""
     accumulate: int = 1
-    """Parts to process a step's batch in, to fit memory; the gradient is the same up to rounding (ICT: fewer negatives)."""
+    """Parts to process a step's batch in, to fit memory; the gradient is the same up to rounding (ICT: fewer
+    negatives)."""
     lr: float = 1e-4
     """Peak learning rate; when reader and retriever learn together, the reader's."""
     warmup: float = 0.1
@@ -89,7 +93,10 @@ class JointOptim(Optim):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.retriever_lr >= 0, f"retriever-lr must be 0 (the retriever does not change) or more, not {self.retriever_lr}")
+        check(
+            self.retriever_lr >= 0,
+            f"retriever-lr must be 0 (the retriever does not change) or more, not {self.retriever_lr}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +124,15 @@ class Loop:
 
     def __post_init__(self) -> None:
         check(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
-        check(self.checkpoint_every >= 1, f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}")
+        check(
+            self.checkpoint_every >= 1,
+            f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}",
+        )
         check(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
         check(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
-        check(self.workers is None or self.workers >= 0, f"loop.workers must be 0 or more, not {self.workers}")
+        check(
+            self.workers is None or self.workers >= 0, f"loop.workers must be 0 or more, not {self.workers}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +144,8 @@ class Refresh:
     process: bool = True
     """Re-embed in a separate process while training continues; otherwise training waits for it."""
     swap_after: Annotated[int | None, optional("N")] = None
-    """Swap the new index in exactly this many steps after its snapshot, waiting if it is late; default: as soon as it is ready."""
+    """Swap the new index in exactly this many steps after its snapshot, waiting if it is late; default: as
+    soon as it is ready."""
     device: str = "auto"
     """Where the refresher embeds; auto takes the last GPU if there are several, else the trainer's device."""
     dtype: Literal["float16", "float32"] = "float16"
@@ -144,4 +157,6 @@ class Refresh:
         check(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
         check(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
         late = self.swap_after is not None and not 1 <= self.swap_after <= max(self.every_steps, 1)
-        check(not late, f"refresh.swap-after must be between 1 and refresh.every-steps, not {self.swap_after}")
+        check(
+            not late, f"refresh.swap-after must be between 1 and refresh.every-steps, not {self.swap_after}"
+        )

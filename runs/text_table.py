@@ -1,8 +1,10 @@
-"""Tables 1 and 2 in miniature on real text, from what runs/text_study.sh has made. `python runs/text_table.py FOLDER [dev|test]`
+"""Tables 1 and 2 in miniature on real text, from what runs/text_study.sh has made. `python runs/text_table.py
+FOLDER [dev|test]`
 
-Each cell is a mean over all questions (or held-out sentences) and seeds, the seeds' own means in parentheses; brackets are 95% intervals of
-the paired difference to the arm that is named, bootstrapped over questions, after the mean over an arm's seeds was taken for each
-question: how much another seed would change is not in them, the parentheses show it. An arm or seed that lacks a file is left out.
+Each cell is a mean over all questions (or held-out sentences) and seeds, the seeds' own means in parentheses;
+brackets are 95% intervals of the paired difference to the arm that is named, bootstrapped over questions,
+after the mean over an arm's seeds was taken for each question: how much another seed would change is not in
+them, the parentheses show it. An arm or seed that lacks a file is left out.
 """
 
 import json
@@ -64,7 +66,9 @@ Values = dict[str, np.ndarray]  # of every arm one value a seed and question [S,
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text("utf-8").split("\n") if line]  # a text may hold other breaks of lines
+    return [
+        json.loads(line) for line in file.read_text("utf-8").split("\n") if line
+    ]  # a text may hold other breaks of lines
 
 
 def measured(folder: Path, names: list[str], take: Take) -> Values:
@@ -73,7 +77,9 @@ def measured(folder: Path, names: list[str], take: Take) -> Values:
     for place in sorted((folder / "study").iterdir()):
         files = [place / "predictions" / f"{name}.jsonl" for name in names]
         if all(file.exists() for file in files):
-            by_arm[place.name.rpartition("-")[0]].append(np.array([take(row) for file in files for row in rows(file)]))
+            by_arm[place.name.rpartition("-")[0]].append(
+                np.array([take(row) for file in files for row in rows(file)])
+            )
     return {arm: np.array(seeds) for arm, seeds in by_arm.items()}
 
 
@@ -90,21 +96,26 @@ def exact_match(row: dict[str, Any]) -> float:
 
 
 def minutes(folder: Path, arm: str, *commands: str) -> str:
-    """What these commands took by the clock, mean over the seeds that ran them; it includes whatever else the GPU did meanwhile."""
+    """What these commands took by the clock, mean over the seeds that ran them; it includes whatever else the
+    GPU did meanwhile."""
     logs = [rows(file) for file in sorted((folder / "study").glob(f"{arm}-[0-9]*/seconds.jsonl"))]
     spent = [sum(row["seconds"] for row in log if row["command"].startswith(commands)) for log in logs]
     return f"{np.mean([seconds for seconds in spent if seconds]) / 60:.1f}" if any(spent) else "–"
 
 
 def within(depth: int) -> Take:
-    return lambda row: 100.0 * (row["first_passage_with_answer"] is not None and row["first_passage_with_answer"] <= depth)
+    return lambda row: (
+        100.0 * (row["first_passage_with_answer"] is not None and row["first_passage_with_answer"] <= depth)
+    )
 
 
 def against(values: Values, arm: str, other: str, digits: int) -> str:
     if arm not in values or other not in values or arm == other:
         return ""
     low, high = paired_interval(values[arm].mean(0), values[other].mean(0))
-    difference = f"{values[arm].mean() - values[other].mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    difference = (
+        f"{values[arm].mean() - values[other].mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    )
     return difference.replace("-", "−")
 
 
@@ -117,8 +128,13 @@ def over_seeds(values: Values, arm: str, other: str) -> str:
     """The difference and half its 95% interval when seeds alone are counted, not questions (Welch's t)."""
     means = [values[name].mean(1) for name in (arm, other)]
     parts = [float(np.var(some, ddof=1)) / len(some) for some in means]
-    freedom = int(sum(parts) ** 2 / sum(part**2 / (len(some) - 1) for part, some in zip(parts, means, strict=True)))
-    return f"{means[0].mean() - means[1].mean():+.1f} ± {T_95.get(max(1, freedom), 1.96) * sum(parts) ** 0.5:.1f}"
+    freedom = int(
+        sum(parts) ** 2 / sum(part**2 / (len(some) - 1) for part, some in zip(parts, means, strict=True))
+    )
+    return (
+        f"{means[0].mean() - means[1].mean():+.1f} ± "
+        f"{T_95.get(max(1, freedom), 1.96) * sum(parts) ** 0.5:.1f}"
+    )
 
 
 def mean(values: Values, arm: str, digits: int = 1) -> str:
@@ -149,7 +165,13 @@ def table_2(folder: Path) -> None:
     titles = ARMS | {arm: arm for arm in asked if arm not in ARMS}  # arms of one's own under their own names
     for arm, title in titles.items():
         if arm in asked:
-            cells = [mean(loss, arm, 2), against(loss, arm, "frozen", 2), mean(held, arm), mean(asked, arm), against(asked, arm, "ict", 1)]
+            cells = [
+                mean(loss, arm, 2),
+                against(loss, arm, "frozen", 2),
+                mean(held, arm),
+                mean(asked, arm),
+                against(asked, arm, "ict", 1),
+            ]
             cells += [mean(with_mask, arm), mean(answered, arm), minutes(folder, arm, "pretrain", "warmup")]
             print(f"| {title} | {len(asked[arm])} | " + " | ".join(cells) + " |")
     sentences, questions = (next(iter(values.values())).shape[1] for values in (loss, asked))
@@ -160,10 +182,18 @@ def table_2(folder: Path) -> None:
         print(f"REALM − {ARMS['ict']}, over seeds alone: {over_seeds(asked, 'realm', 'ict')}")
     names = named(folder, "zero-shot-*")
     by_name = {name: measured(folder, [name], within(5)) for name in names}
-    print(f"\n| recall@5 | {' | '.join(name.removeprefix('zero-shot-') for name in names)} |\n" + "| --- " * (len(names) + 1) + "|")
+    print(
+        f"\n| recall@5 | {' | '.join(name.removeprefix('zero-shot-') for name in names)} |\n"
+        + "| --- " * (len(names) + 1)
+        + "|"
+    )
     for arm, title in titles.items():
         if arm in asked:
-            print(f"| {title} | " + " | ".join(f"{values[arm].mean():.1f}" for values in by_name.values()) + " |")
+            print(
+                f"| {title} | "
+                + " | ".join(f"{values[arm].mean():.1f}" for values in by_name.values())
+                + " |"
+            )
     print()
 
 
@@ -172,16 +202,26 @@ def table_1(folder: Path, part: str) -> None:
     if not names:
         return
     closed = measured(folder, [f"closed-book-{name}" for name in names], exact_match)
-    pooled = measured(folder, names, exact_match) | {f"{arm}-closed-book": values for arm, values in closed.items()}
+    pooled = measured(folder, names, exact_match) | {
+        f"{arm}-closed-book": values for arm, values in closed.items()
+    }
     sizes = [next(iter(measured(folder, [name], exact_match).values())).shape[1] for name in names]
     heads = [f"{name.removesuffix(f'-{part}')} ({size:,})" for name, size in zip(names, sizes, strict=True)]
-    print("| | seeds | " + " | ".join(heads) + " | all | vs ORQA | minutes |\n" + "| --- " * (len(names) + 5) + "|")
+    print(
+        "| | seeds | "
+        + " | ".join(heads)
+        + " | all | vs ORQA | minutes |\n"
+        + "| --- " * (len(names) + 5)
+        + "|"
+    )
     for arm, title in (ANSWERING | {arm: arm for arm in pooled if arm not in ANSWERING}).items():
         if arm in pooled:
             by_set = np.split(pooled[arm].mean(0), np.cumsum(sizes)[:-1])
             cells = [f"{values.mean():.1f} {interval_of(values)}" for values in by_set]
             cells.append(f"{mean(pooled, arm)} {interval_of(pooled[arm].mean(0))}")
-            baseline = next((f"warmup-{how}" for how in ("projection", "as-is") if arm.endswith(how)), "warmup")
+            baseline = next(
+                (f"warmup-{how}" for how in ("projection", "as-is") if arm.endswith(how)), "warmup"
+            )
             cells += [against(pooled, arm, baseline, 1), minutes(folder, arm, "finetune")]
             print(f"| {title} | {len(pooled[arm])} | " + " | ".join(cells) + " |")
     print(f"\nExact match on the {part} questions, percent with 95% intervals.")

@@ -1,6 +1,7 @@
 """The table of runs/world_study.sh: every arm over all seeds. `python runs/world_table.py FOLDER`
 
-Means over seeds with 95% intervals (Student's t over seeds); `vs REALM` is the paired difference in recall@1 with its interval.
+Means over seeds with 95% intervals (Student's t over seeds); `vs REALM` is the paired difference in recall@1
+with its interval.
 """
 
 import json
@@ -26,7 +27,17 @@ ARMS = {
     "ict": "ICT continued for as many steps",
     "frozen": "joint, retriever frozen",
 }
-T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}  # two-sided, by degrees of freedom
+T_95 = {
+    1: 12.71,
+    2: 4.30,
+    3: 3.18,
+    4: 2.78,
+    5: 2.57,
+    6: 2.45,
+    7: 2.36,
+    8: 2.31,
+    9: 2.26,
+}  # two-sided, by degrees of freedom
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -48,10 +59,18 @@ def main(folder: Path) -> None:
     reports: dict[str, dict[str, Any]] = {}
     for name in [*ARMS, *(f"questions-{arm}" for arm in ARMS)]:
         files = {seed.name: seed / "reports" / f"{name}.json" for seed in seeds}
-        reports[name] = {seed: json.loads(file.read_text("utf-8")) for seed, file in files.items() if file.exists()}
+        reports[name] = {
+            seed: json.loads(file.read_text("utf-8")) for seed, file in files.items() if file.exists()
+        }
     print(f"{len(seeds)} seeds: {', '.join(seed.name.removeprefix('seed-') for seed in seeds)}\n")
-    print("| | recall@1 | vs REALM | recall@5 | −log p(y\\|x), nats | masked word right | EM after questions |\n" + "| --- " * 7 + "|")
-    first = {name: {seed: report["gold_recall"]["1"]["value"] for seed, report in reports[name].items()} for name in ARMS}
+    print(
+        "| | recall@1 | vs REALM | recall@5 | −log p(y\\|x), nats | masked word right | EM after questions "
+        "|\n" + "| --- " * 7 + "|"
+    )
+    first = {
+        name: {seed: report["gold_recall"]["1"]["value"] for seed, report in reports[name].items()}
+        for name in ARMS
+    }
     for name, title in ARMS.items():
         rows = list(reports[name].values())
         both = [seed for seed in first[name] if seed in first["realm"]]

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 
 
 def need_browser() -> Any:
     """selenium's webdriver; without it or without Chromium the tests of the calling module are skipped."""
     if CHROMIUM is None or DRIVER is None:
-        pytest.skip("Chromium and its driver are not installed (Debian: apt install chromium chromium-driver)", allow_module_level=True)
+        pytest.skip(
+            "Chromium and its driver are not installed (Debian: apt install chromium chromium-driver)",
+            allow_module_level=True,
+        )
     return pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
 

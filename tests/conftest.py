@@ -24,7 +24,9 @@ else:
     settings.register_profile("realmlm", deadline=None, derandomize="CI" in os.environ)
     settings.load_profile("realmlm")
 
-torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings, above all beside another process
+torch.set_num_threads(
+    1
+)  # tiny models: a second thread costs more than it brings, above all beside another process
 
 TINY_MODEL = {
     "checkpoint": None,
@@ -59,7 +61,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def world_corpus(world: Path, name: str, out: Path) -> Corpus:
     """A corpus of one of the world's files, its values marked."""
-    corpus = build_corpus([world / f"{name}.jsonl"], out, tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1)
+    corpus = build_corpus(
+        [world / f"{name}.jsonl"], out, tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1
+    )
     mark_spans(corpus, PhraseTagger((world / "phrases.txt").read_text("utf-8").split("\n")), workers=1)
     return corpus
 

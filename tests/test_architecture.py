@@ -1,4 +1,5 @@
-"""What holds the parts apart: who may import whom, what is never used, and that the core needs five libraries."""
+"""What holds the parts apart: who may import whom, what is never used, and that the core needs five
+libraries."""
 
 import ast
 import subprocess
@@ -64,7 +65,11 @@ def part(name: str) -> str | None:
 
 
 def trespasses(folder: str, source: str) -> list[str]:
-    return [name for name in imports(source) if (place := part(name)) and place not in MAY_IMPORT[folder] | FOUNDATION | {"__version__"}]
+    return [
+        name
+        for name in imports(source)
+        if (place := part(name)) and place not in MAY_IMPORT[folder] | FOUNDATION | {"__version__"}
+    ]
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_name)
@@ -75,9 +80,13 @@ def test_imports_go_one_way(file: Path) -> None:
 
 
 def test_every_folder_has_its_rule_and_the_foundation_stands_alone() -> None:
-    assert {file.relative_to(PACKAGE).parts[0] for file in FILES if len(file.relative_to(PACKAGE).parts) > 1} == set(MAY_IMPORT)
+    assert {
+        file.relative_to(PACKAGE).parts[0] for file in FILES if len(file.relative_to(PACKAGE).parts) > 1
+    } == set(MAY_IMPORT)
     for name in FOUNDATION:
-        inside = {place for found in imports((PACKAGE / f"{name}.py").read_text("utf-8")) if (place := part(found))}
+        inside = {
+            place for found in imports((PACKAGE / f"{name}.py").read_text("utf-8")) if (place := part(found))
+        }
         assert inside <= FOUNDATION, name
 
 
@@ -88,15 +97,24 @@ def test_the_rule_finds_a_trespass_also_inside_a_function() -> None:
 
 
 def forbidden(source: str) -> list[str]:
-    """What runs code found in a file: pickle, torch.load of more than weights, eval, exec, numpy's pickled arrays."""
-    found = [name for name in imports(source) if name.split(".")[0] in ("pickle", "cPickle", "dill", "joblib", "shelve", "marshal")]
+    """What runs code found in a file: pickle, torch.load of more than weights, eval, exec, numpy's pickled
+    arrays."""
+    found = [
+        name
+        for name in imports(source)
+        if name.split(".")[0] in ("pickle", "cPickle", "dill", "joblib", "shelve", "marshal")
+    ]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            if called == "torch.load" and any(ast.unparse(word) == "weights_only=True" for word in node.keywords):
+            if called == "torch.load" and any(
+                ast.unparse(word) == "weights_only=True" for word in node.keywords
+            ):
                 continue
             found += [called] if called in ("eval", "exec", "torch.load", "torch.save", "__import__") else []
-            found += [str(word.arg) for word in node.keywords if word.arg in ("allow_pickle", "trust_remote_code")]
+            found += [
+                str(word.arg) for word in node.keywords if word.arg in ("allow_pickle", "trust_remote_code")
+            ]
     return found
 
 
@@ -108,7 +126,9 @@ def test_no_file_is_long_and_none_trusts_what_it_reads(file: Path) -> None:
 
 
 def test_what_is_forbidden_is_found() -> None:
-    assert forbidden("import pickle\ntorch.load(f)\nmodel.eval()\neval(x)\nnp.load(f, allow_pickle=True)") == [
+    assert forbidden(
+        "import pickle\ntorch.load(f)\nmodel.eval()\neval(x)\nnp.load(f, allow_pickle=True)"
+    ) == [
         "pickle",
         "torch.load",
         "eval",
@@ -116,7 +136,7 @@ def test_what_is_forbidden_is_found() -> None:
     ]
 
 
-# --- the core ---------------------------------------------------------------------------------------------------------------------------
+# --- the core -----------------------------------------------------------------------------------------------
 
 REFUSE = f"""
 import sys
@@ -179,7 +199,9 @@ except SystemExit as end:
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=PACKAGE.parent)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=PACKAGE.parent
+    )
 
 
 WITH_FASTAPI = ("http", "routes", "runs", "shapes")  # of serve: they are FastAPI itself

@@ -51,7 +51,11 @@ def flip(file: Path, at: int = -1) -> None:
 
 def test_what_was_published_is_read_back(tmp_path: Path) -> None:
     manifest = open_artefact(make(tmp_path / "a" / "b"), kind="note")
-    assert (manifest.kind, manifest.config, manifest.counts) == ("note", {"size": 3, "where": "ä"}, {"words": 5})
+    assert (manifest.kind, manifest.config, manifest.counts) == (
+        "note",
+        {"size": 3, "where": "ä"},
+        {"words": 5},
+    )
     assert (manifest.parents, set(manifest.files)) == ({"elder": "abc"}, {"deep/words.txt", "more.txt"})
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
@@ -72,7 +76,10 @@ def test_every_file_may_be_read_by_whom_the_umask_lets_read(umask: int, tmp_path
 
 
 def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
-    first, same, other = (open_artefact(make(tmp_path / name, text), kind="note") for name, text in (("a", "x"), ("b", "x"), ("c", "y")))
+    first, same, other = (
+        open_artefact(make(tmp_path / name, text), kind="note")
+        for name, text in (("a", "x"), ("b", "x"), ("c", "y"))
+    )
     assert first.fingerprint == same.fingerprint != other.fingerprint
 
 
@@ -99,7 +106,9 @@ def fail_halfway(path: Path, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, Stop])
-def test_an_error_leaves_nothing_and_keeps_what_stood_there(tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_error_leaves_nothing_and_keeps_what_stood_there(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     old = make(tmp_path / "old")
     for path in (old, tmp_path / "new"):
         with pytest.raises(error):
@@ -154,7 +163,9 @@ def save_much(file: Path) -> None:
 
 
 def save_tokenizer(file: Path) -> None:
-    Tokenizer(WordLevel({f"word {number}": number for number in range(1000)}, unk_token="word 0")).save(str(file))
+    Tokenizer(WordLevel({f"word {number}": number for number in range(1000)}, unk_token="word 0")).save(
+        str(file)
+    )
 
 
 def write_bytes(file: Path) -> None:
@@ -163,7 +174,11 @@ def write_bytes(file: Path) -> None:
 
 @pytest.mark.parametrize("write", [save_much, save_tokenizer, write_bytes])
 def test_what_cannot_be_written_is_said_with_its_place(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    with full_disk(), pytest.raises(OSError, match=rf"File too large: '{tmp_path}/a'"), publish(tmp_path / "a", kind="note") as draft:
+    with (
+        full_disk(),
+        pytest.raises(OSError, match=rf"File too large: '{tmp_path}/a'"),
+        publish(tmp_path / "a", kind="note") as draft,
+    ):
         write(draft.path / "much")
     assert not list(tmp_path.iterdir())
 
@@ -175,13 +190,16 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
-    left, others = tmp_path / ".a.12345678.tmp", tmp_path / ".b.12345678.tmp"
+    left = tmp_path / ".a.12345678.tmp"
+    others = tmp_path / ".b.12345678.tmp"
     for folder in (left, others):
         folder.mkdir()
         os.utime(folder, (0, 0))
     with publish(tmp_path / "a", kind="note") as draft:
         os.utime(draft.path, (0, 0))
-        make(tmp_path / "a", "quick", replace=True)  # as another process would, which does not take this one's away
+        make(
+            tmp_path / "a", "quick", replace=True
+        )  # as another process would, which does not take this one's away
         assert draft.path.is_dir()
         artefact.discard(tmp_path / "a")
     assert {path.name for path in tmp_path.iterdir()} == {"a", others.name}
@@ -200,13 +218,17 @@ def test_missing_and_other_kinds(tmp_path: Path) -> None:
         open_artefact(tmp_path / "gone", kind="note", hint="make one: so")
     with pytest.raises(ArtefactMissing, match=r"no note in .*: it has no manifest\.json; make one: so"):
         open_artefact(tmp_path, kind="note", hint="make one: so")
-    with pytest.raises(ArtefactMissing, match="is of kind 'note', but 'letter' is needed; name another folder"):
+    with pytest.raises(
+        ArtefactMissing, match="is of kind 'note', but 'letter' is needed; name another folder"
+    ):
         open_artefact(make(tmp_path / "a"), kind="letter")
 
 
 def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
     file = make(tmp_path / "a") / MANIFEST
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": artefact.FORMAT + 1, "unheard_of": 1}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "format": artefact.FORMAT + 1, "unheard_of": 1})
+    )
     with pytest.raises(ArtefactDamaged, match=r"manifest\.json has format 2, newer .* upgrade realmlm"):
         read_manifest(tmp_path / "a", kind="note")
 
@@ -231,7 +253,16 @@ def test_a_manifest_altered_at_any_byte_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"null", b"{}", b'{"kind": "note"}', b"\xff\xfe", b'{"checksum": 1, "format": "x"}', b"[" * 99999],
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"kind": "note"}',
+        b"\xff\xfe",
+        b'{"checksum": 1, "format": "x"}',
+        b"[" * 99999,
+    ],
     ids=["empty", "list", "null", "object", "no checksum", "no UTF-8", "format is a text", "too deep"],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -257,7 +288,9 @@ def test_files_are_checked_when_opened(tmp_path: Path) -> None:
     open_artefact(path, kind="note")
 
 
-def test_files_of_large_artefacts_are_hashed_again_when_they_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_large_artefacts_are_hashed_again_when_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make(tmp_path / "a")
     hashed: list[str] = []
     sha256 = artefact.sha256_of
@@ -282,13 +315,29 @@ def test_files_of_large_artefacts_are_hashed_again_when_they_changed(tmp_path: P
         opened()
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------------------------
+# --- arrays -------------------------------------------------------------------------------------------------
 
-DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bool")
+DTYPES = (
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+)
 
 
 @given(
-    st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=4), st.sampled_from([(), (1,), (3,), (0,), (2, 2)]), st.integers(0, 2**32)
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 5), max_size=4),
+    st.sampled_from([(), (1,), (3,), (0,), (2, 2)]),
+    st.integers(0, 2**32),
 )
 def test_an_array_that_grew_is_what_safetensors_reads(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, sizes: list[int], row: tuple[int, ...], seed: int
@@ -301,17 +350,29 @@ def test_an_array_that_grew_is_what_safetensors_reads(
         writer.append(block)
     writer.close()
     truth = np.concatenate([np.zeros((0, *row), dtype), *blocks])
-    theirs, ours = load_file(file), map_array(file)
+    theirs = load_file(file)
+    ours = map_array(file)
     assert list(theirs) == ["rows"]
     for array in (theirs["rows"], ours):
         assert array.dtype == truth.dtype
         np.testing.assert_array_equal(array, truth)
 
 
-@given(st.dictionaries(st.sampled_from("abcdé"), st.tuples(st.sampled_from(DTYPES), st.integers(0, 4), st.integers(0, 3)), max_size=4))
-def test_saved_arrays_are_mapped_as_they_were(tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, tuple[str, int, int]]) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from("abcdé"),
+        st.tuples(st.sampled_from(DTYPES), st.integers(0, 4), st.integers(0, 3)),
+        max_size=4,
+    )
+)
+def test_saved_arrays_are_mapped_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, tuple[str, int, int]]
+) -> None:
     file = tmp_path_factory.mktemp("arrays") / "several.safetensors"
-    truth = {name: np.arange(rows * columns).reshape(columns, rows).astype(dtype).T for name, (dtype, rows, columns) in shapes.items()}
+    truth = {
+        name: np.arange(rows * columns).reshape(columns, rows).astype(dtype).T
+        for name, (dtype, rows, columns) in shapes.items()
+    }
     save_arrays(file, truth)
     mapped = map_arrays(file)
     assert set(mapped) == set(truth)
@@ -329,7 +390,9 @@ def test_a_mapped_array_cannot_change_its_file(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 200))
-def test_an_array_file_cut_off_anywhere_is_named(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
+def test_an_array_file_cut_off_anywhere_is_named(
+    tmp_path_factory: pytest.TempPathFactory, length: int
+) -> None:
     file = tmp_path_factory.mktemp("arrays") / "cut.safetensors"
     save_arrays(file, {"a": np.arange(20), "b": np.ones((2, 2), np.float16)})
     whole = file.read_bytes()
@@ -339,7 +402,9 @@ def test_an_array_file_cut_off_anywhere_is_named(tmp_path_factory: pytest.TempPa
 
 
 @given(st.integers(0, 7), st.integers(1, 255))
-def test_a_wrong_header_length_is_named_and_takes_no_memory(tmp_path_factory: pytest.TempPathFactory, at: int, bits: int) -> None:
+def test_a_wrong_header_length_is_named_and_takes_no_memory(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bits: int
+) -> None:
     file = tmp_path_factory.mktemp("arrays") / "length.safetensors"
     save_arrays(file, {"a": np.arange(20)})
     data = bytearray(file.read_bytes())
@@ -349,7 +414,7 @@ def test_a_wrong_header_length_is_named_and_takes_no_memory(tmp_path_factory: py
         map_arrays(file)
 
 
-# --- folders that come from someone else ------------------------------------------------------------------------------------------------
+# --- folders that come from someone else --------------------------------------------------------------------
 
 
 def linked_to_mine(link: Path, tmp_path: Path) -> Path:
@@ -363,7 +428,10 @@ def linked_to_mine(link: Path, tmp_path: Path) -> Path:
 
 def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path) -> None:
     mine = linked_to_mine(tmp_path / "foreign" / ".edits.lock", tmp_path)
-    with pytest.raises(ArtefactDamaged, match=r"\.edits\.lock is a link"), artefact.locked(tmp_path / "foreign" / ".edits.lock"):
+    with (
+        pytest.raises(ArtefactDamaged, match=r"\.edits\.lock is a link"),
+        artefact.locked(tmp_path / "foreign" / ".edits.lock"),
+    ):
         pass
     assert mine.read_text() == "three years of notes"
 
@@ -375,7 +443,9 @@ def test_a_lock_that_is_a_file_keeps_what_it_holds(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "a hard link to something"
 
 
-def test_what_was_verified_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_verified_is_not_written_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make(tmp_path / "a")
     (path / ".verified.json").unlink()
     mine = linked_to_mine(path / ".verified.json", tmp_path)

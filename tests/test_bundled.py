@@ -41,7 +41,7 @@ def notes(elsewhere: Path) -> Path:
     return elsewhere / "notes"
 
 
-# --- names --------------------------------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 
 def test_names_stand_for_places(mini: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,11 +56,16 @@ def test_names_stand_for_places(mini: Path, elsewhere: Path, capsys: pytest.Capt
     assert text_place(elsewhere / "pocket") == elsewhere / "pocket"
 
 
-def test_a_corpus_named_as_documents_says_which_flag_it_needs(mini: Path, knowledge: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corpus_named_as_documents_says_which_flag_it_needs(
+    mini: Path, knowledge: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in (["ask", "Which bird?"], ["adapt", "--out", "adapted"]):
         with pytest.raises(SystemExit):
             main([*command, "--docs", str(knowledge.folder)])
-        assert f"is a corpus, not a folder with documents; search it with --corpus {knowledge.folder}" in capsys.readouterr().err
+        assert (
+            f"is a corpus, not a folder with documents; search it with --corpus {knowledge.folder}"
+            in capsys.readouterr().err
+        )
 
 
 def test_a_model_of_that_name_here_is_named_by_its_path(
@@ -89,10 +94,12 @@ def test_an_installation_without_the_model_says_so(
     assert "name yours: --model MODEL" in capsys.readouterr().err
 
 
-# --- commands -----------------------------------------------------------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------------------------------
 
 
-def test_ask_needs_a_folder_and_nothing_else(mini: Path, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ask_needs_a_folder_and_nothing_else(
+    mini: Path, notes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["ask", "Which bird?", "--docs", "notes"])
     first = capsys.readouterr()
     assert "embedding 1 passages" in first.err
@@ -104,32 +111,68 @@ def test_ask_needs_a_folder_and_nothing_else(mini: Path, notes: Path, capsys: py
     assert "embedding" in capsys.readouterr().err
 
 
-def test_other_commands_take_the_bundled_model_too(mini: Path, notes: Path, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["corpus", "notes", "letter.txt", "--out", "corpus", "--tokenizer", "mini", "--max-wordpieces", "64", "--workers", "1"])
+def test_other_commands_take_the_bundled_model_too(
+    mini: Path, notes: Path, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(
+        [
+            "corpus",
+            "notes",
+            "letter.txt",
+            "--out",
+            "corpus",
+            "--tokenizer",
+            "mini",
+            "--max-wordpieces",
+            "64",
+            "--workers",
+            "1",
+        ]
+    )
     main(["index", "--corpus", "corpus"])
     assert "2 passages" in capsys.readouterr().err
     (notes.parent / "questions.jsonl").write_text('{"question": "Which bird?", "answer": ["heron"]}\n')
     main(["evaluate", "--corpus", "corpus", "--questions", "questions.jsonl", "--read", "1"])
     main(["compress", "mini", "--out", "small"])
-    arguments = ["--corpus", "corpus", "--questions", "questions.jsonl", "--out", "run", "--read", "1", "--candidates", "2"]
+    arguments = [
+        "--corpus",
+        "corpus",
+        "--questions",
+        "questions.jsonl",
+        "--out",
+        "run",
+        "--read",
+        "1",
+        "--candidates",
+        "2",
+    ]
     main(["finetune", *arguments, "--optim.steps", "1", "--optim.batch", "1", "--loop.device", "cpu"])
     assert str(mini) in (notes.parent / "run" / "run.json").read_text("utf-8")
 
 
-# --- Python -------------------------------------------------------------------------------------------------------------------------------
+# --- Python -------------------------------------------------------------------------------------------------
 
 
 def test_load_read_ask(mini: Path, notes: Path) -> None:
     realm = realmlm.load(device="cpu")
-    for early in (lambda: realm.ask("Which bird?"), lambda: realm.fill("a [MASK]"), lambda: realm.corpus, lambda: realm.find("heron")):
+    for early in (
+        lambda: realm.ask("Which bird?"),
+        lambda: realm.fill("a [MASK]"),
+        lambda: realm.corpus,
+        lambda: realm.find("heron"),
+    ):
         with pytest.raises(BadInput, match=r"\.read\(realmlm\.pocket\)"):
             early()
     assert realm.read("notes") is realm
-    assert [evidence.passage for evidence in realm.ask("Which bird?").evidence] == ["The heron is the bird of the town."]
+    assert [evidence.passage for evidence in realm.ask("Which bird?").evidence] == [
+        "The heron is the bird of the town."
+    ]
     assert realmlm.load(docs=notes, device="cpu").ask("Which bird?") == realm.ask("Which bird?")
 
 
-def test_documents_may_lie_in_the_users_own_folder(mini: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_may_lie_in_the_users_own_folder(
+    mini: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(notes.parent))
     monkeypatch.chdir("/")
     assert len(realmlm.load(device="cpu").read("~/notes").corpus) == 1
@@ -142,7 +185,10 @@ def test_what_is_read_adds_up_and_follows_the_files(mini: Path, notes: Path) -> 
     assert len(realm.corpus) == 2
     (notes / "heron.txt").write_text("The stork is the bird of the town.")
     realm.read(notes)
-    assert sorted(realm.corpus[number].text.split()[1] for number in realm.corpus.ids.tolist()) == ["badger", "stork"]
+    assert sorted(realm.corpus[number].text.split()[1] for number in realm.corpus.ids.tolist()) == [
+        "badger",
+        "stork",
+    ]
     realm.read(notes / "heron.txt").read(notes.parent)  # within what is read, and around it
     assert len(realm.corpus) == 2
     with pytest.raises(BadInput, match="does not exist"):
@@ -172,7 +218,9 @@ def test_several_places_are_read_at_once(mini: Path, notes: Path, capsys: pytest
 def test_documents_are_served_and_stay_as_they_are(
     mini: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uvicorn = pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
+    uvicorn = pytest.importorskip(
+        "uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'"
+    )
     testclient = pytest.importorskip("fastapi.testclient")
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
@@ -186,9 +234,16 @@ def test_documents_are_served_and_stay_as_they_are(
         assert client.get("/health").json()["passages"] == 2
         assert len(client.post("/ask", json={"question": "Which bird?", "read": 2}).json()["evidence"]) == 2
         new = {"title": "", "text": "The stork brings letters."}
-        for refused in (client.post("/passages", json=new), client.put("/passages/0", json=new), client.delete("/passages/0")):
+        for refused in (
+            client.post("/passages", json=new),
+            client.put("/passages/0", json=new),
+            client.delete("/passages/0"),
+        ):
             assert refused.status_code == 400
-            assert refused.json()["error"] == {"code": "bad_input", "message": refused.json()["error"]["message"]}
+            assert refused.json()["error"] == {
+                "code": "bad_input",
+                "message": refused.json()["error"]["message"],
+            }
             assert "change the files" in refused.json()["error"]["message"]
     for wrong in ([], ["--docs", "notes", "--corpus", "corpus"]):
         with pytest.raises(SystemExit):
@@ -203,7 +258,7 @@ def test_more_passages_than_there_are_cannot_be_read(mini: Path, notes: Path) ->
         realm.ask("Which bird?", read=0)
 
 
-# --- an answer for people -----------------------------------------------------------------------------------------------------------------
+# --- an answer for people -----------------------------------------------------------------------------------
 
 PASSAGE = "Zabriso lies on a hill.\nIt was founded in 1727 & <rebuilt> later."
 

@@ -1,4 +1,5 @@
-"""The command line: its help comes from the configs, runs are resumed by their own record, and the whole way works from end to end."""
+"""The command line: its help comes from the configs, runs are resumed by their own record, and the whole way
+works from end to end."""
 
 import ast
 import dataclasses
@@ -22,7 +23,7 @@ from realmlm.cli import COMMANDS, RESUMABLE, main, overview, parse
 from realmlm.corpus.store import Corpus
 from realmlm.train.run import Run, read_run
 
-# --- help -------------------------------------------------------------------------------------------------------------------------------
+# --- help ---------------------------------------------------------------------------------------------------
 
 
 def field_docs(kind: type) -> Iterator[str]:
@@ -30,7 +31,11 @@ def field_docs(kind: type) -> Iterator[str]:
     (definition,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(definition, ast.ClassDef)
     for before, after in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if (
+            isinstance(before, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
             yield str(after.value.value)
     for hint in get_type_hints(kind).values():
         if dataclasses.is_dataclass(hint):
@@ -55,7 +60,9 @@ def test_the_overview_lists_every_command_with_its_summary(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_explains_every_field(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_explains_every_field(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
@@ -72,8 +79,12 @@ def test_help_says_how_long_a_token_must_be() -> None:
     assert any("at least 8 characters" in doc for doc in field_docs(config.Serve))
 
 
-@pytest.mark.parametrize("flags", [["ask", "Who?", "--read", "abc"], ["corpus", "a.txt", "--out", "b", "--max-passages", "abc"]])
-def test_what_is_no_whole_number_is_said_to_be_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "flags", [["ask", "Who?", "--read", "abc"], ["corpus", "a.txt", "--out", "b", "--max-passages", "abc"]]
+)
+def test_what_is_no_whole_number_is_said_to_be_none(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(flags)
     assert ended.value.code == 2
@@ -83,11 +94,19 @@ def test_what_is_no_whole_number_is_said_to_be_none(flags: list[str], capsys: py
 
 
 def test_every_field_is_explained() -> None:
-    for kind in {*(kind for kind, _ in COMMANDS.values()), config.Optim, config.JointOptim, config.Loop, config.Refresh}:
+    for kind in {
+        *(kind for kind, _ in COMMANDS.values()),
+        config.Optim,
+        config.JointOptim,
+        config.Loop,
+        config.Refresh,
+    }:
         (definition,) = ast.parse(inspect.getsource(kind)).body
         assert isinstance(definition, ast.ClassDef)
         for before, after in zip(definition.body, definition.body[1:], strict=False):
-            if isinstance(before, ast.AnnAssign) and not dataclasses.is_dataclass(get_type_hints(kind)[ast.unparse(before.target)]):
+            if isinstance(before, ast.AnnAssign) and not dataclasses.is_dataclass(
+                get_type_hints(kind)[ast.unparse(before.target)]
+            ):
                 assert isinstance(after, ast.Expr), f"{kind.__name__}: {ast.unparse(before)}"
 
 
@@ -96,17 +115,23 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"realmlm {__version__}\n"
 
 
-# --- settings as a record -----------------------------------------------------------------------------------------------------------------
+# --- settings as a record -----------------------------------------------------------------------------------
 
 HERE = Path("some/where").absolute()
 ONE_RATE = config.Optim(steps=7, batch=6, accumulate=3, lr=0.5, warmup=0.0, weight_decay=0.0, clip=2.0)
-OPTIM = config.JointOptim(steps=7, batch=6, accumulate=3, lr=0.5, retriever_lr=0.25, warmup=0.0, weight_decay=0.0, clip=2.0)
-LOOP = config.Loop(log_every=2, checkpoint_every=3, seed=4, device="cpu", bf16=False, threads=2, deterministic=True)
+OPTIM = config.JointOptim(
+    steps=7, batch=6, accumulate=3, lr=0.5, retriever_lr=0.25, warmup=0.0, weight_decay=0.0, clip=2.0
+)
+LOOP = config.Loop(
+    log_every=2, checkpoint_every=3, seed=4, device="cpu", bf16=False, threads=2, deterministic=True
+)
 REFRESH = config.Refresh(every_steps=9, process=False, swap_after=3, device="cpu", dtype="float32")
 PLACES: dict[str, Any] = {"model": HERE, "corpus": HERE / "c"}
 EXAMPLES = [
     config.World(out=HERE, kind="hard", seed=3),
-    config.Corpus(sources=(HERE, HERE / "b"), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2),
+    config.Corpus(
+        sources=(HERE, HERE / "b"), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2
+    ),
     config.Corpus(sources=(HERE,), out=HERE, train_tokenizer=500),
     config.Edit(corpus=HERE, add=(HERE / "a", HERE / "b"), remove=(1, 2), replace=3, text="t", title="u"),
     config.Edit(corpus=HERE, remove=(1,)),
@@ -117,28 +142,79 @@ EXAMPLES = [
     config.Model(corpus=HERE, out=HERE, checkpoint="bert", pooling="cls", share_towers=False, dropout=0.1),
     config.Index(**PLACES, out=HERE, kind="ivf", dtype="float32", device="cpu"),
     config.Index(**PLACES),
-    config.ImportHf(sources=("google/realm-orqa-nq-openqa", "b"), out=HERE, corpus=HERE, tokenizer=HERE, dtype="float16", seed=2),
+    config.ImportHf(
+        sources=("google/realm-orqa-nq-openqa", "b"),
+        out=HERE,
+        corpus=HERE,
+        tokenizer=HERE,
+        dtype="float16",
+        seed=2,
+    ),
     config.ExportHf(model=HERE, out=HERE, architecture="RealmForOpenQA", corpus=HERE),
     config.Tagger(train=HERE, test=HERE, out=HERE, checkpoint="bert", tokenizer="bert", epochs=2, lr=0.1),
     config.Graft(towers=HERE, reader=HERE, out=HERE),
     config.Compress(model=HERE, out=HERE, dtype="float16"),
     config.Calibrate(model=HERE, predictions=(HERE, HERE / "p"), out=HERE),
     config.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
-    config.Report(runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3),
+    config.Report(
+        runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3
+    ),
     config.Adapt(
-        docs=((HERE, HERE / "d"), (HERE / "e",)), out=HERE, model=HERE, questions=(HERE, HERE / "q"), minutes=0.5, seed=3, device="cpu"
+        docs=((HERE, HERE / "d"), (HERE / "e",)),
+        out=HERE,
+        model=HERE,
+        questions=(HERE, HERE / "q"),
+        minutes=0.5,
+        seed=3,
+        device="cpu",
     ),
     config.Batch(file=HERE, log=HERE),
     config.Serve(
-        **PLACES, index=HERE, host="0.0.0.0", port=80, token="a long one", runs=(HERE, HERE / "r"), queue=3, batch=2, device="cpu"
+        **PLACES,
+        index=HERE,
+        host="0.0.0.0",
+        port=80,
+        token="a long one",
+        runs=(HERE, HERE / "r"),
+        queue=3,
+        batch=2,
+        device="cpu",
     ),
     config.Warmup(
-        **PLACES, out=HERE, masking="uniform", pairing="own", remove_sentence=0.5, reader=ONE_RATE, retriever=ONE_RATE, loop=LOOP
+        **PLACES,
+        out=HERE,
+        masking="uniform",
+        pairing="own",
+        remove_sentence=0.5,
+        reader=ONE_RATE,
+        retriever=ONE_RATE,
+        loop=LOOP,
     ),
-    config.Pretrain(**PLACES, out=HERE, text=HERE, k=3, marginal="per-token", probe=HERE, optim=OPTIM, refresh=REFRESH, loop=LOOP),
+    config.Pretrain(
+        **PLACES,
+        out=HERE,
+        text=HERE,
+        k=3,
+        marginal="per-token",
+        probe=HERE,
+        optim=OPTIM,
+        refresh=REFRESH,
+        loop=LOOP,
+    ),
     config.Pretrain(**PLACES, out=HERE),
-    config.Finetune(**PLACES, out=HERE, questions=(HERE, HERE / "q"), read=2, candidates=9, optim=OPTIM, refresh=REFRESH, loop=LOOP),
-    config.Evaluate(**PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"),
+    config.Finetune(
+        **PLACES,
+        out=HERE,
+        questions=(HERE, HERE / "q"),
+        read=2,
+        candidates=9,
+        optim=OPTIM,
+        refresh=REFRESH,
+        loop=LOOP,
+    ),
+    config.Evaluate(
+        **PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"
+    ),
     config.Ask(**PLACES, question="Who?", read=2, json=True),
     config.Ask(**PLACES, fill="It is [MASK]."),
     config.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),
@@ -157,14 +233,23 @@ def test_a_record_restores_what_it_was_made_of(example: Any) -> None:
 @given(
     st.builds(
         config.Pretrain,
-        model=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).map(lambda name: Path(name).absolute()),
+        model=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).map(
+            lambda name: Path(name).absolute()
+        ),
         corpus=st.just(HERE),
         out=st.just(HERE),
         text=st.none() | st.just(HERE),
         k=st.integers(2, 100),
         masking=st.sampled_from(["salient", "uniform"]),
-        optim=st.builds(config.JointOptim, steps=st.integers(0, 10**9), lr=st.floats(0, 10, exclude_min=True), warmup=st.floats(0, 1)),
-        refresh=st.builds(config.Refresh, every_steps=st.integers(10, 99), swap_after=st.none() | st.integers(1, 9)),
+        optim=st.builds(
+            config.JointOptim,
+            steps=st.integers(0, 10**9),
+            lr=st.floats(0, 10, exclude_min=True),
+            warmup=st.floats(0, 1),
+        ),
+        refresh=st.builds(
+            config.Refresh, every_steps=st.integers(10, 99), swap_after=st.none() | st.integers(1, 9)
+        ),
     )
 )
 def test_any_settings_survive_their_record(settings: config.Pretrain) -> None:
@@ -188,24 +273,58 @@ def test_resume_takes_the_runs_own_record_and_flags_go_before_it(tmp_path: Path)
     assert read_run(tmp_path / "run")["config"]["optim"]["steps"] == 7  # parsing changes nothing
 
 
-# --- from end to end ----------------------------------------------------------------------------------------------------------------------
+# --- from end to end ----------------------------------------------------------------------------------------
 
 PASSAGES = 30
-EVIDENCE = {"title", "passage", "passage_id", "file", "start", "end", "retrieval_probability", "reading_probability"}
+EVIDENCE = {
+    "title",
+    "passage",
+    "passage_id",
+    "file",
+    "start",
+    "end",
+    "retrieval_probability",
+    "reading_probability",
+}
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """world → corpus → spans → model → index, by commands alone; the first passages of a tiny world and questions about them."""
+    """world → corpus → spans → model → index, by commands alone; the first passages of a tiny world and
+    questions about them."""
     folder = tmp_path_factory.mktemp("work")
     main(["world", "--out", f"{folder}/world", "--kind", "tiny"])
-    (folder / "some.jsonl").write_text("".join((folder / "world" / "knowledge.jsonl").open().readlines()[:PASSAGES]))
+    (folder / "some.jsonl").write_text(
+        "".join((folder / "world" / "knowledge.jsonl").open().readlines()[:PASSAGES])
+    )
     for name in ("questions-held-out", "clozes-held-out"):
         lines = (folder / "world" / f"{name}.jsonl").read_text().splitlines()
         about = [line for line in lines if json.loads(line)["gold"][0] < PASSAGES]
         (folder / f"{name}.jsonl").write_text("\n".join(about))
-    main(["corpus", f"{folder}/some.jsonl", "--out", f"{folder}/corpus", "--tokenizer", f"{folder}/world", "--max-wordpieces", "64"])
-    main(["spans", f"{folder}/corpus", "--tagger", "phrases", "--phrases", f"{folder}/world/phrases.txt", "--workers", "1"])
+    main(
+        [
+            "corpus",
+            f"{folder}/some.jsonl",
+            "--out",
+            f"{folder}/corpus",
+            "--tokenizer",
+            f"{folder}/world",
+            "--max-wordpieces",
+            "64",
+        ]
+    )
+    main(
+        [
+            "spans",
+            f"{folder}/corpus",
+            "--tagger",
+            "phrases",
+            "--phrases",
+            f"{folder}/world/phrases.txt",
+            "--workers",
+            "1",
+        ]
+    )
     small = ["--layers", "1", "--hidden", "16", "--heads", "2", "--projection", "8", "--max-query", "32"]
     main(["model", "--corpus", f"{folder}/corpus", "--out", f"{folder}/model", *small])
     main(["index", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--device", "cpu"])
@@ -219,7 +338,15 @@ def said(command: list[str], work: Path, capsys: pytest.CaptureFixture[str], cor
 
 
 def check_answer(answer: dict[str, Any], *, evidence: int) -> None:
-    assert set(answer) == {"answer", "probability", "evidence", "others", "relevance", "confidence", "caution"}
+    assert set(answer) == {
+        "answer",
+        "probability",
+        "evidence",
+        "others",
+        "relevance",
+        "confidence",
+        "caution",
+    }
     assert isinstance(answer["answer"], str)
     assert 0 <= answer["probability"] <= 1
     assert len(answer["evidence"]) == evidence
@@ -237,7 +364,9 @@ def check_answer(answer: dict[str, Any], *, evidence: int) -> None:
 
 
 def test_ask_as_json(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(said(["ask", "Which animal is the symbol of Taremo?", "--read", "7", "--json"], work, capsys))
+    answer = json.loads(
+        said(["ask", "Which animal is the symbol of Taremo?", "--read", "7", "--json"], work, capsys)
+    )
     check_answer(answer, evidence=7)
     corpus = Corpus.open(work / "corpus")
     assert answer["answer"]
@@ -249,7 +378,9 @@ def test_ask_as_json(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fill_as_json_weighs_the_null_document(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(said(["ask", "--fill", "The symbol of Taremo is the [MASK].", "--read", "4", "--json"], work, capsys))
+    answer = json.loads(
+        said(["ask", "--fill", "The symbol of Taremo is the [MASK].", "--read", "4", "--json"], work, capsys)
+    )
     check_answer(answer, evidence=5)
     assert [item["passage_id"] for item in answer["evidence"]].count(None) == 1
 
@@ -263,7 +394,9 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureF
         with pytest.raises(SystemExit) as stopped:
             main(["serve", "--corpus", "nowhere", "--port", str(port)])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err.splitlines() == [f"error: port {port} is in use; choose another with --port"]
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: port {port} is in use; choose another with --port"
+    ]
     with pytest.raises(SystemExit):
         main(["serve", "--corpus", "nowhere", "--host", "192.0.2.1"])  # an address that no machine has
     assert "cannot listen on 192.0.2.1 port 8460" in capsys.readouterr().err
@@ -281,7 +414,16 @@ def test_evaluate_agrees_with_its_predictions(
     name: str, retriever: str, work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predictions = tmp_path / "new" / "predictions.jsonl"
-    flags = ["--questions", f"{work}/{name}.jsonl", "--retriever", retriever, "--read", "3", "--predictions", str(predictions)]
+    flags = [
+        "--questions",
+        f"{work}/{name}.jsonl",
+        "--retriever",
+        retriever,
+        "--read",
+        "3",
+        "--predictions",
+        str(predictions),
+    ]
     report = json.loads(said(["evaluate", *flags, "--json"], work, capsys))
     assert set(report) == {
         "questions",
@@ -319,7 +461,9 @@ def test_evaluate_agrees_with_its_predictions(
         if retriever == "none":
             assert report["nats"]["retrieval utility"]["value"] == pytest.approx(0, abs=1e-5)
     for k, score in report["recall"].items():
-        assert score["value"] == percent([(row["first_passage_with_answer"] or 999) <= int(k) for row in rows])
+        assert score["value"] == percent(
+            [(row["first_passage_with_answer"] or 999) <= int(k) for row in rows]
+        )
         assert 0 <= score["low"] <= score["value"] <= score["high"] <= 100
     for row in rows:
         measured = {"correct", "f1", "log_p", "utility", "first_passage_with_answer"}
@@ -349,7 +493,8 @@ def test_evaluate_agrees_with_its_predictions(
 
 def test_a_run_goes_on_with_the_settings_that_flags_changed(work: Path, tmp_path: Path) -> None:
     loop = config.Loop(threads=1, device="cpu")
-    optim, refresh = config.JointOptim(steps=1, batch=2), config.Refresh(process=False)
+    optim = config.JointOptim(steps=1, batch=2)
+    refresh = config.Refresh(process=False)
     places: dict[str, Any] = {"model": work / "model", "corpus": work / "corpus", "out": tmp_path / "run"}
     settings = config.Pretrain(**places, k=3, optim=optim, refresh=refresh, loop=loop)
     Run.begin(tmp_path / "run", stage="pretrain", config=config.record(settings)).close()
@@ -357,12 +502,18 @@ def test_a_run_goes_on_with_the_settings_that_flags_changed(work: Path, tmp_path
     assert (tmp_path / "run" / "model").is_dir()
 
 
-def test_an_index_that_is_not_there_or_not_searched_is_refused(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked, nowhere = ["--questions", f"{work}/questions-held-out.jsonl"], ["--index", f"{tmp_path}/nothere"]
+def test_an_index_that_is_not_there_or_not_searched_is_refused(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--questions", f"{work}/questions-held-out.jsonl"]
+    nowhere = ["--index", f"{tmp_path}/nothere"]
     for arguments, reason in (
         (["evaluate", *asked, *nowhere], "no index in"),
         (["ask", "Who?", *nowhere], "no index in"),
-        (["evaluate", *asked, *nowhere, "--retriever", "bm25"], "--retriever bm25 searches no index; leave --index out"),
+        (
+            ["evaluate", *asked, *nowhere, "--retriever", "bm25"],
+            "--retriever bm25 searches no index; leave --index out",
+        ),
     ):
         with pytest.raises(SystemExit) as stopped:
             said(arguments, work, capsys)
@@ -385,7 +536,10 @@ def test_an_evaluation_says_first_what_it_cannot_write_and_prints_before_it_writ
     (tmp_path / "kept.jsonl").write_text("mine")
     with monkeypatch.context() as patch:
         patch.setattr("realmlm.evaluate.measure.evaluate", None)  # never reached
-        for made in (["--predictions", f"{tmp_path}/kept.jsonl"], ["--report", f"{tmp_path}/kept.jsonl/report.json"]):
+        for made in (
+            ["--predictions", f"{tmp_path}/kept.jsonl"],
+            ["--report", f"{tmp_path}/kept.jsonl/report.json"],
+        ):
             with pytest.raises(SystemExit) as end:
                 said(["evaluate", *flags, *made], work, capsys)
             assert end.value.code == 2
@@ -402,12 +556,31 @@ def test_an_evaluation_says_first_what_it_cannot_write_and_prints_before_it_writ
     assert "exact match" in capsys.readouterr().out
 
 
-def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edit_is_seen_at_the_next_question_and_the_index_is_not_made_again(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (index,) = (work / "corpus" / "index").glob("[!.]*")
     before = {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in index.glob("*.*")}
     (work / "new.txt").write_text("The otter is the animal of Nerrow.")
-    main(["edit", f"{work}/corpus", "--add", f"{work}/new.txt", "--remove", "0", "2", "--replace", "5", "--text", "Said anew."])
-    assert f"mark its spans: realmlm spans {work}/corpus (before that, finish runs that were interrupted" in capsys.readouterr().err
+    main(
+        [
+            "edit",
+            f"{work}/corpus",
+            "--add",
+            f"{work}/new.txt",
+            "--remove",
+            "0",
+            "2",
+            "--replace",
+            "5",
+            "--text",
+            "Said anew.",
+        ]
+    )
+    assert (
+        f"mark its spans: realmlm spans {work}/corpus (before that, finish runs that were interrupted"
+        in capsys.readouterr().err
+    )
     answer = json.loads(said(["ask", "What is new?", "--read", str(PASSAGES - 1), "--json"], work, capsys))
     check_answer(answer, evidence=PASSAGES - 1)
     passages = {item["passage_id"]: item["passage"] for item in answer["evidence"]}
@@ -442,12 +615,20 @@ def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_w
 
 
 def test_work_that_a_closed_pipe_cut_off_is_not_called_done() -> None:
-    code = "import realmlm.cli as cli\ndef cut(*_): raise BrokenPipeError\ncli.run_command = cut\ncli.main(['pretrain'])"
+    code = (
+        "import realmlm.cli as cli\ndef cut(*_): raise BrokenPipeError\ncli.run_command = "
+        "cut\ncli.main(['pretrain'])"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 141
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Exception("I/O error: No space left on device (os error 28)")])
-def test_a_full_disk_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), Exception("I/O error: No space left on device (os error 28)")],
+)
+def test_a_full_disk_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(*_: object) -> None:
         raise error
 

@@ -1,4 +1,5 @@
-"""A flipped byte, a cut-off file or a lost one, in every file of every kind of artefact: named by the command that uses it, exit code 2."""
+"""A flipped byte, a cut-off file or a lost one, in every file of every kind of artefact: named by the command
+that uses it, exit code 2."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,7 +25,14 @@ from realmlm.train.pretrain import run_pretrain
 from realmlm.train.run import Run
 from tests.conftest import TINY_MODEL
 
-TOWNS = {"Orvane": "amber", "Tiskol": "salt", "Belmar": "copper", "Quillon": "linen", "Hestra": "barley", "Wimbel": "slate"}
+TOWNS = {
+    "Orvane": "amber",
+    "Tiskol": "salt",
+    "Belmar": "copper",
+    "Quillon": "linen",
+    "Hestra": "barley",
+    "Wimbel": "slate",
+}
 OPTIM = JointOptim(steps=3, batch=4, lr=1e-3, retriever_lr=1e-3)
 LOOP = Loop(log_every=1, checkpoint_every=1, threads=1, device="cpu")
 IN_LINE = Refresh(every_steps=2, process=False)
@@ -32,12 +40,17 @@ IN_LINE = Refresh(every_steps=2, process=False)
 
 @pytest.fixture(scope="module")
 def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every kind of artefact, once: a corpus with an edit and spans, two indexes with an edit, a model, two runs cut off."""
+    """Every kind of artefact, once: a corpus with an edit and spans, two indexes with an edit, a model, two
+    runs cut off."""
     folder = tmp_path_factory.mktemp("damage")
     (folder / "notes").mkdir()
     for town, trade in TOWNS.items():
-        (folder / "notes" / f"{town}.txt").write_text(f"{town} lies on a river. The people of {town} live by {trade}. It is old.\n")
-    corpus = build_corpus([folder / "notes"], folder / "corpus", train_tokenizer=200, max_wordpieces=64, workers=1)
+        (folder / "notes" / f"{town}.txt").write_text(
+            f"{town} lies on a river. The people of {town} live by {trade}. It is old.\n"
+        )
+    corpus = build_corpus(
+        [folder / "notes"], folder / "corpus", train_tokenizer=200, max_wordpieces=64, workers=1
+    )
     mark_spans(corpus, PhraseTagger(TOWNS.values()), workers=1)
     create_model(corpus=corpus.folder, out=folder / "model", **TINY_MODEL)  # type: ignore[arg-type]
     for command in (ask(folder), approximate(folder)):
@@ -46,27 +59,67 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in (ask(folder), approximate(folder)):
         main(command)
     questions = "".join(
-        f'{{"question": "What do the people of {town} live by?", "answer": ["{trade}"]}}\n' for town, trade in TOWNS.items()
+        f'{{"question": "What do the people of {town} live by?", "answer": ["{trade}"]}}\n'
+        for town, trade in TOWNS.items()
     )
     (folder / "questions.jsonl").write_text(questions)
-    common: dict[str, Any] = {"model": folder / "model", "corpus": corpus.folder, "optim": OPTIM, "refresh": IN_LINE, "loop": LOOP}
+    common: dict[str, Any] = {
+        "model": folder / "model",
+        "corpus": corpus.folder,
+        "optim": OPTIM,
+        "refresh": IN_LINE,
+        "loop": LOOP,
+    }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "tidy", lambda run: None)  # what an ended run lets go, one that was cut off still has
+        patch.setattr(
+            Run, "tidy", lambda run: None
+        )  # what an ended run lets go, one that was cut off still has
         run_pretrain(Pretrain(out=folder / "pretrain", k=3, **common))
-        run_finetune(Finetune(out=folder / "finetune", questions=(folder / "questions.jsonl",), read=2, candidates=5, **common))
+        run_finetune(
+            Finetune(
+                out=folder / "finetune",
+                questions=(folder / "questions.jsonl",),
+                read=2,
+                candidates=5,
+                **common,
+            )
+        )
     for run in ("pretrain", "finetune"):
         shutil.rmtree(folder / run / "model")
     shutil.rmtree(folder / "pretrain" / "index" / "step-00000002")  # as if killed between snapshot and index
-    write_snapshot(folder / "pretrain" / "snapshots" / "step-00000002", *Realm.from_pretrained(folder / "model"), step=2)
+    write_snapshot(
+        folder / "pretrain" / "snapshots" / "step-00000002", *Realm.from_pretrained(folder / "model"), step=2
+    )
     return folder
 
 
 def ask(folder: Path) -> list[str]:
-    return ["ask", "What do they live by?", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--read", "2", "--device", "cpu"]
+    return [
+        "ask",
+        "What do they live by?",
+        "--model",
+        f"{folder}/model",
+        "--corpus",
+        f"{folder}/corpus",
+        "--read",
+        "2",
+        "--device",
+        "cpu",
+    ]
 
 
 def approximate(folder: Path) -> list[str]:
-    return ["index", "--kind", "ivf", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--device", "cpu"]
+    return [
+        "index",
+        "--kind",
+        "ivf",
+        "--model",
+        f"{folder}/model",
+        "--corpus",
+        f"{folder}/corpus",
+        "--device",
+        "cpu",
+    ]
 
 
 def evaluate(folder: Path) -> list[str]:
@@ -89,7 +142,16 @@ def edit_then_ask(folder: Path) -> list[str]:
 
 def warmup(folder: Path) -> list[str]:
     steps = ["--reader.steps", "1", "--retriever.steps", "1", "--reader.batch", "2", "--retriever.batch", "2"]
-    return ["warmup", "--model", f"{folder}/model", "--corpus", f"{folder}/corpus", "--out", f"{folder}/warmup", *steps]
+    return [
+        "warmup",
+        "--model",
+        f"{folder}/model",
+        "--corpus",
+        f"{folder}/corpus",
+        "--out",
+        f"{folder}/warmup",
+        *steps,
+    ]
 
 
 def resume_pretrain(folder: Path) -> list[str]:
@@ -168,9 +230,16 @@ def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, st
     return 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "place", "command"), USES, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("kind", "place", "command"), USES, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_damage_is_named_by_file(
-    laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, place: str, command: Command
+    laboratory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    place: str,
+    command: Command,
 ) -> None:
     folder = copy_of(laboratory, tmp_path)
     (artefact,) = folder.glob(place)
@@ -180,14 +249,18 @@ def test_damage_is_named_by_file(
         for damage in (flipped, cut, None):
             with damaged(artefact / name, damage):
                 code, said = run(arguments, capsys)
-            named = str(artefact / name) in said or (name == MANIFEST and damage is None and f"{artefact}: it has no {MANIFEST}" in said)
+            named = str(artefact / name) in said or (
+                name == MANIFEST and damage is None and f"{artefact}: it has no {MANIFEST}" in said
+            )
             if code != 2 or not named or "Traceback" in said or said.count("error:") != 1:
                 missed.append((name, damage, code, said))
     assert missed == []
     assert run(arguments, capsys)[0] == 0  # and it was the damage: without it the command runs
 
 
-def test_what_an_older_checkpoint_says_is_checked_too(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_older_checkpoint_says_is_checked_too(
+    laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = copy_of(laboratory, tmp_path)
     manifest = folder / "pretrain" / "checkpoints" / "step-00000001" / MANIFEST
     with damaged(manifest, flipped):
@@ -195,22 +268,34 @@ def test_what_an_older_checkpoint_says_is_checked_too(laboratory: Path, tmp_path
     assert (code, str(manifest) in said) == (2, True), said
 
 
-@pytest.mark.parametrize("damage", [cut, emptied, lambda whole: whole.replace(b'"model"', b'"modle"'), lambda whole: b"[1]"])
-def test_a_damaged_record_of_a_run_is_named(laboratory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage", [cut, emptied, lambda whole: whole.replace(b'"model"', b'"modle"'), lambda whole: b"[1]"]
+)
+def test_a_damaged_record_of_a_run_is_named(
+    laboratory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+) -> None:
     record = laboratory / "pretrain" / "run.json"
     with damaged(record, lambda whole: damage(whole.rstrip())):
         code, said = run(resume_pretrain(laboratory), capsys)
     assert (code, str(record) in said) == (2, True), said
 
 
-def test_an_index_that_knows_of_a_lost_edit_is_named(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_that_knows_of_a_lost_edit_is_named(
+    laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = copy_of(laboratory, tmp_path)
     shutil.rmtree(folder / "corpus" / "edits")
     code, said = run(ask(folder), capsys)
-    assert (code, "-exact contains 1 edits of" in said, "remove the index first" in said) == (2, True, True), said
+    assert (code, "-exact contains 1 edits of" in said, "remove the index first" in said) == (
+        2,
+        True,
+        True,
+    ), said
 
 
-def test_damaged_metrics_do_not_stop_a_run(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_metrics_do_not_stop_a_run(
+    laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = copy_of(laboratory, tmp_path)
     file = folder / "pretrain" / "metrics.jsonl"
     first, second, third = file.read_bytes().splitlines(keepends=True)
@@ -220,7 +305,9 @@ def test_damaged_metrics_do_not_stop_a_run(laboratory: Path, tmp_path: Path, cap
     assert [row["step"] for row in read_metrics(file)] == [2, 3]
 
 
-def test_a_gap_among_the_edits_of_a_corpus_is_named(laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gap_among_the_edits_of_a_corpus_is_named(
+    laboratory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = copy_of(laboratory, tmp_path)
     Corpus.open(folder / "corpus").edit(remove=[2])
     shutil.rmtree(folder / "corpus" / "edits" / "000001")

@@ -1,4 +1,5 @@
-"""Documents that fail a test when they go stale: commands that parse, links that lead somewhere, help that is current."""
+"""Documents that fail a test when they go stale: commands that parse, links that lead somewhere, help that is
+current."""
 
 import importlib.util
 import re
@@ -20,7 +21,9 @@ def commands(page: Path) -> list[str]:
     blocks = "\n".join(re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL))
     lines = [line.split("   #")[0].removeprefix("$ ").strip() for line in blocks.splitlines()]
     inline = [
-        command for command in re.findall(r"`(realmlm [a-z]+ [^`]*--[^`]*)`", text) if not re.search(r"…|COMMAND|RUN|--help", command)
+        command
+        for command in re.findall(r"`(realmlm [a-z]+ [^`]*--[^`]*)`", text)
+        if not re.search(r"…|COMMAND|RUN|--help", command)
     ]
     return [line for line in [*lines, *inline] if line.startswith("realmlm ")]
 

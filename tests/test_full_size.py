@@ -1,4 +1,5 @@
-"""The rehearsal at full size, at a small one: what it generates is a corpus like any other, and opening reads none of what it opens."""
+"""The rehearsal at full size, at a small one: what it generates is a corpus like any other, and opening reads
+none of what it opens."""
 
 import importlib.util
 from pathlib import Path
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="L
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("full_size", Path(__file__).resolve().parent.parent / "tools" / "full_size.py")
+    spec = importlib.util.spec_from_file_location(
+        "full_size", Path(__file__).resolve().parent.parent / "tools" / "full_size.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -65,8 +68,13 @@ def test_the_size_of_a_corpus_is_known_without_its_ids(tool: ModuleType, tmp_pat
 
 
 def test_opening_what_was_just_made_hashes_nothing_and_reads_no_vector_and_no_text(made: Path) -> None:
-    with patch.object(artefact, "_ALWAYS_HASHED", 0), patch.object(artefact, "sha256_of", side_effect=AssertionError):
-        corpus, exact, approximate = Corpus.open(made / "corpus"), open_index(made / "exact"), open_index(made / "ivf")
+    with (
+        patch.object(artefact, "_ALWAYS_HASHED", 0),
+        patch.object(artefact, "sha256_of", side_effect=AssertionError),
+    ):
+        corpus = Corpus.open(made / "corpus")
+        exact = open_index(made / "exact")
+        approximate = open_index(made / "ivf")
     assert len(corpus) == len(exact) == len(approximate) == PASSAGES
     assert resident_kb(made / "corpus", "") == resident_kb(made / "exact", "") == 0
     assert resident_kb(made / "ivf", "vectors") == resident_kb(made / "ivf", "ids") == 0
@@ -83,16 +91,26 @@ def test_every_step_prints_its_row(tool: ModuleType, made: Path, capsys: pytest.
         "| open the model",
         "| open the exact index",
         "| open the IVF index",
-        *(f"| {part}, {kind}" for kind in ("exact", "ivf") for part in ("open all for asking", "the first question", "the same again")),
+        *(
+            f"| {part}, {kind}"
+            for kind in ("exact", "ivf")
+            for part in ("open all for asking", "the first question", "the same again")
+        ),
     ]
     assert all(0 <= float(cell) < 100 for row in rows for cell in row.strip("| ").split(" | ")[1:])
 
 
 def test_both_kinds_give_passages_of_the_corpus(tool: ModuleType, made: Path) -> None:
     asked = tool.question(made)
-    engines = {kind: Engine(made / "model", made / "corpus", index=made / kind, device="cpu") for kind in ("exact", "ivf")}
+    engines = {
+        kind: Engine(made / "model", made / "corpus", index=made / kind, device="cpu")
+        for kind in ("exact", "ivf")
+    }
     assert isinstance(engines["ivf"].index, IVFIndex)
-    found = {kind: [evidence.passage_id for evidence in engine.ask(asked).evidence] for kind, engine in engines.items()}
+    found = {
+        kind: [evidence.passage_id for evidence in engine.ask(asked).evidence]
+        for kind, engine in engines.items()
+    }
     assert len(found["exact"]) == len(found["ivf"]) == 5
     engines["ivf"].index.nprobe = len(engines["ivf"].index.centroids_LD)
     assert [evidence.passage_id for evidence in engines["ivf"].ask(asked).evidence] == found["exact"]

@@ -1,4 +1,5 @@
-"""What only a GPU can show; skipped where there is none. `pytest tests/test_gpu.py` on a machine that has one."""
+"""What only a GPU can show; skipped where there is none. `pytest tests/test_gpu.py` on a machine that has
+one."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_exact_search_on_the_gpu_is_exact(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    vectors, queries = torch.randn(50_000, 64, generator=generator).to(dtype), torch.randn(33, 64, generator=generator)
+    vectors = torch.randn(50_000, 64, generator=generator).to(dtype)
+    queries = torch.randn(33, 64, generator=generator)
     vectors[40_000:40_050] = vectors[7]  # ties: the smallest id first
     queries[0] = vectors[7].float() * 3
     index = ExactIndex(vectors, torch.arange(50_000), device="cuda")
@@ -35,24 +37,37 @@ def test_exact_search_on_the_gpu_is_exact(dtype: torch.dtype) -> None:
 
 def run(folder: Path, stage: Any, *, deterministic: bool, **settings: Any) -> Path:
     loop = Loop(log_every=1, checkpoint_every=3, deterministic=deterministic, threads=1, device="cuda")
-    return stage(out=folder, optim=JointOptim(steps=10, batch=8, lr=1e-3, retriever_lr=1e-3), loop=loop, **settings)
+    return stage(
+        out=folder, optim=JointOptim(steps=10, batch=8, lr=1e-3, retriever_lr=1e-3), loop=loop, **settings
+    )
 
 
 @pytest.fixture
 def joint(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus) -> dict[str, Any]:
     places = {"model": tiny_model_folder, "corpus": knowledge.folder, "text": sentences.folder}
-    how = {"k": 4, "masking": "salient", "marginal": "joint", "freeze_retriever": 0, "probe": None, "probe_every": 5}
+    how = {
+        "k": 4,
+        "masking": "salient",
+        "marginal": "joint",
+        "freeze_retriever": 0,
+        "probe": None,
+        "probe_every": 5,
+    }
     return {**places, **how}
 
 
 def test_joint_training_with_the_refresher_on_the_same_gpu(joint: dict[str, Any], tmp_path: Path) -> None:
-    run(tmp_path / "run", pretrain, deterministic=False, **joint, refresh=Refresh(every_steps=3, swap_after=2))
+    run(
+        tmp_path / "run", pretrain, deterministic=False, **joint, refresh=Refresh(every_steps=3, swap_after=2)
+    )
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["swaps"] == 2
     assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
 
 
-def test_resume_on_the_gpu_is_exact_in_deterministic_mode(joint: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_on_the_gpu_is_exact_in_deterministic_mode(
+    joint: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {**joint, "refresh": Refresh(every_steps=4, process=False)}
     whole = weights(run(tmp_path / "whole", pretrain, deterministic=True, **settings))
     cut_at({5}, monkeypatch)
@@ -61,10 +76,28 @@ def test_resume_on_the_gpu_is_exact_in_deterministic_mode(joint: dict[str, Any],
     assert same(weights(run(tmp_path / "cut", pretrain, deterministic=True, **settings)), whole)
 
 
-def test_questions_on_the_gpu(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
-    places = {"model": tiny_model_folder, "corpus": knowledge.folder, "questions": (world / "questions-train.jsonl",)}
-    for name, refresh in (("frozen", Refresh(every_steps=0)), ("refreshed", Refresh(every_steps=4, process=False))):
-        run(tmp_path / name, finetune, deterministic=False, **places, read=3, candidates=50, closed_book=0.1, refresh=refresh)
+def test_questions_on_the_gpu(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    places = {
+        "model": tiny_model_folder,
+        "corpus": knowledge.folder,
+        "questions": (world / "questions-train.jsonl",),
+    }
+    for name, refresh in (
+        ("frozen", Refresh(every_steps=0)),
+        ("refreshed", Refresh(every_steps=4, process=False)),
+    ):
+        run(
+            tmp_path / name,
+            finetune,
+            deterministic=False,
+            **places,
+            read=3,
+            candidates=50,
+            closed_book=0.1,
+            refresh=refresh,
+        )
         rows = read_metrics(tmp_path / name / "metrics.jsonl")
         assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
 
@@ -79,14 +112,18 @@ def test_compiled_layers_learn_the_same(joint: dict[str, Any], tmp_path: Path) -
     assert losses("compiled", True) == pytest.approx(losses("plain", False), rel=1e-3)
 
 
-def test_packed_sequences_are_read_as_padded_ones(tiny_model_folder: Path, knowledge: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_sequences_are_read_as_padded_ones(
+    tiny_model_folder: Path, knowledge: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from realmlm.model import encoders
     from realmlm.model.inputs import joint_inputs
     from realmlm.model.realm import Realm
 
     model, pieces = Realm.from_pretrained(tiny_model_folder, device="cuda")
     numbers = knowledge.ids[:200].tolist()
-    inputs = joint_inputs([knowledge.tokens(number)[:9] for number in numbers], numbers, knowledge, pieces, model.config).to(model.device)
+    inputs = joint_inputs(
+        [knowledge.tokens(number)[:9] for number in numbers], numbers, knowledge, pieces, model.config
+    ).to(model.device)
     seen = inputs.attention_NL.bool()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert encoders.packs_now(inputs)

@@ -33,7 +33,9 @@ SHORT = ["--optim.steps", "2", "--optim.batch", "2", "--loop.threads", "1", "--l
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten articles of the pocket encyclopedia, their spans marked."""
     folder = tmp_path_factory.mktemp("mini")
-    articles = [line for line in realmlm.pocket.read_text("utf-8").splitlines() if json.loads(line)["title"] in TITLES]
+    articles = [
+        line for line in realmlm.pocket.read_text("utf-8").splitlines() if json.loads(line)["title"] in TITLES
+    ]
     (folder / "some.jsonl").write_text("\n".join(articles), "utf-8")
     main(
         [
@@ -51,7 +53,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     main(["spans", str(folder / "corpus"), "--workers", "1"])
     asked = [
-        line for line in (realmlm.pocket.parent / "questions.jsonl").read_text("utf-8").splitlines() if json.loads(line)["title"] in TITLES
+        line
+        for line in (realmlm.pocket.parent / "questions.jsonl").read_text("utf-8").splitlines()
+        if json.loads(line)["title"] in TITLES
     ]
     (folder / "questions.jsonl").write_text("\n".join(asked), "utf-8")
     return folder / "corpus"
@@ -76,7 +80,8 @@ def test_it_answers_with_the_place_and_fills_in(corpus: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_loading_is_quick_and_light() -> None:
-    """Measured in a process of its own; the promise is 3 s and 300 MiB, seconds are not asserted on a machine that others use too."""
+    """Measured in a process of its own; the promise is 3 s and 300 MiB, seconds are not asserted on a machine
+    that others use too."""
     code = "import realmlm; realmlm.load(); print(open('/proc/self/status').read())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     peak = next(line for line in done.stdout.splitlines() if line.startswith("VmHWM"))
@@ -101,7 +106,21 @@ def test_training_goes_on_from_it(corpus: Path, tmp_path: Path, capsys: pytest.C
         ]
     )
     pretrained = ["--from", str(tmp_path / "joint" / "model"), "--corpus", str(corpus)]
-    main(["finetune", *pretrained, "--questions", str(asked), "--out", str(tmp_path / "qa"), "--read", "2", "--candidates", "4", *SHORT])
+    main(
+        [
+            "finetune",
+            *pretrained,
+            "--questions",
+            str(asked),
+            "--out",
+            str(tmp_path / "qa"),
+            "--read",
+            "2",
+            "--candidates",
+            "4",
+            *SHORT,
+        ]
+    )
     capsys.readouterr()
     main(
         [

@@ -1,4 +1,5 @@
-"""docs/own.md: what one changes in Python runs as it stands there, and is not mistaken for a run of the command line."""
+"""docs/own.md: what one changes in Python runs as it stands there, and is not mistaken for a run of the
+command line."""
 
 import os
 import re
@@ -16,19 +17,32 @@ from realmlm.log import read_metrics
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_page_runs(knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own.md").read_text("utf-8"), flags=re.DOTALL)
+def test_the_page_runs(
+    knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "own.md").read_text("utf-8"), flags=re.DOTALL
+    )
     (tmp_path / "own.py").write_text("\n\n".join(blocks), "utf-8")
     shutil.copytree(knowledge.folder, tmp_path / "corpus")
     shutil.copytree(tiny_model_folder, tmp_path / "warmup" / "model")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def program() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "own.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            [sys.executable, "own.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
 
     first = program()
     assert first.returncode == 0, first.stderr
-    assert first.stdout.count("exact match") == 1, "the refresher, which imports the program, does none of it again"
+    assert first.stdout.count("exact match") == 1, (
+        "the refresher, which imports the program, does none of it again"
+    )
     assert first.stderr.count("marking spans") == 1
     rows = read_metrics(tmp_path / "distilled" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [10, 20]

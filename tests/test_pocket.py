@@ -27,7 +27,8 @@ def test_passages_are_short_and_each_of_its_own() -> None:
 
 def test_every_question_is_answered_by_its_passage_in_other_words() -> None:
     texts = {str(passage["title"]): str(passage["text"]) for passage in rows("encyclopedia.jsonl")}
-    questions, asked = read_questions(POCKET / "questions.jsonl"), rows("questions.jsonl")
+    questions = read_questions(POCKET / "questions.jsonl")
+    asked = rows("questions.jsonl")
     assert len(questions) == 100
     assert len({row["title"] for row in asked}) == 100
     for question, row in zip(questions, asked, strict=True):
@@ -41,5 +42,11 @@ def test_every_question_is_answered_by_its_passage_in_other_words() -> None:
 
 
 def test_it_becomes_a_corpus_of_one_passage_each(tmp_path: Path) -> None:
-    corpus = build_corpus([POCKET / "encyclopedia.jsonl"], tmp_path / "corpus", train_tokenizer=4000, max_wordpieces=200, workers=1)
+    corpus = build_corpus(
+        [POCKET / "encyclopedia.jsonl"],
+        tmp_path / "corpus",
+        train_tokenizer=4000,
+        max_wordpieces=200,
+        workers=1,
+    )
     assert len(corpus) == len(rows("encyclopedia.jsonl"))

@@ -27,19 +27,29 @@ def data(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     by_title: dict[str, list[str]] = {}
     for row in rows:
         by_title.setdefault(row["title"], []).append(row["text"])
-    articles = [{"title": title, "text": "\n".join(texts * 40)} for title, texts in list(by_title.items())[::8]]
-    (folder / "articles" / "all.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
+    articles = [
+        {"title": title, "text": "\n".join(texts * 40)} for title, texts in list(by_title.items())[::8]
+    ]
+    (folder / "articles" / "all.jsonl").write_text(
+        "".join(json.dumps(article) + "\n" for article in articles)
+    )
     for kind, part in (("train", "questions-train"), ("dev", "questions-held-out")):
         lines = (world / f"{part}.jsonl").read_text("utf-8").splitlines()[:12]
         rows = [{"question": row["question"], "answer": row["answer"]} for row in map(json.loads, lines)]
         for number, name in enumerate(("nq", "webquestions")):
-            (folder / "questions" / f"{name}-{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[number::2]))
+            (folder / "questions" / f"{name}-{kind}.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in rows[number::2])
+            )
     return folder
 
 
 def run(script: str, *arguments: str | Path, **environment: str) -> str:
     binaries = Path(sys.executable).parent
-    settings = os.environ | {"SCALE": "0.01", "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CI": "1"} | environment
+    settings = (
+        os.environ
+        | {"SCALE": "0.01", "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CI": "1"}
+        | environment
+    )
     command = [sys.executable if script.endswith(".py") else "bash", str(RUNS / script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -48,8 +58,16 @@ def run(script: str, *arguments: str | Path, **environment: str) -> str:
 
 def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, tmp_path: Path) -> None:
     pieces = Wordpieces.load(world / "tokenizer.json")
-    shape = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 256}
-    BertModel(BertConfig(vocab_size=len(pieces), **shape), add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
+    shape = {
+        "hidden_size": 384,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 256,
+    }
+    BertModel(BertConfig(vocab_size=len(pieces), **shape), add_pooling_layer=False).save_pretrained(
+        tmp_path / "encoder"
+    )
     pieces.save(tmp_path / "encoder" / "tokenizer.json")
     out = tmp_path / "out"
     said = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
@@ -59,7 +77,9 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     assert reports["pretrain-zero-shot-nq"]["exact_match"] is None
     assert reports["questions-pretrain-nq"]["exact_match"]["value"] >= 0
     assert "−log p(y|x)" in reports["pretrain-held-out"]["nats"]
-    logged = [json.loads(line)["command"].split()[0] for line in (out / "seconds.jsonl").read_text().splitlines()]
+    logged = [
+        json.loads(line)["command"].split()[0] for line in (out / "seconds.jsonl").read_text().splitlines()
+    ]
     assert logged.count("finetune") == 2
     again = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
     assert again.count("already done") >= len(reports)
@@ -69,7 +89,10 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
 @pytest.mark.slow
 def test_the_clean_track_ends_with_answers(data: Path, tmp_path: Path) -> None:
     run("mini.sh", "clean", tmp_path / "out", data, SCALE="0.005")
-    reports = {file.stem: json.loads(file.read_text("utf-8")) for file in (tmp_path / "out" / "reports").glob("*.json")}
+    reports = {
+        file.stem: json.loads(file.read_text("utf-8"))
+        for file in (tmp_path / "out" / "reports").glob("*.json")
+    }
     assert len(reports) == 2 * (1 + 2 + 2)
     assert "−log p(y|x)" in reports["pretrain-held-out"]["nats"]
 
@@ -77,16 +100,34 @@ def test_the_clean_track_ends_with_answers(data: Path, tmp_path: Path) -> None:
 def arms_are_compared(base: Path, data: Path) -> None:
     run("text_study.sh", base, data, "ict")
     assert "| ICT continued | 1 |" in run("text_table.py", base), "before any arm was taught questions"
-    text = ["corpus", f"{data}/articles", "--out", f"{base}/text", "--tokenizer", f"{base}/begin", "--max-wordpieces", "128"]
+    text = [
+        "corpus",
+        f"{data}/articles",
+        "--out",
+        f"{base}/text",
+        "--tokenizer",
+        f"{base}/begin",
+        "--max-wordpieces",
+        "128",
+    ]
     main([*text, "--skip-passages", "1"])
     main(["spans", f"{base}/text"])  # from here on another text is learned from than is searched
     for arm in ("realm", "realm-reader", "warmup", "bm25"):
         run("text_study.sh", base, data, arm, QUESTIONS="1")
     said = run("text_table.py", base)
-    for row in ("| REALM, pointing | 1 |", "| baseline retriever, REALM's reader | 1 |", "| ICT continued | 1 |", "| BM25 + reader | 1 |"):
+    for row in (
+        "| REALM, pointing | 1 |",
+        "| baseline retriever, REALM's reader | 1 |",
+        "| ICT continued | 1 |",
+        "| BM25 + reader | 1 |",
+    ):
         assert row in said
     assert "12 questions of the training sets" in said
-    done = subprocess.run(["bash", str(RUNS / "text_study.sh"), str(base), str(data), "nonsense"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", str(RUNS / "text_study.sh"), str(base), str(data), "nonsense"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2
     assert "no arm 'nonsense'" in done.stderr
     assert not (base / "study" / "nonsense-0").exists()
@@ -96,23 +137,46 @@ def commands_of(script: str, base: Path, data: Path, *arguments: str, **environm
     """What a script would run: `realmlm` is replaced by a program that writes down what it was given."""
     (base / "bin").mkdir(parents=True)
     for name in ("realmlm", "python"):
-        (base / "bin" / name).write_text('#!/bin/sh\ncat "$([ "$2" = - ] && echo /dev/stdin || echo "$2")" >> "$COMMANDS"\n')
+        (base / "bin" / name).write_text(
+            '#!/bin/sh\ncat "$([ "$2" = - ] && echo /dev/stdin || echo "$2")" >> "$COMMANDS"\n'
+        )
         (base / "bin" / name).chmod(0o755)
-    settings = os.environ | {"PATH": f"{base / 'bin'}:{os.environ['PATH']}", "COMMANDS": str(base / "commands")} | environment
-    done = subprocess.run(["bash", str(RUNS / script), str(base), str(data), *arguments], capture_output=True, text=True, env=settings)
+    settings = (
+        os.environ
+        | {"PATH": f"{base / 'bin'}:{os.environ['PATH']}", "COMMANDS": str(base / "commands")}
+        | environment
+    )
+    done = subprocess.run(
+        ["bash", str(RUNS / script), str(base), str(data), *arguments],
+        capture_output=True,
+        text=True,
+        env=settings,
+    )
     assert done.returncode == 0, done.stderr
-    return [shlex.split(line) for line in (base / "commands").read_text().splitlines() if not line.startswith(("#", '"""'))]
+    return [
+        shlex.split(line)
+        for line in (base / "commands").read_text().splitlines()
+        if not line.startswith(("#", '"""'))
+    ]
 
 
 def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     for name in ("nq", "webquestions"):
-        shutil.copy(data / "questions" / f"{name}-dev.jsonl", tmp_path / "data" / "questions" / f"{name}-test.jsonl")
+        shutil.copy(
+            data / "questions" / f"{name}-dev.jsonl", tmp_path / "data" / "questions" / f"{name}-test.jsonl"
+        )
     shipped = commands_of("ship.sh", tmp_path / "ship", tmp_path / "data")
     own = commands_of("text_study.sh", tmp_path / "own", tmp_path / "data", "own-wide", EXTRA="--k 20")
     for name, *arguments in shipped + own:
         parse(name, COMMANDS[name][0], arguments)
-    assert [name for name, *_ in shipped] == ["compress", "evaluate", "evaluate", "calibrate", *["evaluate"] * 4]
+    assert [name for name, *_ in shipped] == [
+        "compress",
+        "evaluate",
+        "evaluate",
+        "calibrate",
+        *["evaluate"] * 4,
+    ]
     assert own[0][0] == "pretrain"
     assert own[0][-2:] == ["--k", "20"]
 

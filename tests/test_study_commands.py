@@ -36,8 +36,12 @@ def other_model(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_a_batch_goes_on_where_something_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, log = tmp_path / "commands.txt", tmp_path / "log.jsonl"
-    file.write_text(f"# two worlds\nworld --out {tmp_path}/a --kind tiny\n\nworld --out '{tmp_path}/b' --kind tiny --seed 1  # another\n")
+    file = tmp_path / "commands.txt"
+    log = tmp_path / "log.jsonl"
+    file.write_text(
+        f"# two worlds\nworld --out {tmp_path}/a --kind tiny\n\nworld --out '{tmp_path}/b' --kind tiny "
+        "--seed 1  # another\n"
+    )
     (tmp_path / "a").mkdir()
     main(["batch", str(file), "--log", str(log)])
     assert f"already done, by an unknown line: {tmp_path}/a" in capsys.readouterr().err
@@ -58,11 +62,18 @@ def test_a_batch_stops_at_an_error(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_batch_passes_over_only_the_line_that_made_what_is_there(
-    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model_folder: Path,
+    knowledge: Corpus,
+    world: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def batch(read: int) -> str:
         made = f"--report={tmp_path}/r/r.json --predictions {tmp_path}/p.jsonl"
-        line = f"evaluate --model {tiny_model_folder} --corpus {knowledge.folder} --questions {world}/clozes-held-out.jsonl --limit 4"
+        line = (
+            f"evaluate --model {tiny_model_folder} --corpus {knowledge.folder} --questions "
+            f"{world}/clozes-held-out.jsonl --limit 4"
+        )
         (tmp_path / "commands.txt").write_text(f"{line} --device cpu --read {read} {made}\n")
         with suppress(SystemExit):
             main(["batch", str(tmp_path / "commands.txt")])
@@ -99,7 +110,9 @@ def test_a_place_may_be_named_with_an_equals_sign(tmp_path: Path, capsys: pytest
         run_batch(file, None, in_the_way)
 
 
-def test_a_batch_runs_nothing_where_a_quote_is_open_and_goes_on_behind_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_runs_nothing_where_a_quote_is_open_and_goes_on_behind_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "commands.txt"
     file.write_text(f"world --out {tmp_path}/a --kind tiny\nworld --out '{tmp_path}/b\n")
     with pytest.raises(SystemExit) as end:
@@ -121,8 +134,13 @@ def test_a_batch_passes_over_a_run_that_has_ended_and_stops_at_another_in_its_pl
     tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def batch(steps: int) -> str:
-        small = f"--k 3 --optim.steps {steps} --optim.batch 2 --refresh.every-steps 0 --loop.threads 1 --loop.device cpu"
-        train = f"pretrain --model {tiny_model_folder} --corpus {knowledge.folder} --out {tmp_path}/run {small}"
+        small = (
+            f"--k 3 --optim.steps {steps} --optim.batch 2 --refresh.every-steps 0 --loop.threads 1 "
+            "--loop.device cpu"
+        )
+        train = (
+            f"pretrain --model {tiny_model_folder} --corpus {knowledge.folder} --out {tmp_path}/run {small}"
+        )
         (tmp_path / "commands.txt").write_text(f"{train}\nworld --out {tmp_path}/after-{steps} --kind tiny\n")
         main(["batch", str(tmp_path / "commands.txt")])
         return capsys.readouterr().err
@@ -140,9 +158,13 @@ def test_a_batch_passes_over_a_run_that_has_ended_and_stops_at_another_in_its_pl
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == metrics
 
 
-def test_a_graft_has_the_towers_of_one_and_the_reader_of_the_other(tiny_model_folder: Path, other_model: Path, tmp_path: Path) -> None:
+def test_a_graft_has_the_towers_of_one_and_the_reader_of_the_other(
+    tiny_model_folder: Path, other_model: Path, tmp_path: Path
+) -> None:
     graft(towers=tiny_model_folder, reader=other_model, out=tmp_path / "graft")
-    towers, reader, both = (Realm.from_pretrained(folder)[0] for folder in (tiny_model_folder, other_model, tmp_path / "graft"))
+    towers, reader, both = (
+        Realm.from_pretrained(folder)[0] for folder in (tiny_model_folder, other_model, tmp_path / "graft")
+    )
     state = both.state_dict()
     for source, parts in ((towers, ("document.", "query.")), (reader, ("reader.",))):
         for name, tensor in source.state_dict().items():
@@ -150,40 +172,50 @@ def test_a_graft_has_the_towers_of_one_and_the_reader_of_the_other(tiny_model_fo
                 assert torch.equal(state[name], tensor), name
 
 
-# --- packing --------------------------------------------------------------------------------------------------------------------------
+# --- packing ------------------------------------------------------------------------------------------------
 
 
 def test_packed_weights_are_close_and_small(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    matrix, bias = torch.randn(64, 48) * torch.logspace(-6, 2, 64)[:, None], torch.randn(64)
+    matrix = torch.randn(64, 48) * torch.logspace(-6, 2, 64)[:, None]
+    bias = torch.randn(64)
     state = {"a": matrix, "b": bias, "again": matrix.clone(), "zero": torch.zeros(3, 4)}
     sizes = {}
     for dtype in ("float32", "float16", "int8"):
         write_weights(tmp_path / dtype, state, dtype=dtype)
-        sizes[dtype], read = (tmp_path / dtype).stat().st_size, read_weights(tmp_path / dtype)
+        sizes[dtype] = (tmp_path / dtype).stat().st_size
+        read = read_weights(tmp_path / dtype)
         assert set(read) == set(state)
         assert {tensor.dtype for tensor in read.values()} == {torch.float32}
         assert torch.equal(read["again"], read["a"])
         assert torch.equal(read["zero"], state["zero"])
         bound = {"float32": 0.0, "float16": 1e-3, "int8": 0.5 / 127 + 1e-6}[dtype]
-        assert ((read["a"] - matrix).abs() <= bound * matrix.abs().amax(1, keepdim=True) + (6e-8 if dtype == "float16" else 0)).all()
+        assert (
+            (read["a"] - matrix).abs()
+            <= bound * matrix.abs().amax(1, keepdim=True) + (6e-8 if dtype == "float16" else 0)
+        ).all()
         assert torch.allclose(read["b"], bias, rtol=1e-3)
     assert sizes["int8"] < sizes["float16"] < sizes["float32"] / 2.5
 
 
-def test_a_compressed_model_answers_alike(tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compressed_model_answers_alike(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from realmlm.model.inputs import query_inputs
 
     main(["compress", str(tiny_model_folder), "--out", str(tmp_path / "small")])
     assert "MiB instead of" in capsys.readouterr().err
-    (model, wordpieces), (small, _) = Realm.from_pretrained(tiny_model_folder), Realm.from_pretrained(tmp_path / "small")
-    assert (tmp_path / "small" / "model.safetensors").stat().st_size < 0.4 * (tiny_model_folder / "model.safetensors").stat().st_size
+    (model, wordpieces) = Realm.from_pretrained(tiny_model_folder)
+    (small, _) = Realm.from_pretrained(tmp_path / "small")
+    assert (tmp_path / "small" / "model.safetensors").stat().st_size < 0.4 * (
+        tiny_model_folder / "model.safetensors"
+    ).stat().st_size
     inputs = query_inputs([wordpieces.encode("the heron of the town")], wordpieces, max_query=16)
     with torch.no_grad():
         assert torch.cosine_similarity(model.query(inputs), small.query(inputs)).item() > 0.999
 
 
-# --- alignment ------------------------------------------------------------------------------------------------------------------------
+# --- alignment ----------------------------------------------------------------------------------------------
 
 
 def test_an_alignment_names_passages_and_their_posterior(
@@ -209,24 +241,49 @@ def test_an_alignment_names_passages_and_their_posterior(
         align(**places, out=tmp_path / "own.jsonl", text=None)  # type: ignore[arg-type]
 
 
-def test_a_span_far_behind_in_a_sentence_is_aligned_too(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
-    (tmp_path / "long.jsonl").write_text(json.dumps({"title": "", "text": "the town " * 25 + "shows a heron of the town."}), "utf-8")
-    long = build_corpus([tmp_path / "long.jsonl"], tmp_path / "long", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1)
+def test_a_span_far_behind_in_a_sentence_is_aligned_too(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "long.jsonl").write_text(
+        json.dumps({"title": "", "text": "the town " * 25 + "shows a heron of the town."}), "utf-8"
+    )
+    long = build_corpus(
+        [tmp_path / "long.jsonl"],
+        tmp_path / "long",
+        tokenizer=str(world / "tokenizer.json"),
+        max_wordpieces=64,
+        workers=1,
+    )
     mark_spans(long, PhraseTagger(["heron"]), workers=1)
-    model, out = tiny_model_folder, tmp_path / "aligned.jsonl"
-    assert align(model=model, corpus=knowledge.folder, out=out, text=long.folder, k=4, limit=None, device="cpu") == 1
+    model = tiny_model_folder
+    out = tmp_path / "aligned.jsonl"
+    assert (
+        align(model=model, corpus=knowledge.folder, out=out, text=long.folder, k=4, limit=None, device="cpu")
+        == 1
+    )
     row = json.loads(out.read_text("utf-8"))
     assert row["hidden"] == "heron"
     assert row["sentence"].endswith("the town.") or row["sentence"].endswith("the town .")
 
 
-def test_the_own_passage_is_left_out_of_another_cut_too(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+def test_the_own_passage_is_left_out_of_another_cut_too(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
     lines = (world / "knowledge.jsonl").read_text("utf-8").splitlines(keepends=True)
     (tmp_path / "half.jsonl").write_text("".join(lines[::2]), "utf-8")
     how: dict[str, Any] = {"tokenizer": str(world / "tokenizer.json"), "max_wordpieces": 64, "workers": 1}
     half = build_corpus([tmp_path / "half.jsonl"], tmp_path / "half", **how)
-    align(model=tiny_model_folder, corpus=half.folder, out=tmp_path / "aligned.jsonl", text=knowledge.folder, k=4, limit=60, device="cpu")
-    own, there = SameWords(half, knowledge), 0
+    align(
+        model=tiny_model_folder,
+        corpus=half.folder,
+        out=tmp_path / "aligned.jsonl",
+        text=knowledge.folder,
+        k=4,
+        limit=60,
+        device="cpu",
+    )
+    own = SameWords(half, knowledge)
+    there = 0
     for line in (tmp_path / "aligned.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
         copies = own(np.array([row["source"]]))[0].tolist()
@@ -246,7 +303,11 @@ def test_what_is_hidden_may_be_long(tiny_model: tuple[Realm, Wordpieces], knowle
 
 
 def test_frozen_embeddings_are_held_once_and_saved_for_each(knowledge: Corpus, tmp_path: Path) -> None:
-    create_model(corpus=knowledge.folder, out=tmp_path / "model", **(TINY_MODEL | {"freeze_embeddings": True}))  # type: ignore[arg-type]
+    create_model(
+        corpus=knowledge.folder,
+        out=tmp_path / "model",
+        **(TINY_MODEL | {"freeze_embeddings": True}),  # type: ignore[arg-type]
+    )
     first, wordpieces = Realm.from_pretrained(tmp_path / "model")
     words = first.document.encoder.body.get_input_embeddings().weight
     first.reader.embedding.weight.data = words.data.clone()  # as from one checkpoint
@@ -289,7 +350,9 @@ def test_reports_are_put_beside_what_was_expected(tmp_path: Path, capsys: pytest
     assert "24.4 ± 1.9       24.0 ± 1.0" in said
 
 
-def test_two_sets_of_predictions_are_compared_in_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_sets_of_predictions_are_compared_in_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, right in (("a", [True, True, False, True]), ("b", [True, False, False, False])):
         (tmp_path / name).mkdir()
         rows = [{"correct": one, "first_passage_with_answer": 3 if one else None} for one in right]

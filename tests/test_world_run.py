@@ -15,11 +15,17 @@ SEEDS = (0, 1, 2)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_retrieval_emerges_on_the_small_world_whatever_the_seed(tmp_path: Path) -> None:
-    warm, joint = [], []
+    warm = []
+    joint = []
     for seed in SEEDS:
         out = tmp_path / str(seed)
         paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        subprocess.run(["bash", "runs/world.sh", str(out)], cwd=ROOT, check=True, env={**os.environ, "SEED": str(seed), "PATH": paths})
+        subprocess.run(
+            ["bash", "runs/world.sh", str(out)],
+            cwd=ROOT,
+            check=True,
+            env={**os.environ, "SEED": str(seed), "PATH": paths},
+        )
         table = {name: cloze for name, (cloze, _) in json.loads((out / "table.json").read_text()).items()}
         joint.append(table["REALM"]["gold_recall"]["1"]["value"])
         warm.append(table["warm-up only (ICT, ORQA)"]["gold_recall"]["1"]["value"])

@@ -1,4 +1,5 @@
-"""Fictional worlds: the same by seed, every answer in its gold passage, held-out entities never told of in training text."""
+"""Fictional worlds: the same by seed, every answer in its gold passage, held-out entities never told of in
+training text."""
 
 import hashlib
 import json
@@ -32,8 +33,14 @@ def test_every_fact_stands_in_its_passage_and_only_there(kind: str) -> None:
 def test_held_out_entities_are_never_spoken_of_in_training_text(kind: str) -> None:
     world = make_world(kind, seed=1)
     hidden = {fact.entity for fact in world.held_out}
-    words = {word.strip(".,?!") for statement in world.sentences(np.random.default_rng(0)) for word in statement.text.split()}
-    words |= {word.strip(".,?!") for question in world.questions(held_out=False) for word in question.text.split()}
+    words = {
+        word.strip(".,?!")
+        for statement in world.sentences(np.random.default_rng(0))
+        for word in statement.text.split()
+    }
+    words |= {
+        word.strip(".,?!") for question in world.questions(held_out=False) for word in question.text.split()
+    }
     assert hidden
     assert not hidden & words
     assert {fact.entity for fact in world.seen} & words
@@ -51,7 +58,9 @@ def test_knowledge_text_and_questions_are_worded_apart() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_unknown_to_the_vocabulary(kind: str) -> None:
     world = make_world(kind, seed=2)
-    texts = [text for _, text in world.passages[:300]] + [question.text for question in world.questions(held_out=True)[:300]]
+    texts = [text for _, text in world.passages[:300]] + [
+        question.text for question in world.questions(held_out=True)[:300]
+    ]
     assert not any(WORDPIECES.unk in WORDPIECES.encode(text) for text in texts)
 
 
@@ -69,7 +78,9 @@ def test_hard_has_sentences_that_need_no_knowledge() -> None:
 def test_a_world_is_the_same_in_every_process(tmp_path: Path) -> None:
     def digest(folder: Path) -> str:
         return hashlib.sha256(
-            b"".join(file.read_bytes() for file in [*sorted(folder.glob("*.jsonl")), folder / "tokenizer.json"])
+            b"".join(
+                file.read_bytes() for file in [*sorted(folder.glob("*.jsonl")), folder / "tokenizer.json"]
+            )
         ).hexdigest()
 
     write_world(tmp_path / "here", "tiny", seed=5)
@@ -82,7 +93,9 @@ def test_a_world_is_the_same_in_every_process(tmp_path: Path) -> None:
 
 def test_files_agree_with_the_world(tmp_path: Path) -> None:
     world = write_world(tmp_path / "world", "tiny")
-    rows = [json.loads(line) for line in (tmp_path / "world" / "clozes-held-out.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "world" / "clozes-held-out.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 3 * len(world.held_out)
     for row in rows:
         assert row["question"].count("[MASK]") == 1

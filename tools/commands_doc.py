@@ -1,4 +1,5 @@
-"""Write docs/commands.md from the typed configs: `python tools/commands_doc.py`. A test fails when the page is out of date."""
+"""Write docs/commands.md from the typed configs: `python tools/commands_doc.py`. A test fails when the page
+is out of date."""
 
 import ast
 import dataclasses
@@ -18,7 +19,11 @@ def field_texts() -> dict[str, dict[str, str]]:
         if isinstance(node, ast.ClassDef):
             fields: dict[str, str] = {}
             for item, after in zip(node.body, node.body[1:], strict=False):
-                if isinstance(item, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                if (
+                    isinstance(item, ast.AnnAssign)
+                    and isinstance(after, ast.Expr)
+                    and isinstance(after.value, ast.Constant)
+                ):
                     assert isinstance(item.target, ast.Name)
                     fields[item.target.id] = str(after.value.value)
             for base in node.bases:
@@ -29,14 +34,20 @@ def field_texts() -> dict[str, dict[str, str]]:
 
 def rows(kind: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """(flag, default, meaning) of a config, nested settings with their prefix."""
-    found, texts, hints = [], field_texts()[kind.__name__], get_type_hints(kind, include_extras=True)
+    found = []
+    texts = field_texts()[kind.__name__]
+    hints = get_type_hints(kind, include_extras=True)
     for item in dataclasses.fields(kind):
-        hint, default = hints[item.name], item.default
+        hint = hints[item.name]
+        default = item.default
         if item.default_factory is not dataclasses.MISSING:
             default = item.default_factory()
         if dataclasses.is_dataclass(hint):
             changed = dict(vars(default))
-            found += [(flag, _shown(changed[flag.split(".")[-1].replace("-", "_")]), text) for flag, _, text in rows(hint, f"{item.name}.")]
+            found += [
+                (flag, _shown(changed[flag.split(".")[-1].replace("-", "_")]), text)
+                for flag, _, text in rows(hint, f"{item.name}.")
+            ]
             continue
         positional = "Positional" in map(str, getattr(hint, "__metadata__", ()))
         flag = f"{item.name.upper()}" if positional else f"--{prefix}{item.name}".replace("_", "-")
@@ -56,16 +67,22 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "Made by `python tools/commands_doc.py` from the typed configs. `realmlm COMMAND --help` says the same.",
+        "Made by `python tools/commands_doc.py` from the typed configs. `realmlm COMMAND --help` says the "
+        "same.",
         "",
     ]
     for name, (kind, _) in cli.COMMANDS.items():
         lines += [f"## realmlm {name}", "", inspect.cleandoc(kind.__doc__ or ""), ""]
         if name in cli.RESUMABLE:
-            flags = "flags for steps, rates, loop, refresh and probe override its settings, others are refused once it has trained"
+            flags = (
+                "flags for steps, rates, loop, refresh and probe override its settings, others are refused "
+                "once it has trained"
+            )
             lines += [f"`realmlm {name} --resume RUN` continues an interrupted run; {flags}.", ""]
         lines += ["| flag | default | meaning |", "| --- | --- | --- |"]
-        lines += [f"| `{flag}` | {default} | {' '.join(text.split())} |" for flag, default, text in rows(kind)]
+        lines += [
+            f"| `{flag}` | {default} | {' '.join(text.split())} |" for flag, default, text in rows(kind)
+        ]
         lines.append("")
     return "\n".join(lines)
 

@@ -1,4 +1,5 @@
-"""Write docs/encoders.md from a run of the encoders' suite over all families: `python tools/encoders_table.py` (`make encoders`)."""
+"""Write docs/encoders.md from a run of the encoders' suite over all families: `python
+tools/encoders_table.py` (`make encoders`)."""
 
 import datetime
 import os
@@ -47,18 +48,27 @@ def page(results: Results) -> str:
     """The table and what its columns mean."""
     from tests.model.families import FAMILIES, REFUSED
 
-    machine = f"{os.cpu_count()} CPU cores, one thread, torch {torch.__version__}, transformers {transformers.__version__}"
+    machine = (
+        f"{os.cpu_count()} CPU cores, one thread, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}"
+    )
     lines = [
         "# Encoders",
         "",
-        "Families of the transformers library that `realmlm model` makes towers and reader of: fresh ones (`--family TYPE`) or published",
-        "ones (`--checkpoint`, the corpus made with its tokenizer). Inputs are written as the tokenizer's own post-processor writes them,",
-        "so any tokenizer can go with a fresh encoder of any family; as BERT does where it has none (`--train-tokenizer`).",
+        "Families of the transformers library that `realmlm model` makes towers and reader of: fresh ones "
+        "(`--family TYPE`) or published",
+        "ones (`--checkpoint`, the corpus made with its tokenizer). Inputs are written as the tokenizer's "
+        "own post-processor writes them,",
+        "so any tokenizer can go with a fresh encoder of any family; as BERT does where it has none "
+        "(`--train-tokenizer`).",
         "",
-        f"Made by `make encoders`, which runs `{SUITE}` for every family: tiny encoders, each with its own tokenizer.",
+        f"Made by `make encoders`, which runs `{SUITE}` for every family: tiny encoders, each with its own "
+        "tokenizer.",
         f"{machine}, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}.",
         "",
-        "| family | type | " + " | ".join(title for title, _ in CHECKS.values()) + " | pooling | s | remarks |",
+        "| family | type | "
+        + " | ".join(title for title, _ in CHECKS.values())
+        + " | pooling | s | remarks |",
         "| --- " * (len(CHECKS) + 5) + "|",
     ]
     for name, family in FAMILIES.items():
@@ -68,15 +78,22 @@ def page(results: Results) -> str:
         lines.append(f"| {name} | `{family.model_type}` | {' | '.join([*cells, *last])} |")
     lines += [
         "",
-        "- **written as, segments**: query x and passage z read together, and the segment id of each part; equal to what transformers' own",
-        "  tokenizer of the family makes of the same texts, as are query and document (title, body) alone. Only families with segments",
+        "- **written as, segments**: query x and passage z read together, and the segment id of each part; "
+        "equal to what transformers' own",
+        "  tokenizer of the family makes of the same texts, as are query and document (title, body) alone. "
+        "Only families with segments",
         "  get the ids.",
-        "- **padding**: largest change of a vector, a mask's log-probability or a span's score when longer inputs lie beside.",
-        "- **joint loss**: −log p(y|x) of eight masked sentences before and after twelve steps of joint training on them.",
+        "- **padding**: largest change of a vector, a mask's log-probability or a span's score when longer "
+        "inputs lie beside.",
+        "- **joint loss**: −log p(y|x) of eight masked sentences before and after twelve steps of joint "
+        "training on them.",
         "- **saved**: outputs after `save_pretrained` and `from_pretrained`, bit for bit.",
-        "- **checkpoint**: largest difference from transformers' own model, loaded from its `save_pretrained`, on its tokenizer's inputs.",
-        "- **head**: hidden size, size of the embeddings, vocabulary; the masked-LM head's output weights are the embeddings themselves.",
-        "- **bf16**: largest change of a log-probability under bfloat16 autocast, everything finite, gradients too.",
+        "- **checkpoint**: largest difference from transformers' own model, loaded from its "
+        "`save_pretrained`, on its tokenizer's inputs.",
+        "- **head**: hidden size, size of the embeddings, vocabulary; the masked-LM head's output weights "
+        "are the embeddings themselves.",
+        "- **bf16**: largest change of a log-probability under bfloat16 autocast, everything finite, "
+        "gradients too.",
         "- **pooling**: what can stand for a sequence (`--pooling`).",
         "",
         "Families that cannot work are refused with the reason:",
@@ -85,7 +102,8 @@ def page(results: Results) -> str:
         "| --- | --- |",
         *(f"| `{model_type}` | {reason} |" for model_type, reason in REFUSED.items()),
         "",
-        "Others that transformers has a masked language model of are taken as they are, in the names most families share, and have not",
+        "Others that transformers has a masked language model of are taken as they are, in the names most "
+        "families share, and have not",
         "been through the suite.",
     ]
     return "\n".join(lines) + "\n"

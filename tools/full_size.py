@@ -1,11 +1,14 @@
-"""Rehearse the paper's size on generated data: `python tools/full_size.py --out work/full` prints what every step takes.
+"""Rehearse the paper's size on generated data: `python tools/full_size.py --out work/full` prints what every
+step takes.
 
-A corpus of 13,353,718 passages, a model of three BERT-base encoders with random weights, an exact and an IVF index. The passages are
-short (40 to 100 made-up words, each a wordpiece) and the vectors drawn around random centres: embedding them all would take a GPU, and
-what is measured here is opening and searching. About 20 GB of disk, 24 while it is made; what is there already is not made again.
+A corpus of 13,353,718 passages, a model of three BERT-base encoders with random weights, an exact and an IVF
+index. The passages are short (40 to 100 made-up words, each a wordpiece) and the vectors drawn around random
+centres: embedding them all would take a GPU, and what is measured here is opening and searching. About 20 GB
+of disk, 24 while it is made; what is there already is not made again.
 
-Linux only. Each step runs in a process of its own, with the files dropped from the system's cache before it. Peak memory includes the
-pages of mapped files that were touched; anonymous memory is what the process itself holds when the step ends.
+Linux only. Each step runs in a process of its own, with the files dropped from the system's cache before it.
+Peak memory includes the pages of mapped files that were touched; anonymous memory is what the process itself
+holds when the step ends.
 """
 
 import argparse
@@ -53,13 +56,18 @@ class Size:
     hidden: int = 768
 
 
-# --- making -------------------------------------------------------------------------------------------------------------------------
+# --- making -------------------------------------------------------------------------------------------------
 
 
 def words() -> np.ndarray:
-    """uint8 [words, letters]: made-up words of three syllables, all that BERT's vocabulary has place for beside the single letters."""
-    syllables = np.array([[ord(consonant), ord(vowel)] for consonant in "bdfghjklmnprstvz" for vowel in "aeiou"], np.uint8)
-    numbers = np.random.default_rng(0).choice(len(syllables) ** 3, VOCABULARY - len(BERT_SPECIAL) - 52, replace=False)
+    """uint8 [words, letters]: made-up words of three syllables, all that BERT's vocabulary has place for
+    beside the single letters."""
+    syllables = np.array(
+        [[ord(consonant), ord(vowel)] for consonant in "bdfghjklmnprstvz" for vowel in "aeiou"], np.uint8
+    )
+    numbers = np.random.default_rng(0).choice(
+        len(syllables) ** 3, VOCABULARY - len(BERT_SPECIAL) - 52, replace=False
+    )
     places = np.stack(np.unravel_index(numbers, (len(syllables),) * 3), axis=1)
     return syllables[places].reshape(-1, LETTERS)
 
@@ -68,7 +76,8 @@ def passages_block(first: int, count: int, table: np.ndarray) -> Block:
     """`count` passages from number `first` on, as the corpus stores them."""
     random = np.random.default_rng([1, first])
     lengths = random.integers(40, 101, count)
-    total, starts = int(lengths.sum()), np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
+    starts = np.cumsum(lengths) - lengths
     numbers = random.integers(len(table), size=total, dtype=np.uint16)
     spaced = np.concatenate([table, np.full((len(table), 1), ord(" "), np.uint8)], axis=1)
     letters = spaced[numbers].reshape(-1)
@@ -103,8 +112,13 @@ def borders(passages: int) -> list[int]:
 
 def make_corpus(out: Path, size: Size) -> None:
     table = words()
-    pieces = Wordpieces.from_pieces([*(bytes(word).decode() for word in table), *ascii_lowercase, *(f"##{a}" for a in ascii_lowercase)])
-    with publish(out / "corpus", kind="corpus") as draft, progress("writing passages", size.passages, unit="passages") as bar:
+    pieces = Wordpieces.from_pieces(
+        [*(bytes(word).decode() for word in table), *ascii_lowercase, *(f"##{a}" for a in ascii_lowercase)]
+    )
+    with (
+        publish(out / "corpus", kind="corpus") as draft,
+        progress("writing passages", size.passages, unit="passages") as bar,
+    ):
         pieces.save(draft.path / "tokenizer.json")
         writer = SegmentWriter(draft.path, token_dtype=pieces.dtype)
         for first, past in pairwise(borders(size.passages)):
@@ -112,13 +126,30 @@ def make_corpus(out: Path, size: Size) -> None:
             bar.advance(past - first)
         writer.close()
         draft.config |= {"sources": ["generated"], "max_wordpieces": 288, "tokenizer": "made up"}
-        draft.counts |= {"passages": writer.passages, "articles": writer.articles, "wordpieces": writer.wordpieces, "skipped": 0}
+        draft.counts |= {
+            "passages": writer.passages,
+            "articles": writer.articles,
+            "wordpieces": writer.wordpieces,
+            "skipped": 0,
+        }
         draft.parents["tokenizer"] = pieces.fingerprint
 
 
 def make_model(out: Path, size: Size) -> None:
     shape = ["--layers", str(size.layers), "--hidden", str(size.hidden), "--heads", str(size.hidden // 64)]
-    cli.main(["model", "--corpus", f"{out}/corpus", "--out", f"{out}/model", "--family", "bert", "--no-share-towers", *shape])
+    cli.main(
+        [
+            "model",
+            "--corpus",
+            f"{out}/corpus",
+            "--out",
+            f"{out}/model",
+            "--family",
+            "bert",
+            "--no-share-towers",
+            *shape,
+        ]
+    )
 
 
 def question(out: Path) -> str:
@@ -137,8 +168,14 @@ def towers(out: Path) -> tuple[str, torch.Tensor]:
 
 def make_index(out: Path, kind: str) -> None:
     """Vectors around random centres, and around the question's: a trained tower would put some there."""
-    corpus, (fingerprint, query_D) = Corpus.open(out / "corpus"), towers(out)
-    plan: dict[str, Any] = {"weights": fingerprint, "corpus": corpus.fingerprint, "corpus_edits": 0, "borders": borders(len(corpus))}
+    corpus = Corpus.open(out / "corpus")
+    (fingerprint, query_D) = towers(out)
+    plan: dict[str, Any] = {
+        "weights": fingerprint,
+        "corpus": corpus.fingerprint,
+        "corpus_edits": 0,
+        "borders": borders(len(corpus)),
+    }
     plan |= {"dim": len(query_D), "dtype": "float16", "kind": kind, "step": 0}
     build = ShardedBuild(out / f".{kind}.partial", plan)
     centres = torch.randn(len(corpus) // CROWD + 1, len(query_D), generator=torch.Generator().manual_seed(2))
@@ -153,7 +190,7 @@ def make_index(out: Path, kind: str) -> None:
     build.publish(out / kind)
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------------------------
+# --- measuring ----------------------------------------------------------------------------------------------
 
 
 def memory(name: str) -> float:
@@ -170,10 +207,17 @@ def read_gib() -> float:
 @contextmanager
 def row(name: str) -> Iterator[None]:
     """Print what the block took, as a row of the table."""
-    begun, read = time.monotonic(), read_gib()
+    begun = time.monotonic()
+    read = read_gib()
     yield
     seconds = time.monotonic() - begun
-    cells = [name, f"{seconds:.2f}", f"{memory('VmHWM'):.2f}", f"{memory('RssAnon'):.2f}", f"{read_gib() - read:.2f}"]
+    cells = [
+        name,
+        f"{seconds:.2f}",
+        f"{memory('VmHWM'):.2f}",
+        f"{memory('RssAnon'):.2f}",
+        f"{read_gib() - read:.2f}",
+    ]
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -219,7 +263,9 @@ def drop_from_cache(out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for what is generated")
     parser.add_argument("--passages", type=int, default=Size.passages)
     parser.add_argument("--layers", type=int, default=Size.layers)
@@ -232,10 +278,15 @@ def main() -> None:
         return
     record = options.out / "size.json"
     if record.exists() and json.loads(record.read_text()) != asdict(size):
-        sys.exit(f"{options.out} holds what was made with {record.read_text()}; choose another folder or remove it")
+        sys.exit(
+            f"{options.out} holds what was made with {record.read_text()}; choose another folder or remove it"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(asdict(size)))
-    print("| step | seconds | peak GiB | anonymous GiB | read from disk GiB |\n| --- | --- | --- | --- | --- |", flush=True)
+    print(
+        "| step | seconds | peak GiB | anonymous GiB | read from disk GiB |\n| --- | --- | --- | --- | --- |",
+        flush=True,
+    )
     for step in [*(step for step in MAKING if not (options.out / step).exists()), *USING]:
         drop_from_cache(options.out)
         subprocess.run([sys.executable, *sys.argv, "--step", step], check=True)

@@ -1,11 +1,13 @@
-"""Does an imported REALM compute what transformers' own did? Random checkpoints of transformers 4.57.6 against our import of them.
+"""Does an imported REALM compute what transformers' own did? Random checkpoints of transformers 4.57.6
+against our import of them.
 
     python tools/hf_parity.py --peer-python PEER/bin/python                       one case, all sizes as flags
     python tools/hf_parity.py --peer-python PEER/bin/python --combinations 24 --write docs/parity.md
 
-PEER is an environment with `pip install torch transformers==4.57.6`. The peer (tools/hf_peer.py) makes scorer, encoder, reader and open-QA
-checkpoints with random weights, and says what they give; this side imports them and compares. Every difference is the largest absolute one,
-in float32; 0 stands for equal bits or equal texts. Exits with 1 if any is 1e-4 or more.
+PEER is an environment with `pip install torch transformers==4.57.6`. The peer (tools/hf_peer.py) makes
+scorer, encoder, reader and open-QA checkpoints with random weights, and says what they give; this side
+imports them and compares. Every difference is the largest absolute one, in float32; 0 stands for equal bits
+or equal texts. Exits with 1 if any is 1e-4 or more.
 
 B queries, C candidates each, K passages read, M masks.
 """
@@ -72,7 +74,14 @@ class Spec:
     """Passages of the open-QA collection."""
 
 
-_SMALL: dict[str, int] = {"hidden": 16, "vocab": 90, "projection": 8, "positions": 56, "passage": 20, "blocks": 8}
+_SMALL: dict[str, int] = {
+    "hidden": 16,
+    "vocab": 90,
+    "projection": 8,
+    "positions": 56,
+    "passage": 20,
+    "blocks": 8,
+}
 RECORDED = [
     Spec(**_SMALL, seed=1, layers=1, heads=2, candidates=2, width=3),
     Spec(**_SMALL, seed=2, layers=2, heads=4, candidates=4, width=5),
@@ -98,13 +107,15 @@ def random_spec(seed: int) -> Spec:
     )
 
 
-# --- one case -----------------------------------------------------------------------------------------------------------------------
+# --- one case -----------------------------------------------------------------------------------------------
 
 
 def compare(case: Path, work: Path) -> dict[str, float]:
-    """The largest absolute differences between what the peer wrote down in `case` and what our import gives; `work` is an empty folder."""
+    """The largest absolute differences between what the peer wrote down in `case` and what our import gives;
+    `work` is an empty folder."""
     torch.set_num_threads(1)
-    inputs, outputs = json.loads((case / "inputs.json").read_text("utf-8")), load_file(case / "outputs.safetensors")
+    inputs = json.loads((case / "inputs.json").read_text("utf-8"))
+    outputs = load_file(case / "outputs.safetensors")
     differences: dict[str, float] = {}
     import_hf((str(case / "scorer"), str(case / "encoder")), out=work / "pretrained")
     model, wordpieces = Realm.from_pretrained(work / "pretrained")
@@ -119,17 +130,24 @@ def compare(case: Path, work: Path) -> dict[str, float]:
     engine = Engine(work / "openqa", work / "corpus", device="cpu")
     differences["open QA, answers"] = _answers(engine, inputs["answering"])
     differences["reader and open QA exported"] = max(
-        _export_difference(model, {"RealmReader": "reader"}, case), _export_difference(engine.model, {"RealmForOpenQA": "openqa"}, case)
+        _export_difference(model, {"RealmReader": "reader"}, case),
+        _export_difference(engine.model, {"RealmForOpenQA": "openqa"}, case),
     )
     return differences
 
 
-def _pretraining(model: Realm, wordpieces: Wordpieces, given: dict[str, Any], expected: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+def _pretraining(
+    model: Realm, wordpieces: Wordpieces, given: dict[str, Any], expected: dict[str, Tensor]
+) -> Iterator[tuple[str, float]]:
     queries = _arrays(given["queries"])
-    titles, bodies = _arrays(given["titles"]), _arrays(given["bodies"])
-    count, many = len(queries), len(bodies) // len(queries)
+    titles = _arrays(given["titles"])
+    bodies = _arrays(given["bodies"])
+    count = len(queries)
+    many = len(bodies) // len(queries)
     query_BD = model.query(query_inputs(queries, wordpieces, max_query=model.config.max_query))
-    document_BCD = model.document(document_inputs(titles, bodies, wordpieces, max_length=model.config.max_document)).view(count, many, -1)
+    document_BCD = model.document(
+        document_inputs(titles, bodies, wordpieces, max_length=model.config.max_document)
+    ).view(count, many, -1)
     scores_BC = inner_products(query_BD, document_BCD)
     yield "query embeddings", _largest(query_BD, expected["query"])
     yield "document embeddings", _largest(document_BCD, expected["documents"])
@@ -151,13 +169,20 @@ def _pretraining(model: Realm, wordpieces: Wordpieces, given: dict[str, Any], ex
     loss = -per_token_marginal(scores_BC, token_BCM, masked.valid_BM).sum() / masked.valid_BM.sum()
     yield "per-token marginal loss", _largest(loss, expected["marginal_loss"])
     loss.backward()
-    yield "its gradients", _gradients(model, expected, {"RealmScorer": "scorer", "RealmKnowledgeAugEncoder": "encoder"})
+    yield (
+        "its gradients",
+        _gradients(model, expected, {"RealmScorer": "scorer", "RealmKnowledgeAugEncoder": "encoder"}),
+    )
 
 
-def _reading(model: Realm, wordpieces: Wordpieces, inputs: dict[str, Any], expected: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+def _reading(
+    model: Realm, wordpieces: Wordpieces, inputs: dict[str, Any], expected: dict[str, Tensor]
+) -> Iterator[tuple[str, float]]:
     bodies = _arrays(inputs["reading"]["bodies"])
     questions = _arrays([inputs["reading"]["question"]]) * len(bodies)
-    joint = reader_inputs(questions, bodies, wordpieces, max_query=model.config.max_query, max_length=model.config.max_joint)
+    joint = reader_inputs(
+        questions, bodies, wordpieces, max_query=model.config.max_query, max_length=model.config.max_joint
+    )
     scores_KLW, allowed_KLW = model.reader.spans(joint)
     yield "span scores", max(_span_differences(scores_KLW, allowed_KLW, expected["span_logits"]))
     relevance_S = expected["reader_relevance"].clone().requires_grad_()
@@ -175,30 +200,44 @@ def _reading(model: Realm, wordpieces: Wordpieces, inputs: dict[str, Any], expec
         reader_loss = -marginal_log_likelihood(weight_1K, reading_1K)[0] * found
         retriever_loss = -evidence_log_likelihood(relevance_S[None], holds_1S)[0] * holds_1S.any()
         losses = {"reader_loss": reader_loss, "retriever_loss": retriever_loss}
-        yield f"reader losses, {name} gold", max(_largest(losses[kind], expected[f"{kind}/{name}"]) for kind in losses)
+        yield (
+            f"reader losses, {name} gold",
+            max(_largest(losses[kind], expected[f"{kind}/{name}"]) for kind in losses),
+        )
         if name == "several":
             (reader_loss + retriever_loss).backward(retain_graph=True)
             assert relevance_S.grad is not None
             of_weights = _gradients(model, expected, {"RealmReader": "reader"})
-            yield "their gradients", max(of_weights, _largest(relevance_S.grad, expected["gradient/relevance"]))
+            yield (
+                "their gradients",
+                max(of_weights, _largest(relevance_S.grad, expected["gradient/relevance"])),
+            )
 
 
 def _span_differences(scores_KLW: Tensor, allowed_KLW: Tensor, logits_KS: Tensor) -> Iterator[float]:
     """Theirs are ordered by width, then by start."""
-    length, at = scores_KLW.shape[1], 0
+    length = scores_KLW.shape[1]
+    at = 0
     for width in range(scores_KLW.shape[2]):
         starts = length - width
-        theirs, allowed = logits_KS[:, at : at + starts], allowed_KLW[:, :starts, width]
+        theirs = logits_KS[:, at : at + starts]
+        allowed = allowed_KLW[:, :starts, width]
         at += starts
-        assert torch.equal(theirs > torch.finfo(torch.float32).min / 2, allowed), f"other spans of width {width + 1} are allowed"
+        assert torch.equal(theirs > torch.finfo(torch.float32).min / 2, allowed), (
+            f"other spans of width {width + 1} are allowed"
+        )
         yield _largest(scores_KLW[:, :starts, width][allowed], theirs[allowed]) if allowed.any() else 0.0
 
 
 def _answers(engine: Engine, given: dict[str, Any]) -> float:
-    """How many answers are other texts. Theirs is the wordpieces' text: where a span begins within a word ours is the same without `##`."""
+    """How many answers are other texts. Theirs is the wordpieces' text: where a span begins within a word
+    ours is the same without `##`."""
     wrong = 0
     for question, theirs in zip(given["questions"], given["answers"], strict=True):
-        evidence = max(engine.ask(question, read=given["read"]).evidence, key=lambda e: e.retrieval_probability * e.reading_probability)
+        evidence = max(
+            engine.ask(question, read=given["read"]).evidence,
+            key=lambda e: e.retrieval_probability * e.reading_probability,
+        )
         assert evidence.passage_id is not None
         chars_T2 = engine.corpus.token_chars(evidence.passage_id)
         span_T = (chars_T2[:, 0] >= evidence.start) & (chars_T2[:, 1] <= evidence.end)
@@ -211,10 +250,16 @@ def _gradients(model: Realm, expected: dict[str, Tensor], checkpoints: dict[str,
     largest = 0.0
     for architecture, folder in checkpoints.items():
         theirs = {
-            name.removeprefix(f"gradient/{folder}/"): grad for name, grad in expected.items() if name.startswith(f"gradient/{folder}/")
+            name.removeprefix(f"gradient/{folder}/"): grad
+            for name, grad in expected.items()
+            if name.startswith(f"gradient/{folder}/")
         }
         ours = their_tensors(model, architecture, gradients=True)
-        used = {name for name in theirs if not is_unused(architecture, name) and not name.startswith("query_embedder.")}
+        used = {
+            name
+            for name in theirs
+            if not is_unused(architecture, name) and not name.startswith("query_embedder.")
+        }
         assert used, f"no gradient of {folder}"
         largest = max(largest, *(_largest(ours[name], theirs[name]) for name in used))
     return largest
@@ -224,7 +269,8 @@ def _export_difference(model: Realm, checkpoints: dict[str, str], case: Path) ->
     """Weights of the source that are not the same bits when written back."""
     wrong = 0
     for architecture, folder in checkpoints.items():
-        source, ours = open_source(str(case / folder)), their_tensors(model, architecture)
+        source = open_source(str(case / folder))
+        ours = their_tensors(model, architecture)
         known = {name for name in source.tensors if name != "block_emb" and not is_unused(architecture, name)}
         known = {name for name in known if name in ours or not name.startswith("query_embedder.")}
         wrong += sum(name not in ours or not torch.equal(ours[name], source.tensors[name]) for name in known)
@@ -237,7 +283,9 @@ def _masked(queries: list[np.ndarray], positions: list[list[int]], targets: list
     def table(rows: list[list[int]]) -> Tensor:
         return torch.tensor([row + [0] * (most - len(row)) for row in rows])
 
-    return Masked(queries, table(positions), table(targets), table([[1] * len(row) for row in positions]).bool())
+    return Masked(
+        queries, table(positions), table(targets), table([[1] * len(row) for row in positions]).bool()
+    )
 
 
 def _arrays(rows: list[list[int]]) -> list[np.ndarray]:
@@ -248,7 +296,7 @@ def _largest(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.detach() - theirs.detach().view_as(ours)).abs().max())
 
 
-# --- the command ----------------------------------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------
 
 
 def main(
@@ -272,11 +320,21 @@ def main(
         cases = record or Path(temporary) / "cases"
         (Path(temporary) / "specs.json").write_text(json.dumps([asdict(one) for one in specs]))
         if not peer_python.exists():
-            sys.exit(f"there is no {peer_python}; make one: python -m venv PEER && PEER/bin/pip install torch transformers==4.57.6")
-        done = subprocess.run([peer_python, PEER, Path(temporary) / "specs.json", cases], capture_output=True, text=True)
+            sys.exit(
+                f"there is no {peer_python}; make one: python -m venv PEER && PEER/bin/pip install torch "
+                "transformers==4.57.6"
+            )
+        done = subprocess.run(
+            [peer_python, PEER, Path(temporary) / "specs.json", cases], capture_output=True, text=True
+        )
         if done.returncode:
-            sys.exit(f"the peer failed; has {peer_python} transformers 4.57.6 and torch?\n{done.stderr[-2000:]}")
-        results = [compare(cases / f"{number:03d}", Path(temporary) / f"work-{number}") for number in range(len(specs))]
+            sys.exit(
+                f"the peer failed; has {peer_python} transformers 4.57.6 and torch?\n{done.stderr[-2000:]}"
+            )
+        results = [
+            compare(cases / f"{number:03d}", Path(temporary) / f"work-{number}")
+            for number in range(len(specs))
+        ]
     if record:
         _slim(record)
     worst = {name: max(result[name] for result in results) for name in results[0]}
@@ -284,17 +342,28 @@ def main(
     if write is not None:
         write.write_text(_page(specs, results, worst), "utf-8")
     bad = {name: value for name, value in worst.items() if not value < BOUND}
-    print(f"{len(specs)} combinations, " + (f"too far apart: {', '.join(bad)}" if bad else f"all below {BOUND:g}"))
+    print(
+        f"{len(specs)} combinations, "
+        + (f"too far apart: {', '.join(bad)}" if bad else f"all below {BOUND:g}")
+    )
     sys.exit(1 if bad else 0)
 
 
 def _slim(cases: Path) -> None:
     """Leave what a comparison needs: weights as safetensors, one list of wordpieces for each checkpoint."""
-    for file in [*cases.glob("*/*/tokenizer.json"), *cases.glob("*/*/special_tokens_map.json"), *cases.glob("*/vocab.txt")]:
+    for file in [
+        *cases.glob("*/*/tokenizer.json"),
+        *cases.glob("*/*/special_tokens_map.json"),
+        *cases.glob("*/vocab.txt"),
+    ]:
         file.unlink()
     for file in cases.glob("*/*/pytorch_model.bin"):
         weights = torch.load(file, weights_only=True)
-        save_file({name: tensor.clone() for name, tensor in weights.items()}, file.with_name("model.safetensors"), {"format": "pt"})
+        save_file(
+            {name: tensor.clone() for name, tensor in weights.items()},
+            file.with_name("model.safetensors"),
+            {"format": "pt"},
+        )
         file.unlink()
 
 
@@ -303,17 +372,26 @@ def _number(value: float) -> str:
 
 
 def _page(specs: list[Spec], results: list[dict[str, float]], worst: dict[str, float]) -> str:
-    command = f"python tools/hf_parity.py --peer-python PEER/bin/python --combinations {len(specs)} --write docs/parity.md"
-    command = command.replace("--combinations 1 ", " ".join(f"--{name} {value}" for name, value in asdict(specs[0]).items()) + " ")
-    here = f"{date.today()}, CPU ({platform.machine()}), float32, torch {torch.__version__.split('+')[0]} here."
+    command = (
+        f"python tools/hf_parity.py --peer-python PEER/bin/python --combinations {len(specs)} --write "
+        "docs/parity.md"
+    )
+    command = command.replace(
+        "--combinations 1 ", " ".join(f"--{name} {value}" for name, value in asdict(specs[0]).items()) + " "
+    )
+    here = (
+        f"{date.today()}, CPU ({platform.machine()}), float32, torch {torch.__version__.split('+')[0]} here."
+    )
     head = [
         "# Parity with transformers' REALM",
         "",
         f"Made by `{command}`,",
         f"where PEER has torch and transformers 4.57.6, the last release with REALM. {here}",
         "",
-        "Random checkpoints of scorer, encoder, reader and open QA are made by transformers, imported here by the code behind",
-        "`realmlm import-hf`, and compared: the largest absolute difference over all combinations. Answers and exported weights are",
+        "Random checkpoints of scorer, encoder, reader and open QA are made by transformers, imported here "
+        "by the code behind",
+        "`realmlm import-hf`, and compared: the largest absolute difference over all combinations. Answers "
+        "and exported weights are",
         "counted where they differ at all.",
         "",
         "| compared | largest difference |",
@@ -324,9 +402,14 @@ def _page(specs: list[Spec], results: list[dict[str, float]], worst: dict[str, f
         "",
     ]
     names = list(asdict(specs[0]))
-    table = ["| " + " | ".join([*names, "largest"]) + " |", "| " + " | ".join(["---"] * (len(names) + 1)) + " |"]
+    table = [
+        "| " + " | ".join([*names, "largest"]) + " |",
+        "| " + " | ".join(["---"] * (len(names) + 1)) + " |",
+    ]
     for spec, result in zip(specs, results, strict=True):
-        table.append("| " + " | ".join([*map(str, asdict(spec).values()), _number(max(result.values()))]) + " |")
+        table.append(
+            "| " + " | ".join([*map(str, asdict(spec).values()), _number(max(result.values()))]) + " |"
+        )
     return "\n".join(head + table) + "\n"
 
 

@@ -1,9 +1,11 @@
-"""The other side of tools/hf_parity.py, run by an interpreter with transformers 4.57: makes random checkpoints and says what they give.
+"""The other side of tools/hf_parity.py, run by an interpreter with transformers 4.57: makes random
+checkpoints and says what they give.
 
     python hf_peer.py SPECS.json FOLDER        a case for each spec, as FOLDER/000, FOLDER/001 …
 
-A case is a folder: `spec.json`, one checkpoint each of scorer, encoder, reader and open QA, `inputs.json` and `outputs.safetensors`.
-B queries, C candidates each (the last one empty: no retrieval), K passages read, S spans.
+A case is a folder: `spec.json`, one checkpoint each of scorer, encoder, reader and open QA, `inputs.json` and
+`outputs.safetensors`. B queries, C candidates each (the last one empty: no retrieval), K passages read, S
+spans.
 """
 
 import json
@@ -65,7 +67,10 @@ def make_case(spec: dict[str, Any], folder: Path) -> None:
     answering(config, tokenizer, words, blocks, talk, folder, inputs)
     (folder / "spec.json").write_text(json.dumps(spec))
     (folder / "inputs.json").write_text(json.dumps(inputs))
-    save_file({name: tensor.detach().contiguous() for name, tensor in outputs.items()}, folder / "outputs.safetensors")
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in outputs.items()},
+        folder / "outputs.safetensors",
+    )
 
 
 def write_vocabulary(file: Path, size: int, talk: random.Random) -> list[str]:
@@ -75,7 +80,12 @@ def write_vocabulary(file: Path, size: int, talk: random.Random) -> list[str]:
     talk.shuffle(whole)
     pieces = whole[: size - 5 - 20]
     endings = syllables[:20]
-    file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces, *(f"##{ending}" for ending in endings)]) + "\n")
+    file.write_text(
+        "\n".join(
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces, *(f"##{ending}" for ending in endings)]
+        )
+        + "\n"
+    )
     return pieces + [talk.choice(pieces) + talk.choice(endings) for _ in range(len(pieces) // 3)]
 
 
@@ -104,23 +114,39 @@ def gradients(model: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def pretraining(config, tokenizer, words, talk, spec, folder, inputs, outputs) -> None:  # type: ignore[no-untyped-def]
-    """Embeddings, scores, masked-LM probabilities with and without a passage, the per-token marginal and its gradients."""
+    """Embeddings, scores, masked-LM probabilities with and without a passage, the per-token marginal and its
+    gradients."""
     scorer = saved(randomised(RealmScorer(config)), tokenizer, folder / "scorer")
     encoder = saved(randomised(RealmKnowledgeAugEncoder(config)), tokenizer, folder / "encoder")
-    queries, positions, targets = [], [], []
+    queries = []
+    positions = []
+    targets = []
     for _ in range(QUERIES):
         ids = tokenizer.encode(sentence(words, talk, 6, 12), add_special_tokens=False)[:16]
         chosen = sorted(talk.sample(range(len(ids)), talk.randint(1, 3)))
         positions.append(chosen)
         targets.append([ids[place] for place in chosen])
-        queries.append([tokenizer.mask_token_id if place in chosen else number for place, number in enumerate(ids)])
+        queries.append(
+            [tokenizer.mask_token_id if place in chosen else number for place, number in enumerate(ids)]
+        )
     titles = [[sentence(words, talk, 1, 3) for _ in range(spec["candidates"] - 1)] + [""] for _ in queries]
-    bodies = [[sentence(words, talk, 4, spec["passage"]) for _ in range(spec["candidates"] - 1)] + [""] for _ in queries]
+    bodies = [
+        [sentence(words, talk, 4, spec["passage"]) for _ in range(spec["candidates"] - 1)] + [""]
+        for _ in queries
+    ]
     ids = [tokenizer.encode(text, add_special_tokens=False) for row in titles for text in row]
-    contents = [tokenizer.encode(text, add_special_tokens=False)[: spec["passage"]] for row in bodies for text in row]
+    contents = [
+        tokenizer.encode(text, add_special_tokens=False)[: spec["passage"]] for row in bodies for text in row
+    ]
     query = pad(tokenizer, [(ids, None) for ids in queries])
     documents = pad(tokenizer, list(zip(ids, contents, strict=True)))
-    scores = scorer(**query, **{f"candidate_{name}": tensor.view(QUERIES, -1, tensor.shape[1]) for name, tensor in documents.items()})
+    scores = scorer(
+        **query,
+        **{
+            f"candidate_{name}": tensor.view(QUERIES, -1, tensor.shape[1])
+            for name, tensor in documents.items()
+        },
+    )
     many = spec["candidates"]
     joint = pad(tokenizer, [(queries[n // many], contents[n]) for n in range(QUERIES * many)])
     labels = torch.zeros(QUERIES, joint["input_ids"].shape[1], dtype=torch.long)
@@ -136,8 +162,18 @@ def pretraining(config, tokenizer, words, talk, spec, folder, inputs, outputs) -
     for row, (places, hidden) in enumerate(zip(positions, targets, strict=True)):
         for column, (place, target) in enumerate(zip(places, hidden, strict=True)):
             token[row, :, column] = log_p[row, :, place + 1, target]
-    inputs["pretraining"] = {"queries": queries, "positions": positions, "targets": targets, "titles": ids, "bodies": contents}
-    outputs |= {"query": scores.query_score, "documents": scores.candidate_score, "relevance": scores.relevance_score}
+    inputs["pretraining"] = {
+        "queries": queries,
+        "positions": positions,
+        "targets": targets,
+        "titles": ids,
+        "bodies": contents,
+    }
+    outputs |= {
+        "query": scores.query_score,
+        "documents": scores.candidate_score,
+        "relevance": scores.relevance_score,
+    }
     outputs |= {"token": token, "marginal_loss": result.loss}
     outputs |= gradients(scorer, "scorer") | gradients(encoder, "encoder")
 
@@ -150,10 +186,14 @@ def pad(tokenizer: Any, pairs: list[tuple[list[int], list[int] | None]]) -> dict
 def reading(config, tokenizer, words, talk, spec, folder, inputs, outputs) -> None:  # type: ignore[no-untyped-def]
     """Span scores, and both losses with several gold spans, with one, with none."""
     reader = saved(randomised(RealmReader(config)), tokenizer, folder / "reader")
-    beam, searched = config.reader_beam_size, config.reader_beam_size + 4
+    beam = config.reader_beam_size
+    searched = config.reader_beam_size + 4
     question = tokenizer.encode(sentence(words, talk, 3, 8), add_special_tokens=False)[:12]
     bodies = [
-        tokenizer.encode(sentence(words, talk, 12, spec["passage"]), add_special_tokens=False)[: spec["passage"]] for _ in range(beam)
+        tokenizer.encode(sentence(words, talk, 12, spec["passage"]), add_special_tokens=False)[
+            : spec["passage"]
+        ]
+        for _ in range(beam)
     ]
     joint = pad(tokenizer, [(question, body) for body in bodies])
     special = joint["input_ids"] == tokenizer.sep_token_id
@@ -162,11 +202,19 @@ def reading(config, tokenizer, words, talk, spec, folder, inputs, outputs) -> No
     spans = []
     for body in bodies:
         starts = talk.sample(range(len(body) - 2), 2)
-        spans.append([(start, min(start + talk.randint(0, spec["width"] - 1), len(body) - 1)) for start in starts])
+        spans.append(
+            [(start, min(start + talk.randint(0, spec["width"] - 1), len(body) - 1)) for start in starts]
+        )
     first = len(question) + 2
     kept: list[torch.Tensor] = []
-    handle = reader.qa_outputs.register_forward_hook(lambda _, __, output: kept.append(output[0].detach().clone()))
-    cases = {"several": [spans[0], [], spans[2 % beam]] + [[]] * (beam - 3), "one": [spans[0][:1]] + [[]] * (beam - 1), "none": [[]] * beam}
+    handle = reader.qa_outputs.register_forward_hook(
+        lambda _, __, output: kept.append(output[0].detach().clone())
+    )
+    cases = {
+        "several": [spans[0], [], spans[2 % beam]] + [[]] * (beam - 3),
+        "one": [spans[0][:1]] + [[]] * (beam - 1),
+        "none": [[]] * beam,
+    }
     for name, gold in cases.items():
         gold = gold[:beam]
         most = max(1, *(len(row) for row in gold))
@@ -187,7 +235,10 @@ def reading(config, tokenizer, words, talk, spec, folder, inputs, outputs) -> No
         if name == "several":
             result.loss.backward()
             outputs |= gradients(reader, "reader") | {"gradient/relevance": relevance.grad}
-        outputs |= {f"reader_loss/{name}": result.reader_loss, f"retriever_loss/{name}": result.retriever_loss}
+        outputs |= {
+            f"reader_loss/{name}": result.reader_loss,
+            f"retriever_loss/{name}": result.retriever_loss,
+        }
         inputs[f"gold/{name}"] = {"spans": gold, "holds": holds}
     handle.remove()
     outputs |= {"span_logits": kept[0], "reader_relevance": relevance.detach()}

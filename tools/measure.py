@@ -1,6 +1,8 @@
-"""Run a command and print how long it took and how much memory all its processes took together: `python tools/measure.py realmlm corpus …`.
+"""Run a command and print how long it took and how much memory all its processes took together: `python
+tools/measure.py realmlm corpus …`.
 
-Linux only (it reads /proc). Pages that processes share, those of mapped files among them, count once for each process.
+Linux only (it reads /proc). Pages that processes share, those of mapped files among them, count once for each
+process.
 """
 
 import subprocess
@@ -31,12 +33,16 @@ def resident(process: int) -> int:
 
 
 def main(command: list[str]) -> int:
-    begun, peak = time.monotonic(), 0
+    begun = time.monotonic()
+    peak = 0
     running = subprocess.Popen(command)
     while running.poll() is None:
         peak = max(peak, sum(resident(process) for process in family(running.pid)))
         time.sleep(0.2)
-    print(f"{time.monotonic() - begun:.0f} s, at most {peak / 2**20:.2f} GiB in all processes together", file=sys.stderr)
+    print(
+        f"{time.monotonic() - begun:.0f} s, at most {peak / 2**20:.2f} GiB in all processes together",
+        file=sys.stderr,
+    )
     return running.returncode
 
 

@@ -22,13 +22,20 @@ SEARCH = "Cremona"
 def open_browser(*, width: int, height: int, dark: bool) -> Any:
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"):
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+    ):
         options.add_argument(flag)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
     )
     return browser
 
@@ -59,7 +66,11 @@ def main(address: str, folder: Path) -> None:
         "knowledge": (typed("#find-text", SEARCH), "#found .card"),
         "training": (lambda browser: None, "#curves svg"),
     }
-    for suffix, size, dark in (("", (900, 860), False), ("-dark", (900, 860), True), ("-phone", (390, 800), False)):
+    for suffix, size, dark in (
+        ("", (900, 860), False),
+        ("-dark", (900, 860), True),
+        ("-phone", (390, 800), False),
+    ):
         browser = open_browser(width=size[0], height=size[1], dark=dark)
         browser.get(address)
         for view, (prepare, shown) in views.items():

@@ -1,4 +1,5 @@
-"""Articles to a corpus: cut into passages on sentence borders, tokenised once, in parallel, in bounded memory."""
+"""Articles to a corpus: cut into passages on sentence borders, tokenised once, in parallel, in bounded
+memory."""
 
 import os
 from collections import Counter
@@ -31,11 +32,12 @@ _UNKNOWN = 0.02  # share of wordpieces above which it is said that the tokenizer
 _SAID = 20  # complaints shown one by one; the rest are counted
 
 
-# --- cutting ------------------------------------------------------------------------------------------------------------------------
+# --- cutting ------------------------------------------------------------------------------------------------
 
 
 class _Piece(NamedTuple):
-    """A sentence, or a part of one that is too long: wordpieces [first, past) and characters [start, end) of the joined articles."""
+    """A sentence, or a part of one that is too long: wordpieces [first, past) and characters [start, end) of
+    the joined articles."""
 
     article: int
     first: int
@@ -44,21 +46,27 @@ class _Piece(NamedTuple):
     end: int
 
 
-def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, kept: slice = slice(None)) -> Block:
-    """Cut articles into passages of whole sentences, as many as fit into `max_wordpieces`; a longer sentence is cut between words.
+def cut_articles(
+    articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, kept: slice = slice(None)
+) -> Block:
+    """Cut articles into passages of whole sentences, as many as fit into `max_wordpieces`; a longer sentence
+    is cut between words.
 
     Of each article these passages are `kept`, or all.
 
-    A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so a passage's wordpieces
-    are those of its text under any tokenizer that splits at white space (BERT's); one that marks the space before a word (byte-level,
-    sentencepiece) may see the first word of a line otherwise when the passage is encoded alone. The same holds where a word longer
-    than a passage was cut. What gives no wordpiece (an article of control characters) gives no passage.
+    A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so
+    a passage's wordpieces are those of its text under any tokenizer that splits at white space (BERT's); one
+    that marks the space before a word (byte-level, sentencepiece) may see the first word of a line otherwise
+    when the passage is encoded alone. The same holds where a word longer than a passage was cut. What gives
+    no wordpiece (an article of control characters) gives no passage.
     """
     text = "\n".join(article.text for article in articles)
     borders_A = np.cumsum([0] + [len(article.text) + 1 for article in articles])[:-1]
     lines = list(_lines(text))
     ids_T, chars_T2 = _tokenise(lines, wordpieces)
-    pieces = _pieces(text, lines, borders_A, chars_T2, wordpieces.continues[ids_T] if len(ids_T) else ids_T, max_wordpieces)
+    pieces = _pieces(
+        text, lines, borders_A, chars_T2, wordpieces.continues[ids_T] if len(ids_T) else ids_T, max_wordpieces
+    )
     whole = (passage for passage in _pack(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
     by_article = groupby(whole, key=lambda passage: passage[0].article)
     passages = [passage for _, several in by_article for passage in islice(several, kept.start, kept.stop)]
@@ -66,7 +74,8 @@ def cut_articles(articles: list[Article], wordpieces: Wordpieces, *, max_wordpie
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines and where they start; one too long for a passage's character offsets is cut, at a space if it has one."""
+    """Lines and where they start; one too long for a passage's character offsets is cut, at a space if it has
+    one."""
     start = 0
     for line in text.split("\n"):
         at = 0
@@ -95,7 +104,12 @@ def _tokenise(lines: list[tuple[int, str]], wordpieces: Wordpieces) -> tuple[np.
 
 
 def _pieces(
-    text: str, lines: list[tuple[int, str]], borders_A: np.ndarray, chars_T2: np.ndarray, continues_T: np.ndarray, max_wordpieces: int
+    text: str,
+    lines: list[tuple[int, str]],
+    borders_A: np.ndarray,
+    chars_T2: np.ndarray,
+    continues_T: np.ndarray,
+    max_wordpieces: int,
 ) -> Iterator[_Piece]:
     spans = [(start + first, start + past) for start, line in lines for first, past in split_sentences(line)]
     if not spans:
@@ -114,8 +128,11 @@ def _pieces(
             yield from _cut_piece(piece, text, chars_T2, continues_T, max_wordpieces)
 
 
-def _cut_piece(piece: _Piece, text: str, chars_T2: np.ndarray, continues_T: np.ndarray, max_wordpieces: int) -> Iterator[_Piece]:
-    """Cut a sentence that is too long: before a word after white space, else before any word, else before any character."""
+def _cut_piece(
+    piece: _Piece, text: str, chars_T2: np.ndarray, continues_T: np.ndarray, max_wordpieces: int
+) -> Iterator[_Piece]:
+    """Cut a sentence that is too long: before a word after white space, else before any word, else before any
+    character."""
 
     def begins_character(token: int) -> bool:  # byte-level tokenizers make several wordpieces of one
         return bool(chars_T2[token, 0] >= chars_T2[token - 1, 1])
@@ -127,13 +144,23 @@ def _cut_piece(piece: _Piece, text: str, chars_T2: np.ndarray, continues_T: np.n
         start = chars_T2[token, 0]
         return begins_character(token) and (text[start - 1].isspace() or text[start].isspace())
 
-    first, start = piece.first, piece.start
+    first = piece.first
+    start = piece.start
     while piece.past - first > max_wordpieces:
         choices = range(first + max_wordpieces, first, -1)
-        past = next((token for good in (after_space, begins_word, begins_character) for token in choices if good(token)), choices[0])
+        past = next(
+            (
+                token
+                for good in (after_space, begins_word, begins_character)
+                for token in choices
+                if good(token)
+            ),
+            choices[0],
+        )
         end = max(start, int(chars_T2[past, 0]))
         yield _Piece(piece.article, first, past, start, start + len(text[start:end].rstrip()))
-        first, start = past, piece.end - len(text[end : piece.end].lstrip())
+        first = past
+        start = piece.end - len(text[end : piece.end].lstrip())
     yield _Piece(piece.article, first, piece.past, start, piece.end)
 
 
@@ -143,7 +170,11 @@ def _pack(pieces: Iterable[_Piece], max_wordpieces: int) -> Iterator[list[_Piece
     for piece in pieces:
         if passage:
             head = passage[0]
-            if piece.article != head.article or piece.past - head.first > max_wordpieces or piece.end - head.start > MAX_CHARACTERS:
+            if (
+                piece.article != head.article
+                or piece.past - head.first > max_wordpieces
+                or piece.end - head.start > MAX_CHARACTERS
+            ):
                 yield passage
                 passage = []
         passage.append(piece)
@@ -152,20 +183,31 @@ def _pack(pieces: Iterable[_Piece], max_wordpieces: int) -> Iterator[list[_Piece
 
 
 def _block(
-    articles: list[Article], text: str, passages: list[list[_Piece]], ids_T: np.ndarray, chars_T2: np.ndarray, wordpieces: Wordpieces
+    articles: list[Article],
+    text: str,
+    passages: list[list[_Piece]],
+    ids_T: np.ndarray,
+    chars_T2: np.ndarray,
+    wordpieces: Wordpieces,
 ) -> Block:
     kept = sorted({passage[0].article for passage in passages})
     numbers = {article: number for number, article in enumerate(kept)}
     texts = [text[passage[0].start : passage[-1].end].encode() for passage in passages]
     titles = [articles[number].title.encode() for number in kept]
     sources = [articles[number].source.encode() for number in kept]
-    title_ids = [encoding.ids[:MAX_TITLE] for encoding in wordpieces.encode_batch([articles[number].title for number in kept])]
+    title_ids = [
+        encoding.ids[:MAX_TITLE]
+        for encoding in wordpieces.encode_batch([articles[number].title for number in kept])
+    ]
     ranges = [(passage[0].first, passage[-1].past) for passage in passages]
     chars = [
         np.clip(chars_T2[first:past] - passage[0].start, 0, passage[-1].end - passage[0].start)
         for passage, (first, past) in zip(passages, ranges, strict=True)
     ]
-    starts = [[piece.first - passage[0].first for piece in passage if piece.past > piece.first] for passage in passages]
+    starts = [
+        [piece.first - passage[0].first for piece in passage if piece.past > piece.first]
+        for passage in passages
+    ]
     return Block(
         texts=np.frombuffer(b"".join(texts), np.uint8),
         text_lengths=_lengths(texts),
@@ -176,7 +218,9 @@ def _block(
         title_tokens=np.array(list(chain.from_iterable(title_ids)), wordpieces.dtype),
         title_token_lengths=_lengths(title_ids),
         articles=np.array([numbers[passage[0].article] for passage in passages], np.int64),
-        tokens=np.concatenate([ids_T[:0], *(ids_T[first:past] for first, past in ranges)]).astype(wordpieces.dtype),
+        tokens=np.concatenate([ids_T[:0], *(ids_T[first:past] for first, past in ranges)]).astype(
+            wordpieces.dtype
+        ),
         token_lengths=np.array([past - first for first, past in ranges], np.int64),
         token_chars=np.concatenate([chars_T2[:0], *chars]).astype(np.uint16),
         sentence_starts=np.array(list(chain.from_iterable(starts)), np.uint16),
@@ -188,7 +232,7 @@ def _lengths(items: Sequence[Sequence[object]]) -> np.ndarray:
     return np.array([len(item) for item in items], np.int64)
 
 
-# --- the whole corpus ---------------------------------------------------------------------------------------------------------------
+# --- the whole corpus ---------------------------------------------------------------------------------------
 
 
 def build_corpus(
@@ -207,12 +251,16 @@ def build_corpus(
 
     Of each document the first `skip_passages` are left out, and at most `max_passages` kept of the rest.
 
-    `tokenizer` is a `tokenizers` file, a folder with one or a model's name; `train_tokenizer` is the size of one to train on the
-    sources instead, on every 2^n-th article with the smallest n that keeps it to 64 million characters. Bad input raises, or with
-    `skip_bad` is left out and counted. The result does not depend on `workers`, the number of processes that cut (1: this one alone).
+    `tokenizer` is a `tokenizers` file, a folder with one or a model's name; `train_tokenizer` is the size of
+    one to train on the sources instead, on every 2^n-th article with the smallest n that keeps it to 64
+    million characters. Bad input raises, or with `skip_bad` is left out and counted. The result does not
+    depend on `workers`, the number of processes that cut (1: this one alone).
     """
     if (tokenizer is None) == (train_tokenizer is None):
-        raise BadInput("a corpus needs one tokenizer: give --tokenizer FILE_OR_MODEL, or --train-tokenizer 16000 to train one")
+        raise BadInput(
+            "a corpus needs one tokenizer: give --tokenizer FILE_OR_MODEL, or --train-tokenizer 16000 to "
+            "train one"
+        )
     if not 8 <= max_wordpieces < 2**16:
         raise BadInput(f"passages of {max_wordpieces} wordpieces cannot be made; choose 8 to {2**16 - 1}")
     workers = default_workers() if workers is None else max(workers, 1)
@@ -230,37 +278,57 @@ def build_corpus(
             had = f"loaded from {Path(tokenizer).name if Path(tokenizer).exists() else tokenizer}"
         articles = _read(files, "cutting", faults)
         kept = slice(skip_passages, None if max_passages is None else skip_passages + max_passages)
-        writer = write_articles(draft, articles, pieces, max_wordpieces=max_wordpieces, kept=kept, workers=workers)
+        writer = write_articles(
+            draft, articles, pieces, max_wordpieces=max_wordpieces, kept=kept, workers=workers
+        )
         if not writer.passages:
             raise BadInput(
-                f"no passage could be made from {', '.join(map(str, sources)) or 'no source'}; name files or folders with text in them"
+                f"no passage could be made from {', '.join(map(str, sources)) or 'no source'}; name files or "
+                "folders with text in them"
             )
-        draft.config |= {"sources": [Path(os.path.abspath(source)).name for source in sources], "tokenizer": had}
+        draft.config |= {
+            "sources": [Path(os.path.abspath(source)).name for source in sources],
+            "tokenizer": had,
+        }
         draft.counts["skipped"] = faults.count
     faults.conclude()
     return Corpus.open(out)
 
 
 def write_articles(
-    draft: Draft, articles: Iterable[Article], wordpieces: Wordpieces, *, max_wordpieces: int, kept: slice = slice(None), workers: int
+    draft: Draft,
+    articles: Iterable[Article],
+    wordpieces: Wordpieces,
+    *,
+    max_wordpieces: int,
+    kept: slice = slice(None),
+    workers: int,
 ) -> SegmentWriter:
     """Cut and tokenise articles into a corpus being written, with its tokenizer, counts and limits."""
     wordpieces.save(draft.path / "tokenizer.json")
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
     setting = (wordpieces.tokenizer.to_str(), max_wordpieces, kept)
     unknown = 0
-    with closing(ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)) as blocks:
+    with closing(
+        ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)
+    ) as blocks:
         for block in blocks:
             writer.append(block)
             unknown += int(np.count_nonzero(block.tokens == wordpieces.unk))
     writer.close()
     if unknown > _UNKNOWN * writer.wordpieces:
         say(
-            f"{unknown / writer.wordpieces:.0%} of the wordpieces are unknown to the tokenizer: the model cannot see such words; use a "
-            "model whose tokenizer knows their script, or train a tokenizer on them (realmlm corpus --train-tokenizer 16000)"
+            f"{unknown / writer.wordpieces:.0%} of the wordpieces are unknown to the tokenizer: the model "
+            "cannot see such words; use a "
+            "model whose tokenizer knows their script, or train a tokenizer on them (realmlm corpus "
+            "--train-tokenizer 16000)"
         )
     draft.config["max_wordpieces"] = max_wordpieces
-    draft.counts |= {"passages": writer.passages, "articles": writer.articles, "wordpieces": writer.wordpieces}
+    draft.counts |= {
+        "passages": writer.passages,
+        "articles": writer.articles,
+        "wordpieces": writer.wordpieces,
+    }
     draft.parents["tokenizer"] = wordpieces.fingerprint
     return writer
 
@@ -269,7 +337,8 @@ class _Faults:
     """What is done with bad input: raise it, or say it and count it."""
 
     def __init__(self, skip: bool) -> None:
-        self._skip, self.count = skip, 0
+        self._skip = skip
+        self.count = 0
 
     def __call__(self, error: RealmError) -> None:
         if not self._skip:
@@ -281,16 +350,23 @@ class _Faults:
 
     def conclude(self) -> None:
         if self.count:
-            say(f"{self.count:,} pieces of bad input left out" + (f"; the first {_SAID} are listed above" if self.count > _SAID else ""))
+            say(
+                f"{self.count:,} pieces of bad input left out"
+                + (f"; the first {_SAID} are listed above" if self.count > _SAID else "")
+            )
 
 
 def other_kinds(unknown: list[Path]) -> str:
     """What is said of files that no reader knows."""
     suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
-    return f"{counted(len(unknown), 'file')} of other kinds skipped: " + ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
+    return f"{counted(len(unknown), 'file')} of other kinds skipped: " + ", ".join(
+        f"{suffix} {count}" for suffix, count in suffixes
+    )
 
 
-def _read(files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say) -> Iterator[Article]:
+def _read(
+    files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say
+) -> Iterator[Article]:
     with progress(what, sum(file.path.stat().st_size for file in files), unit="bytes") as bar:
         yield from read_files(files, on_bad=on_bad, on_bytes=bar.advance, on_guess=on_guess)
 
@@ -304,7 +380,10 @@ def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpie
     texts = sample_texts((article.text for article in articles), most=_SAMPLE)
     if not texts:
         raise BadInput("there is no text to train a tokenizer on; name files or folders with text in them")
-    say(f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {sum(map(len, texts)):,} characters")
+    say(
+        f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {sum(map(len, texts)):,} "
+        "characters"
+    )
     pieces = Wordpieces.train(texts, size)
     if len(pieces) < size:
         say(f"the text has only {len(pieces):,} pieces worth keeping")
@@ -312,20 +391,23 @@ def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpie
 
 
 def sample_texts(texts: Iterable[str], *, most: int) -> list[str]:
-    """Every 2^n-th text with the smallest n that keeps their characters to `most`, in one pass that never holds much more."""
+    """Every 2^n-th text with the smallest n that keeps their characters to `most`, in one pass that never
+    holds much more."""
     kept: list[str] = []
-    size, step = 0, 1
+    size = 0
+    step = 1
     for number, text in enumerate(texts):
         if number % step == 0:
             kept.append(text[:most])
             size += len(kept[-1])
             while size > most:
-                kept, step = kept[::2], 2 * step
+                kept = kept[::2]
+                step = 2 * step
                 size = sum(map(len, kept))
     return kept
 
 
-# --- in parallel --------------------------------------------------------------------------------------------------------------------
+# --- in parallel --------------------------------------------------------------------------------------------
 
 
 def _cutter(tokenizer: str, max_wordpieces: int, kept: slice) -> Callable[[list[Article]], Block]:
@@ -341,6 +423,7 @@ def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
         size += len(article.text)
         if size >= _CHUNK:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
     if chunk:
         yield chunk

@@ -1,7 +1,9 @@
-"""A folder of documents as a corpus that follows it: kept by content in a cache, so that only what changed is read and embedded again.
+"""A folder of documents as a corpus that follows it: kept by content in a cache, so that only what changed is
+read and embedded again.
 
-Every passage says in its source which file it comes from and what that file contained (a part of its checksum). So the corpus itself tells
-what is in it: nothing else has to be remembered, and a kill at any moment leaves a state that the next opening understands.
+Every passage says in its source which file it comes from and what that file contained (a part of its
+checksum). So the corpus itself tells what is in it: nothing else has to be remembered, and a kill at any
+moment leaves a state that the next opening understands.
 """
 
 import hashlib
@@ -44,19 +46,29 @@ def cache_folder() -> Path:
 
 
 def open_documents(
-    documents: Sequence[Path], wordpieces: Wordpieces, *, max_wordpieces: int, held: ExitStack, cache: Path | None = None
+    documents: Sequence[Path],
+    wordpieces: Wordpieces,
+    *,
+    max_wordpieces: int,
+    held: ExitStack,
+    cache: Path | None = None,
 ) -> Corpus:
-    """The corpus of folders and files as they are now; what the cache has of them is brought up to date, or it is made.
+    """The corpus of folders and files as they are now; what the cache has of them is brought up to date, or
+    it is made.
 
-    Until `held` is closed others who want the same wait. Make its index before: later the corpus may be edited, or made anew in its place.
+    Until `held` is closed others who want the same wait. Make its index before: later the corpus may be
+    edited, or made anew in its place.
     """
     places = apart(documents)
-    identity = "\n".join([*map(str, places), wordpieces.fingerprint, str(max_wordpieces), f"reading {_READING}"])
+    identity = "\n".join(
+        [*map(str, places), wordpieces.fingerprint, str(max_wordpieces), f"reading {_READING}"]
+    )
     name = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"
     held.enter_context(_kept_in(folder))
     held.enter_context(locked(folder / f".{name}.lock"))
-    seen, say_new = _Seen(folder / f"{name}.seen.json"), _SayNew(folder / name)
+    seen = _Seen(folder / f"{name}.seen.json")
+    say_new = _SayNew(folder / name)
     found, unknown = _find(places, say_new)
     files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(found, seen, say_new)}
     corpus = _follow(folder / name, files, seen, wordpieces, say_new, max_wordpieces=max_wordpieces)
@@ -65,16 +77,19 @@ def open_documents(
     in_part = [file.name for source, file in files.items() if source in seen.in_part]
     if unread or in_part or unknown:
         say_new(
-            _left_out(unread, in_part, unknown, seen), f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; "
+            _left_out(unread, in_part, unknown, seen),
+            f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; ",
         )
     return corpus
 
 
 class _SayNew:
-    """Says what was not said when the corpus at this place was opened before: who follows documents opens them at every change."""
+    """Says what was not said when the corpus at this place was opened before: who follows documents opens
+    them at every change."""
 
     def __init__(self, place: Path) -> None:
-        self._before, self._now = _said.get(place, set()), set[str]()
+        self._before = _said.get(place, set())
+        self._now = set[str]()
         _said[place] = self._now
 
     def __call__(self, text: str, preface: str = "") -> None:
@@ -85,7 +100,8 @@ class _SayNew:
 
 
 class Watch:
-    """Folders and files of documents, and whether they change: names, sizes and times, looked at every few seconds at most."""
+    """Folders and files of documents, and whether they change: names, sizes and times, looked at every few
+    seconds at most."""
 
     def __init__(self, documents: Sequence[Path]) -> None:
         self.places = apart(documents)
@@ -95,7 +111,8 @@ class Watch:
         """Have they changed since this last said so, or since the beginning?"""
         if time.monotonic() < self._next:
             return False
-        before, self._known = self._known, self._look()
+        before = self._known
+        self._known = self._look()
         return before != self._known
 
     def _look(self) -> dict[Path, tuple[int, int] | None]:
@@ -123,29 +140,39 @@ def _kept_in(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         place = Path(str(error.filename or "")).absolute()
-        if error.filename is None or not (place.is_relative_to(folder.absolute()) or folder.absolute().is_relative_to(place)):
+        if error.filename is None or not (
+            place.is_relative_to(folder.absolute()) or folder.absolute().is_relative_to(place)
+        ):
             raise
         why = f"the documents cannot be cached in {folder} ({error.strerror}: {place})"
         raise BadInput(f"{why}; set XDG_CACHE_HOME to a folder you can write to") from error
 
 
 class _Seen:
-    """What need not be looked at again: checksums of files by size and time, and sources that could not be read, or not all of them, with
-    the reason."""
+    """What need not be looked at again: checksums of files by size and time, and sources that could not be
+    read, or not all of them, with the reason."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.waiting: set[str] = set()  # of those that could not be read: they can be once a library is installed
+        self.waiting: set[str] = (
+            set()
+        )  # of those that could not be read: they can be once a library is installed
         try:
             self._before: dict[str, Any] = json.loads(file.read_text("utf-8"))
-            self.digests, self.unreadable, self.in_part = (dict(self._before[name]) for name in ("digests", "unreadable", "in_part"))
+            self.digests, self.unreadable, self.in_part = (
+                dict(self._before[name]) for name in ("digests", "unreadable", "in_part")
+            )
         except (OSError, ValueError, TypeError, KeyError):
-            self._before, self.digests, self.unreadable, self.in_part = {}, {}, {}, {}
+            self._before = {}
+            self.digests = {}
+            self.unreadable = {}
+            self.in_part = {}
 
     def digest(self, file: Path) -> str:
         """A part of the file's checksum; it is not read for it while its size and time stay."""
         status = file.stat()
-        stamp, entry = [status.st_size, status.st_mtime_ns], self.digests.get(str(file))
+        stamp = [status.st_size, status.st_mtime_ns]
+        entry = self.digests.get(str(file))
         if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != stamp:
             entry = self.digests[str(file)] = [*stamp, sha256_of(file)[:16]]
         return str(entry[2])
@@ -154,12 +181,18 @@ class _Seen:
         """Write it down for the files there are now."""
         names = {str(file.path) for file in files.values()}
         digests = {name: entry for name, entry in self.digests.items() if name in names}
-        known = {source: why for source, why in self.unreadable.items() if source in files and source not in self.waiting}
+        known = {
+            source: why
+            for source, why in self.unreadable.items()
+            if source in files and source not in self.waiting
+        }
         in_part = {source: why for source, why in self.in_part.items() if source in files}
         now = {"digests": digests, "unreadable": known, "in_part": in_part}
         if now != self._before:
             readable = json.dumps(now, ensure_ascii=False, indent=1)
-            write_text(self.file, readable.encode(errors="backslashreplace").decode())  # \udce9 is what JSON, too, calls half a character
+            write_text(
+                self.file, readable.encode(errors="backslashreplace").decode()
+            )  # \udce9 is what JSON, too, calls half a character
 
 
 def _find(places: Sequence[Path], say_new: _SayNew) -> tuple[list[SourceFile], list[Path]]:
@@ -194,22 +227,36 @@ def _digests(files: Sequence[SourceFile], seen: _Seen, say_new: _SayNew) -> Iter
 
 
 def _follow(
-    place: Path, files: Mapping[str, SourceFile], seen: _Seen, wordpieces: Wordpieces, say_new: _SayNew, *, max_wordpieces: int
+    place: Path,
+    files: Mapping[str, SourceFile],
+    seen: _Seen,
+    wordpieces: Wordpieces,
+    say_new: _SayNew,
+    *,
+    max_wordpieces: int,
 ) -> Corpus:
     """The corpus at a place, made to contain these files, by source."""
     known: dict[str, list[int]] = {}
     if place.exists():
         if not (place / MANIFEST).is_file():
-            raise ArtefactDamaged(f"{place}, where the cache keeps these documents, has no {MANIFEST}; remove it to have it made again")
+            raise ArtefactDamaged(
+                f"{place}, where the cache keeps these documents, has no {MANIFEST}; remove it to have it "
+                "made again"
+            )
         corpus = Corpus.open(place)
         known = _contained(corpus)
     gone = [source for source in known if source not in files]
-    new = {source: file for source, file in files.items() if source not in known and source not in seen.unreadable}
+    new = {
+        source: file
+        for source, file in files.items()
+        if source not in known and source not in seen.unreadable
+    }
     if known and not gone and not new:
         return corpus
     left_out = _LeftOut(seen, say_new)
     if known and corpus.edits < _EDITS and len(gone) < len(known):
-        names, former = {file.name for file in new.values()}, {source.rpartition(CONTENT_MARK)[0] for source in gone}
+        names = {file.name for file in new.values()}
+        former = {source.rpartition(CONTENT_MARK)[0] for source in gone}
         counts = {"new": names - former, "changed": names & former, "removed": former - names}
         say("files: " + ", ".join(f"{len(some):,} {what}" for what, some in counts.items() if some))
         removed = [number for source in gone for number in known[source]]
@@ -220,23 +267,37 @@ def _follow(
             _put_aside(place)
         with publish(place, kind="corpus") as draft:
             articles = _articles(files, left_out)
-            writer = write_articles(draft, articles, wordpieces, max_wordpieces=max_wordpieces, workers=default_workers())
+            writer = write_articles(
+                draft, articles, wordpieces, max_wordpieces=max_wordpieces, workers=default_workers()
+            )
             if not writer.passages:
-                raise left_out.errors[0] if left_out.errors else BadInput("the documents contain no text; name others")
-            draft.config |= {"sources": sorted({file.name.split("/")[0] for file in files.values()}), "tokenizer": "of the model"}
+                raise (
+                    left_out.errors[0]
+                    if left_out.errors
+                    else BadInput("the documents contain no text; name others")
+                )
+            draft.config |= {
+                "sources": sorted({file.name.split("/")[0] for file in files.values()}),
+                "tokenizer": "of the model",
+            }
             draft.counts["skipped"] = 0
         corpus = Corpus.open(place)
     contained = set(_contained(corpus))
-    seen.in_part = {source: why for source, why in (seen.in_part | left_out.first).items() if source in contained}
+    seen.in_part = {
+        source: why for source, why in (seen.in_part | left_out.first).items() if source in contained
+    }
     wordless = dict.fromkeys(set(files) - contained, "it contains no words")
     seen.unreadable = {source: seen.unreadable.get(source, why) for source, why in wordless.items()}
     return corpus
 
 
 def _put_aside(place: Path) -> None:
-    """Keep the corpus, if it has an index, until the next is put aside: the vectors of what stays are taken from there."""
+    """Keep the corpus, if it has an index, until the next is put aside: the vectors of what stays are taken
+    from there."""
     former = place.with_name(f"{place.name}-former")
-    if not any((place / "index").glob("[!.]*")):  # none, or its making was cut off: the former's are still of use
+    if not any(
+        (place / "index").glob("[!.]*")
+    ):  # none, or its making was cut off: the former's are still of use
         discard(place)
         return
     if former.exists():
@@ -248,7 +309,8 @@ class _LeftOut:
     """What could not be read; the first few are said."""
 
     def __init__(self, seen: _Seen, say_new: _SayNew) -> None:
-        self._seen, self._say = seen, say_new
+        self._seen = seen
+        self._say = say_new
         self.errors: list[RealmError] = []
         self.first: dict[str, str] = {}  # of each source
 
@@ -277,10 +339,12 @@ def _articles(files: Mapping[str, SourceFile], left_out: _LeftOut) -> Iterator[A
 
 
 def _contained(corpus: Corpus) -> dict[str, list[int]]:
-    """Source -> the passages of it. Those of the base are read from its arrays (docs/formats.md), for they may be many."""
+    """Source -> the passages of it. Those of the base are read from its arrays (docs/formats.md), for they
+    may be many."""
     names = ("articles", "sources", "source_offsets")
     articles_P, sources, offsets = (map_array(corpus.folder / f"{name}.safetensors") for name in names)
-    data, known = sources.tobytes(), defaultdict[str, list[int]](list)
+    data = sources.tobytes()
+    known = defaultdict[str, list[int]](list)
     ids = corpus.ids
     base = ids[ids < len(articles_P)]
     borders = np.searchsorted(articles_P[base], np.arange(len(offsets))).tolist()

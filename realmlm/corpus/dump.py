@@ -10,8 +10,8 @@ class NoDump(Exception):
 
 
 class Dump:
-    """Picks the pages out of a dump as it streams by. No tree is built, and a DOCTYPE is refused: entities that expand without end
-    (or read other files) can only be declared there."""
+    """Picks the pages out of a dump as it streams by. No tree is built, and a DOCTYPE is refused: entities
+    that expand without end (or read other files) can only be declared there."""
 
     _FIELDS = frozenset({("page", "title"), ("page", "ns"), ("page", "id"), ("revision", "text")})
 
@@ -19,7 +19,8 @@ class Dump:
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
         self.parser.StartDoctypeDeclHandler = self._refuse
-        self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._characters
         self.hidden_links = HIDDEN_LINKS
         self.pages = 0
@@ -29,7 +30,8 @@ class Dump:
         self._done: list[dict[str, str]] = []
 
     def take(self) -> list[dict[str, str]]:
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         return done
 
     def _refuse(self, *_: object) -> None:
@@ -43,7 +45,9 @@ class Dump:
         elif name == "redirect":
             self._page["redirect"] = ""
         names_links = name == "namespace" and attributes.get("key") in ("6", "14")
-        self._gathered = [] if names_links or (self._path and (self._path[-1], name) in self._FIELDS) else None
+        self._gathered = (
+            [] if names_links or (self._path and (self._path[-1], name) in self._FIELDS) else None
+        )
         self._path.append(name)
 
     def _characters(self, data: str) -> None:
@@ -53,7 +57,8 @@ class Dump:
     def _end(self, name: str) -> None:
         self._path.pop()
         if self._gathered is not None:
-            gathered, self._gathered = "".join(self._gathered), None
+            gathered = "".join(self._gathered)
+            self._gathered = None
             if name == "namespace":
                 self.hidden_links |= {gathered.strip().lower()}
             else:

@@ -5,7 +5,9 @@ import re
 
 _HEAD = 1024  # bytes in which a page declares its encoding, as browsers look for it
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
-_DECLARED = re.compile(rb"""(?:<meta\s[^>]*?charset|^\s*<\?xml\s[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
+_DECLARED = re.compile(
+    rb"""(?:<meta\s[^>]*?charset|^\s*<\?xml\s[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
+)
 _WIDER = {  # what old programs declared is read as the larger encoding that they wrote
     "ascii": "cp1252",
     "iso8859-1": "cp1252",
@@ -21,7 +23,8 @@ _CONTROLS = 100  # one control character in so many bytes is the most that a tex
 
 
 def utf_16_codec(head: bytes) -> str | None:
-    """The codec of UTF-16, told by its mark or by NUL bytes: mostly every second and hardly another. None where it is another encoding."""
+    """The codec of UTF-16, told by its mark or by NUL bytes: mostly every second and hardly another. None
+    where it is another encoding."""
     if head.startswith(_UTF_16):
         return "utf-16"
     nuls = [head[first::2].count(0) for first in (0, 1)]
@@ -31,18 +34,25 @@ def utf_16_codec(head: bytes) -> str | None:
 
 
 def declared_text(page: bytes) -> str | None:
-    """The text of an HTML page in the encoding that it declares; None where there is none, or it is unknown or not what the bytes are in.
+    """The text of an HTML page in the encoding that it declares; None where there is none, or it is unknown
+    or not what the bytes are in.
 
-    A byte order mark goes before what is declared, and so does UTF-8 where letters beyond ASCII are in it, which nothing else looks like:
-    such a page gives None too.
+    A byte order mark goes before what is declared, and so does UTF-8 where letters beyond ASCII are in it,
+    which nothing else looks like: such a page gives None too.
     """
     found = _DECLARED.search(_COMMENT.sub(b"", page[:_HEAD]))
-    if found is None or page.startswith((codecs.BOM_UTF8, *_UTF_16)) or (not page.isascii() and _is_utf_8(page)):
+    if (
+        found is None
+        or page.startswith((codecs.BOM_UTF8, *_UTF_16))
+        or (not page.isascii() and _is_utf_8(page))
+    ):
         return None
     try:
         name = codecs.lookup(found[1].decode("ascii")).name
         name = _WIDER.get(name, name)
-        if _ASCII.decode(name) != _ASCII.decode("ascii"):  # in such an encoding the page could not have said so
+        if _ASCII.decode(name) != _ASCII.decode(
+            "ascii"
+        ):  # in such an encoding the page could not have said so
             return None
         return page.decode(name)
     except (LookupError, ValueError):

@@ -1,4 +1,5 @@
-"""Masking schemes: which wordpieces of a sentence a model has to predict. One family, one interface (`Masking`).
+"""Masking schemes: which wordpieces of a sentence a model has to predict. One family, one interface
+(`Masking`).
 
 Salient spans are REALM's own (§3.4 of the paper); the others are what its ablation compares them with.
 """
@@ -14,7 +15,8 @@ from realmlm.errors import BadInput
 
 
 class Masking(Protocol):
-    """Chooses positions to be replaced by [MASK]: ascending, at least one, never all of several wordpieces."""
+    """Chooses positions to be replaced by [MASK]: ascending, at least one, never all of several
+    wordpieces."""
 
     needs_spans: bool
     """Does `choose` look at the spans? Then a sentence must have one."""
@@ -23,7 +25,8 @@ class Masking(Protocol):
 
 
 class SalientSpan:
-    """One of the marked spans, all equally likely. Those over `max_masks` wordpieces only if there is no other: then the shortest."""
+    """One of the marked spans, all equally likely. Those over `max_masks` wordpieces only if there is no
+    other: then the shortest."""
 
     needs_spans = True
 
@@ -48,22 +51,27 @@ class RandomUniform:
 
     def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         length = len(tokens_L)
-        return _leave_one(np.sort(rng.choice(length, size=_budget(self.rate, length), replace=False)), length, rng)
+        return _leave_one(
+            np.sort(rng.choice(length, size=_budget(self.rate, length), replace=False)), length, rng
+        )
 
 
 class WholeWord:
-    """Whole words in random order, the first one and then each that still fits into `rate` of the wordpieces."""
+    """Whole words in random order, the first one and then each that still fits into `rate` of the
+    wordpieces."""
 
     needs_spans = False
 
     def __init__(self, wordpieces: Wordpieces, rate: float = 0.15) -> None:
-        self.continues, self.rate = wordpieces.continues, rate
+        self.continues = wordpieces.continues
+        self.rate = rate
 
     def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         words_L = _words(tokens_L, self.continues)
         sizes_W = np.bincount(words_L)
         order = rng.permutation(len(sizes_W))
-        chosen, left = [order[0]], _budget(self.rate, len(tokens_L)) - sizes_W[order[0]]
+        chosen = [order[0]]
+        left = _budget(self.rate, len(tokens_L)) - sizes_W[order[0]]
         for word in order[1:]:
             if sizes_W[word] <= left:
                 chosen.append(word)
@@ -74,8 +82,9 @@ class WholeWord:
 class RandomSpan:
     """Runs of whole words until `rate` of the wordpieces is reached (SpanBERT).
 
-    A run begins at any word not yet chosen; its length in words is geometric with p = 0.2, drawn anew above 10 (3.8 on average). It
-    stops at the end of the sentence and as soon as the rate is reached, which the last word alone may exceed.
+    A run begins at any word not yet chosen; its length in words is geometric with p = 0.2, drawn anew above
+    10 (3.8 on average). It stops at the end of the sentence and as soon as the rate is reached, which the
+    last word alone may exceed.
     """
 
     needs_spans = False
@@ -83,7 +92,8 @@ class RandomSpan:
     _CHANCES = 0.8**_LENGTHS / (0.8**_LENGTHS).sum()
 
     def __init__(self, wordpieces: Wordpieces, rate: float = 0.15) -> None:
-        self.continues, self.rate = wordpieces.continues, rate
+        self.continues = wordpieces.continues
+        self.rate = rate
 
     def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         words_L = _words(tokens_L, self.continues)
@@ -130,7 +140,8 @@ def _budget(rate: float, length: int) -> int:
 
 
 def _words(tokens_L: np.ndarray, continues: np.ndarray) -> np.ndarray:
-    """For each wordpiece the number of its word; a first piece begins a word even where a cut sentence starts inside one."""
+    """For each wordpiece the number of its word; a first piece begins a word even where a cut sentence starts
+    inside one."""
     begins_L = ~continues[tokens_L]
     begins_L[0] = True
     return np.cumsum(begins_L) - 1

@@ -1,6 +1,8 @@
-"""Question sets: the formats of the open-QA benchmarks, read into one record. The format is recognised by the content, not by the name.
+"""Question sets: the formats of the open-QA benchmarks, read into one record. The format is recognised by the
+content, not by the name.
 
-FORMATS lists what is accepted; each may be packed with gzip, xz or bzip2. Anything else is a BadInput that names the file and the line.
+FORMATS lists what is accepted; each may be packed with gzip, xz or bzip2. Anything else is a BadInput that
+names the file and the line.
 """
 
 import ast
@@ -24,7 +26,8 @@ from realmlm.artefact import write_text
 from realmlm.errors import BadInput
 
 FORMATS = """\
-  JSON lines   {"question": "…", "answer": ["…", …]} per line (NQ-open); "answers", "id", "gold" (passage ids) and "source" are also read
+  JSON lines   {"question": "…", "answer": ["…", …]} per line (NQ-open);
+               "answers", "id", "gold" (passage ids) and "source" are also read
   JSON         [{"qId": "…", "qText": "…", "answers": ["…", …]}, …] (WebQuestions)
   SQuAD        {"data": [{"paragraphs": [{"qas": [{"question": "…", "answers": [{"text": "…"}]}]}]}]}
   TSV          question<TAB>['answer', …] (DPR)
@@ -51,12 +54,14 @@ class Question:
 
 @lru_cache(maxsize=16384)
 def compile_answer(pattern: str) -> re.Pattern[str]:
-    """An answer that is a regular expression, with the flags under which CuratedTREC is evaluated (DrQA, ORQA, REALM)."""
+    """An answer that is a regular expression, with the flags under which CuratedTREC is evaluated (DrQA,
+    ORQA, REALM)."""
     try:
         return re.compile(pattern, flags=re.IGNORECASE | re.MULTILINE)
     except (re.error, RecursionError, OverflowError) as error:
         raise BadInput(
-            f"the answer {pattern!r} is not a valid regular expression ({error}); correct it or leave the question out"
+            f"the answer {pattern!r} is not a valid regular expression ({error}); correct it or leave the "
+            "question out"
         ) from error
 
 
@@ -82,7 +87,9 @@ def write_questions(path: Path, questions: Iterable[Question]) -> None:
     for question in questions:
         assert not question.is_regex
         source = {} if question.source is None else {"source": question.source}
-        rows.append({"id": question.id, "question": question.text, "answer": list(question.answers), **source})
+        rows.append(
+            {"id": question.id, "question": question.text, "answer": list(question.answers), **source}
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
@@ -99,17 +106,21 @@ def _read_text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise BadInput(f"{path}:{line}: not UTF-8 (byte {error.object[error.start]:#04x}); convert the file to UTF-8") from error
+        raise BadInput(
+            f"{path}:{line}: not UTF-8 (byte {error.object[error.start]:#04x}); convert the file to UTF-8"
+        ) from error
 
 
-# --- JSON ---------------------------------------------------------------------------------------------------------------------------
+# --- JSON ---------------------------------------------------------------------------------------------------
 
 
 def _read_json(path: Path, text: str) -> list[Question]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if getattr(error, "msg", "") == "Extra data":  # the first value was whole and another follows: JSON lines
+        if (
+            getattr(error, "msg", "") == "Extra data"
+        ):  # the first value was whole and another follows: JSON lines
             return list(_read_json_lines(path, text))
         raise _broken(path, getattr(error, "lineno", 1), f"not valid JSON ({error})") from error
     if isinstance(document, dict) and "data" in document:
@@ -119,7 +130,9 @@ def _read_json(path: Path, text: str) -> list[Question]:
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Question]:
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON strings may hold U+2028 and its like
+    for number, line in enumerate(
+        text.split("\n"), 1
+    ):  # not splitlines: JSON strings may hold U+2028 and its like
         if line.strip():
             try:
                 record = json.loads(line)
@@ -130,12 +143,17 @@ def _read_json_lines(path: Path, text: str) -> Iterator[Question]:
 
 def _from_record(where: str, record: Any) -> Question:
     if not isinstance(record, dict):
-        raise BadInput(f"{where}: expected an object with a question, found {type(record).__name__}; accepted formats:\n{FORMATS}")
+        raise BadInput(
+            f"{where}: expected an object with a question, found {type(record).__name__}; accepted "
+            f"formats:\n{FORMATS}"
+        )
     found = {}
     for field, names in _RECORD_NAMES.items():
         present = [record[name] for name in names if name in record]
         if not present and field != "id":
-            raise BadInput(f"{where}: neither {names[0]!r} nor {names[1]!r} in it; accepted formats:\n{FORMATS}")
+            raise BadInput(
+                f"{where}: neither {names[0]!r} nor {names[1]!r} in it; accepted formats:\n{FORMATS}"
+            )
         found[field] = present[0] if present else ""
     gold = record.get("gold", [])
     if not isinstance(gold, list) or not all(type(passage) is int for passage in gold):
@@ -148,7 +166,8 @@ def _from_record(where: str, record: Any) -> Question:
 
 
 def _read_squad(path: Path, data: Any) -> Iterator[Question]:
-    """Versions 1.1 and 2.0. Questions without an answer (2.0 has them on purpose) cannot be scored by matching and are left out."""
+    """Versions 1.1 and 2.0. Questions without an answer (2.0 has them on purpose) cannot be scored by
+    matching and are left out."""
     number = 0
     try:
         for article in data:
@@ -156,12 +175,20 @@ def _read_squad(path: Path, data: Any) -> Iterator[Question]:
                 for entry in paragraph["qas"]:
                     number += 1
                     if answers := [answer["text"] for answer in entry["answers"]]:
-                        yield _question(f"{path}: question {number}", entry["question"], answers, id=str(entry.get("id", "")))
+                        yield _question(
+                            f"{path}: question {number}",
+                            entry["question"],
+                            answers,
+                            id=str(entry.get("id", "")),
+                        )
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: not nested as in SQuAD, after question {number} ({error!r}); accepted formats:\n{FORMATS}") from error
+        raise BadInput(
+            f"{path}: not nested as in SQuAD, after question {number} ({error!r}); accepted "
+            f"formats:\n{FORMATS}"
+        ) from error
 
 
-# --- tables -------------------------------------------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------
 
 
 def _read_tsv(path: Path, text: str) -> list[Question]:
@@ -204,7 +231,11 @@ def _read_trec(path: Path, lines: Iterable[str]) -> Iterator[Question]:
             continue
         columns = line.rstrip("\r").split("\t")
         if len(columns) != 4:
-            raise _broken(path, number, f"{len(columns)} columns instead of id<TAB>type<TAB>question<TAB>regular expression")
+            raise _broken(
+                path,
+                number,
+                f"{len(columns)} columns instead of id<TAB>type<TAB>question<TAB>regular expression",
+            )
         name, _, text, pattern = columns
         try:
             compile_answer(pattern)
@@ -213,15 +244,21 @@ def _read_trec(path: Path, lines: Iterable[str]) -> Iterator[Question]:
         yield _question(f"{path}:{number}", text, [pattern], is_regex=True, id=name)
 
 
-# --- all --------------------------------------------------------------------------------------------------------------------------------
+# --- all ----------------------------------------------------------------------------------------------------
 
 
-def _question(where: str, text: Any, answers: Any, *, is_regex: bool = False, id: str = "", gold: tuple[int, ...] = ()) -> Question:
-    """The record, if the parts are what they should be. Blank answers are dropped: they would match everything or nothing."""
+def _question(
+    where: str, text: Any, answers: Any, *, is_regex: bool = False, id: str = "", gold: tuple[int, ...] = ()
+) -> Question:
+    """The record, if the parts are what they should be. Blank answers are dropped: they would match
+    everything or nothing."""
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"{where}: the question is {text!r}; it must be text; correct or remove it")
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise BadInput(f"{where}: the answers are {str(answers)[:80]!r}; they must be a list of strings; correct or remove them")
+        raise BadInput(
+            f"{where}: the answers are {str(answers)[:80]!r}; they must be a list of strings; correct or "
+            "remove them"
+        )
     kept = tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
     if not kept:
         raise BadInput(f"{where}: the question has no answer; add one or remove the question")

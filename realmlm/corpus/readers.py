@@ -1,4 +1,5 @@
-"""Sources to articles: folders and files of many kinds, streamed, so that an article is the most that is in memory at once."""
+"""Sources to articles: folders and files of many kinds, streamed, so that an article is the most that is in
+memory at once."""
 
 import bz2
 import gzip
@@ -36,7 +37,8 @@ _CHUNK = 2**16
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to be read: where it is, what its articles' `source` begins with, its kind (a suffix) and its compression."""
+    """A file to be read: where it is, what its articles' `source` begins with, its kind (a suffix) and its
+    compression."""
 
     path: Path
     name: str
@@ -45,7 +47,8 @@ class SourceFile:
 
 
 def apart(places: Sequence[Path]) -> list[Path]:
-    """Each once, and none that lies in another: what is named twice is read once. A place that is not there is refused."""
+    """Each once, and none that lies in another: what is named twice is read once. A place that is not there
+    is refused."""
     for path in places:
         try:
             exists = path.exists()
@@ -56,7 +59,9 @@ def apart(places: Sequence[Path]) -> list[Path]:
         if _is_corpus(path):
             raise BadInput(f"{path} is a corpus, not a folder with documents; search it with --corpus {path}")
     whole = {path.resolve(): Path(os.path.abspath(path)) for path in reversed(places)}
-    return sorted(named for path, named in whole.items() if not any(parent in whole for parent in path.parents))
+    return sorted(
+        named for path, named in whole.items() if not any(parent in whole for parent in path.parents)
+    )
 
 
 def _is_corpus(path: Path) -> bool:
@@ -67,12 +72,14 @@ def _is_corpus(path: Path) -> bool:
 
 
 def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:
-    """All articles of folders and files, in the order of the sources and, within a folder, of the sorted paths."""
+    """All articles of folders and files, in the order of the sources and, within a folder, of the sorted
+    paths."""
     yield from read_files(find_files(sources, on_bad=on_bad)[0], on_bad=on_bad)
 
 
 def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFile], list[Path]]:
-    """The files to read, and those in folders that are of no known kind. Hidden files and folders are passed over, links are followed."""
+    """The files to read, and those in folders that are of no known kind. Hidden files and folders are passed
+    over, links are followed."""
     files: list[SourceFile] = []
     unknown: list[Path] = []
     for source in map(Path, sources):
@@ -94,7 +101,9 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
             faults += [_misnamed(path) for path, file in found.items() if file and not _is_text(file.name)]
             unknown += [path for path, file in found.items() if not file]
             if not faults and not any(found.values()):
-                faults.append(BadInput(f"{source} holds no file that can be read; readable kinds: {_kinds()}"))
+                faults.append(
+                    BadInput(f"{source} holds no file that can be read; readable kinds: {_kinds()}")
+                )
             for fault in faults:
                 on_bad(fault)
         elif stat.S_ISREG(mode):
@@ -108,15 +117,19 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
 
 
 def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
-    """The files in a folder and those below it. Linked folders come last and none is entered twice, so that links cannot go round."""
-    tops, entered, root = [source], set[Path](), Path(os.path.realpath(source))
+    """The files in a folder and those below it. Linked folders come last and none is entered twice, so that
+    links cannot go round."""
+    tops = [source]
+    entered = set[Path]()
+    root = Path(os.path.realpath(source))
 
     def on_error(error: OSError) -> None:
         on_bad(BadInput(_unreadable(error.filename, error)))
 
     for top in tops:
         for name, subfolders, names in os.walk(top, onerror=on_error):
-            folder, place = Path(name), Path(os.path.realpath(name))
+            folder = Path(name)
+            place = Path(os.path.realpath(name))
             if place in entered:
                 subfolders.clear()
                 continue
@@ -131,10 +144,14 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                 if not link.is_symlink() or target in entered:
                     continue
                 if target in place.parents or target in root.parents:
-                    on_bad(BadInput(f"{link} is a link to {target}, a folder that contains it; remove the link"))
+                    on_bad(
+                        BadInput(f"{link} is a link to {target}, a folder that contains it; remove the link")
+                    )
                 else:
                     tops.append(link)
-            for path in (folder / file for file in names if not file.startswith((".", "~$"))):  # ~$: an office's lock
+            for path in (
+                folder / file for file in names if not file.startswith((".", "~$"))
+            ):  # ~$: an office's lock
                 try:
                     if path.is_file():
                         yield path
@@ -152,7 +169,9 @@ def _is_text(name: str) -> bool:
 
 
 def _misnamed(path: Path) -> BadInput:
-    return BadInput(f"{os.fsencode(path).decode(errors='backslashreplace')} has a name that is not UTF-8; rename it")
+    return BadInput(
+        f"{os.fsencode(path).decode(errors='backslashreplace')} has a name that is not UTF-8; rename it"
+    )
 
 
 def _unreadable(path: str | Path, error: OSError) -> str:
@@ -178,8 +197,8 @@ def read_files(
     on_bytes: Callable[[int], None] = lambda count: None,
     on_guess: Callable[[str], None] = say,
 ) -> Iterator[Article]:
-    """The articles of files, in order; `on_bytes` hears how many bytes (compressed, as on disk) were read since it was last called,
-    `on_guess` of each file whose encoding was guessed."""
+    """The articles of files, in order; `on_bytes` hears how many bytes (compressed, as on disk) were read
+    since it was last called, `on_guess` of each file whose encoding was guessed."""
     for file in files:
         reading = _Reading(file, on_bad, on_guess)
         try:
@@ -193,7 +212,9 @@ def read_files(
             reading.fault(MissingExtra(f"{file.path}: {error}"))
         except RealmError:  # `on_bad` stops at the first complaint
             raise
-        except Exception as error:  # whatever a reader stumbles over: one file must not keep a folder from being read
+        except (
+            Exception
+        ) as error:  # whatever a reader stumbles over: one file must not keep a folder from being read
             reading.bad(f"cannot be read ({type(error).__name__}: {error})")
         if not (reading.found or reading.faults):
             reading.bad("is empty: there is no article in it")
@@ -203,7 +224,8 @@ class _Counted(io.RawIOBase):
     """A file that tells how far it was read."""
 
     def __init__(self, raw: io.FileIO, on_bytes: Callable[[int], None]) -> None:
-        self._raw, self._on_bytes = raw, on_bytes
+        self._raw = raw
+        self._on_bytes = on_bytes
 
     def readable(self) -> bool:
         return True
@@ -218,20 +240,27 @@ class _Reading:
     """One file being read: makes its articles, words what is wrong with it, and counts both."""
 
     def __init__(self, file: SourceFile, on_bad: OnBad, on_guess: Callable[[str], None]) -> None:
-        self.file, self._on_bad, self._on_guess = file, on_bad, on_guess
+        self.file = file
+        self._on_bad = on_bad
+        self._on_guess = on_guess
         self.found = self.faults = 0
         self._guessed = False
 
     def bad(self, what: str, *, line: int | None = None) -> None:
         said = f"{self.file.path}{f', line {line}' if line else ''}: {what}"
-        self.fault(BadInput(said.encode(errors="backslashreplace").decode()))  # what is no character could not be printed
+        self.fault(
+            BadInput(said.encode(errors="backslashreplace").decode())
+        )  # what is no character could not be printed
 
     def fault(self, error: RealmError) -> None:
         self.faults += 1
         self._on_bad(error)
 
-    def article(self, title: str, text: str, *, identity: object = None, line: int | None = None) -> Iterator[Article]:
-        """The article, or none with a complaint. Its source is the file's name with the article's own id, else the line."""
+    def article(
+        self, title: str, text: str, *, identity: object = None, line: int | None = None
+    ) -> Iterator[Article]:
+        """The article, or none with a complaint. Its source is the file's name with the article's own id,
+        else the line."""
         mark = f"#{identity}" if identity not in (None, "") else f":{line}" if line else ""
         try:
             (title + text + mark).encode()
@@ -245,7 +274,8 @@ class _Reading:
         yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
 
     def whole(self, stream: BinaryIO) -> bytes | None:
-        """All of a file that is one document, or a complaint: a small packed file may unpack to more than there is room for."""
+        """All of a file that is one document, or a complaint: a small packed file may unpack to more than
+        there is room for."""
         data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             self.bad(f"is larger than {LARGEST >> 20} MiB; split it")
@@ -253,13 +283,17 @@ class _Reading:
         return data
 
     def decode(self, data: bytes, *, line: int | None = None) -> str | None:
-        """UTF-8; UTF-16 by its mark or its NUL bytes; else the bytes of old Windows programs if they look like text. What was guessed is
-        said. Or a complaint."""
+        """UTF-8; UTF-16 by its mark or its NUL bytes; else the bytes of old Windows programs if they look
+        like text. What was guessed is said. Or a complaint."""
         utf_16 = utf_16_codec(data[:_CHUNK]) if line is None else None
         try:
             text = data.decode(utf_16 or ("utf-8-sig" if line in (None, 1) else "utf-8"))
         except UnicodeDecodeError as error:
-            if not utf_16 and self.file.kind not in _ONLY_UTF_8 and (windows := windows_text(data)) is not None:
+            if (
+                not utf_16
+                and self.file.kind not in _ONLY_UTF_8
+                and (windows := windows_text(data)) is not None
+            ):
                 self._guess("not UTF-8, read as Windows-1252")
                 return windows
             where = line or data.count(b"\n", 0, error.start) + 1
@@ -278,7 +312,10 @@ class _Reading:
                 for number, line in enumerate(io.TextIOWrapper(stream, utf_16, newline="\n"), start=1):
                     yield number, line
             except UnicodeDecodeError:
-                self.bad("is not UTF-16, which its first bytes announce; convert the file to UTF-8", line=number + 1)
+                self.bad(
+                    "is not UTF-16, which its first bytes announce; convert the file to UTF-8",
+                    line=number + 1,
+                )
             return
         for number, data in enumerate(iter(partial(stream.readline, LARGEST + 1), b""), start=1):
             if len(data) > LARGEST:
@@ -325,7 +362,9 @@ def _read_word(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     yield from _read_office(reading, stream, word_to_text)
 
 
-def _read_office(reading: _Reading, stream: BinaryIO, plain: Callable[[bytes], tuple[str, str]]) -> Iterator[Article]:
+def _read_office(
+    reading: _Reading, stream: BinaryIO, plain: Callable[[bytes], tuple[str, str]]
+) -> Iterator[Article]:
     if (data := reading.whole(stream)) is None:
         return
     if not data:
@@ -341,7 +380,9 @@ def _titled(reading: _Reading, title: str, text: str) -> Iterator[Article]:
     """The article of a document: by its title, or else its file's name."""
     title = " ".join(title.split())
     first, _, rest = text.partition("\n")
-    if rest.strip() and " ".join(first.split()) == title:  # the heading is the title: it need not be said twice
+    if (
+        rest.strip() and " ".join(first.split()) == title
+    ):  # the heading is the title: it need not be said twice
         text = rest.strip("\n")
     yield from reading.article(title or _stem(reading.file), text)
 
@@ -362,13 +403,20 @@ def _read_json_lines(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
         if not isinstance(record, dict):
             reading.bad('is not a JSON object with "title" and "text"', line=number)
             continue
-        title, text, identity = record.get("title") or "", record.get("text"), record.get("id")
+        title = record.get("title") or ""
+        text = record.get("text")
+        identity = record.get("id")
         if not isinstance(text, str):
-            reading.bad(f'"text" is {"missing" if text is None else "not a string"}; the line has {_listed(record)}', line=number)
+            reading.bad(
+                f'"text" is {"missing" if text is None else "not a string"}; the line has {_listed(record)}',
+                line=number,
+            )
         elif not isinstance(title, str):
             reading.bad('"title" is not a string', line=number)
         else:
-            yield from reading.article(title, text, identity=identity if isinstance(identity, str | int) else None, line=number)
+            yield from reading.article(
+                title, text, identity=identity if isinstance(identity, str | int) else None, line=number
+            )
 
 
 def _read_csv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -380,9 +428,13 @@ def _read_tsv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 
 
 def _read_table(reading: _Reading, stream: BinaryIO, delimiters: str) -> Iterator[Article]:
-    records = read_table(reading.lines(stream), delimiters=delimiters, on_bad=lambda what, line: reading.bad(what, line=line))
+    records = read_table(
+        reading.lines(stream), delimiters=delimiters, on_bad=lambda what, line: reading.bad(what, line=line)
+    )
     for title, text, identity, line in records:
-        yield from reading.article(_stem(reading.file) if title is None else title, text, identity=identity, line=line)
+        yield from reading.article(
+            _stem(reading.file) if title is None else title, text, identity=identity, line=line
+        )
 
 
 def _listed(names: Any) -> str:
@@ -390,7 +442,8 @@ def _listed(names: Any) -> str:
 
 
 def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    """A MediaWiki dump's articles. Pages without prose (a table, a template) are no fault of the dump: they are left out."""
+    """A MediaWiki dump's articles. Pages without prose (a table, a template) are no fault of the dump: they
+    are left out."""
     dump = Dump()
     try:
         while chunk := stream.read(_CHUNK):

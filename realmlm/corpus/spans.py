@@ -1,6 +1,7 @@
 """Salient spans of a corpus: marked once by a tagger, kept beside it, read by number.
 
-`CORPUS/spans` is an artefact of its own (docs/formats.md): it can be made again with another tagger while the corpus stays.
+`CORPUS/spans` is an artefact of its own (docs/formats.md): it can be made again with another tagger while the
+corpus stays.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,13 +22,16 @@ from realmlm.parallel import ordered_map
 # N sentences, M spans, S sentences of one passage
 
 _CHUNK = 256  # passages a worker marks at once: some thousand sentences
-_ENOUGH_WORDS = 10_000  # a shorter list, of a small corpus, lacks too many words for their absence to mean anything
+_ENOUGH_WORDS = (
+    10_000  # a shorter list, of a small corpus, lacks too many words for their absence to mean anything
+)
 _SAMPLE = 20_000  # passages that are read to learn which words live without a capital: 5M words, 3 s
 
 
 @dataclass(frozen=True, eq=False)
 class MarkedSentence:
-    """A sentence of a passage, wordpieces `start` to `end` of it, and its spans worth masking, counted from `start`."""
+    """A sentence of a passage, wordpieces `start` to `end` of it, and its spans worth masking, counted from
+    `start`."""
 
     passage: int
     start: int
@@ -39,27 +43,45 @@ class Spans:
     """Sentences by number, in the order of their passages."""
 
     def __init__(
-        self, passages_N: np.ndarray, bounds_N2: np.ndarray, firsts_N: np.ndarray, pasts_N: np.ndarray, *, spans_M2: np.ndarray
+        self,
+        passages_N: np.ndarray,
+        bounds_N2: np.ndarray,
+        firsts_N: np.ndarray,
+        pasts_N: np.ndarray,
+        *,
+        spans_M2: np.ndarray,
     ) -> None:
-        self._passages_N, self._bounds_N2 = passages_N, bounds_N2
-        self._firsts_N, self._pasts_N, self._spans_M2 = firsts_N, pasts_N, spans_M2  # sentence i has spans[firsts[i]:pasts[i]]
+        self._passages_N = passages_N
+        self._bounds_N2 = bounds_N2
+        # sentence i has spans[firsts[i]:pasts[i]]
+        self._firsts_N = firsts_N
+        self._pasts_N = pasts_N
+        self._spans_M2 = spans_M2
 
     @classmethod
     def open(cls, corpus: Corpus) -> "Spans":
-        """The spans of a corpus, memory-mapped; passages that edits have changed since they were marked are left out."""
-        folder, make = corpus.folder / "spans", f"realmlm spans {corpus.folder}"
+        """The spans of a corpus, memory-mapped; passages that edits have changed since they were marked are
+        left out."""
+        folder = corpus.folder / "spans"
+        make = f"realmlm spans {corpus.folder}"
         manifest = open_artefact(folder, kind="spans", hint=f"mark them: {make}")
         if manifest.parents["corpus"] != corpus.fingerprint:
-            raise Mismatch(f"{folder} was made for another corpus, not {corpus.folder}; mark the spans again: {make}")
+            raise Mismatch(
+                f"{folder} was made for another corpus, not {corpus.folder}; mark the spans again: {make}"
+            )
         passages_N, bounds_N2, offsets, spans_M2 = (
-            np.asarray(map_array(folder / f"{name}.safetensors")) for name in ("passages", "bounds", "span_offsets", "spans")
+            np.asarray(map_array(folder / f"{name}.safetensors"))
+            for name in ("passages", "bounds", "span_offsets", "spans")
         )
         rows = [passages_N, bounds_N2, offsets[:-1], offsets[1:]]
         stale = _changed(corpus, manifest.config["corpus_edits"])
         if stale:
             current_N = ~np.isin(passages_N, stale)
             rows = [array[current_N] for array in rows]
-            say(f"{corpus.folder}: passages edited since the spans were marked are not masked; mark them again: {make}")
+            say(
+                f"{corpus.folder}: passages edited since the spans were marked are not masked; mark them "
+                f"again: {make}"
+            )
         return cls(*rows, spans_M2=spans_M2)
 
     def __len__(self) -> int:
@@ -75,8 +97,8 @@ class Spans:
         return Spans(*rows, spans_M2=self._spans_M2)
 
     def recurring(self, corpus: Corpus) -> "Spans":
-        """Only the spans whose words are marked in another passage too, and not in copies of their own alone: what else is hidden, no
-        other passage can tell."""
+        """Only the spans whose words are marked in another passage too, and not in copies of their own alone:
+        what else is hidden, no other passage can tell."""
         counts_N = self._pasts_N - self._firsts_N
         owners_M = np.repeat(np.arange(len(self)), counts_N)
         passages_M = self._passages_N[owners_M]
@@ -87,7 +109,9 @@ class Spans:
         )
         words_M = np.fromiter(words, dtype=np.int64, count=len(spans_M2))
         marked_P, place_M = np.unique(passages_M, return_inverse=True)
-        bodies_P = np.array([crc32(corpus.tokens(passage).tobytes()) for passage in marked_P.tolist()], dtype=np.int64)
+        bodies_P = np.array(
+            [crc32(corpus.tokens(passage).tobytes()) for passage in marked_P.tolist()], dtype=np.int64
+        )
         once_per_body = np.unique(np.stack([words_M, bodies_P[place_M]], axis=1), axis=0)[:, 0]
         known, bodies = np.unique(once_per_body, return_counts=True)
         kept_M = np.isin(words_M, known[bodies > 1])
@@ -102,7 +126,9 @@ class Spans:
 
     def __getitem__(self, number: int) -> MarkedSentence:
         start, end = self._bounds_N2[number].tolist()
-        return MarkedSentence(int(self._passages_N[number]), start, end, self._marked(number).astype(np.int64) - start)
+        return MarkedSentence(
+            int(self._passages_N[number]), start, end, self._marked(number).astype(np.int64) - start
+        )
 
 
 def _changed(corpus: Corpus, marked_edits: int) -> list[int]:
@@ -113,7 +139,8 @@ def _changed(corpus: Corpus, marked_edits: int) -> list[int]:
 
 
 def all_sentences(corpus: Corpus, *, min_wordpieces: int = 1) -> Spans:
-    """Every sentence of at least so many wordpieces, with no spans: for schemes that need none. 12 bytes a sentence."""
+    """Every sentence of at least so many wordpieces, with no spans: for schemes that need none. 12 bytes a
+    sentence."""
     passages: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     bounds: list[np.ndarray] = [np.zeros((0, 2), dtype=np.uint16)]
     for ids in _chunks(corpus.ids):
@@ -124,10 +151,12 @@ def all_sentences(corpus: Corpus, *, min_wordpieces: int = 1) -> Spans:
         bounds.append(bounds_S2[long_S].astype(np.uint16))
     passages_N = np.concatenate(passages)
     none_N = np.broadcast_to(np.int64(0), len(passages_N))  # takes no memory
-    return Spans(passages_N, np.concatenate(bounds), none_N, none_N, spans_M2=np.zeros((0, 2), dtype=np.uint16))
+    return Spans(
+        passages_N, np.concatenate(bounds), none_N, none_N, spans_M2=np.zeros((0, 2), dtype=np.uint16)
+    )
 
 
-# --- marking ----------------------------------------------------------------------------------------------------------------------------
+# --- marking ------------------------------------------------------------------------------------------------
 
 
 def rule_tagger(corpus: Corpus) -> RuleTagger:
@@ -142,13 +171,16 @@ def rule_tagger(corpus: Corpus) -> RuleTagger:
 def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1) -> Spans:
     """Mark every sentence and publish the result as `CORPUS/spans`, in place of an earlier one.
 
-    Kept are the sentences with a span. A span is made of all wordpieces that its mention touches, and never of a whole sentence.
-    The result does not depend on the number of `workers` (processes; 1: this one).
+    Kept are the sentences with a span. A span is made of all wordpieces that its mention touches, and never
+    of a whole sentence. The result does not depend on the number of `workers` (processes; 1: this one).
     """
     with publish(corpus.folder / "spans", kind="spans", replace=True) as draft:
         files = {"passages": (np.int64, ()), "bounds": (np.uint16, (2,)), "span_offsets": (np.int64, ())}
         files |= {"spans": (np.uint16, (2,)), "kinds": (np.uint8, ())}
-        writers = {name: ArrayWriter(draft.path / f"{name}.safetensors", dtype, row=row) for name, (dtype, row) in files.items()}
+        writers = {
+            name: ArrayWriter(draft.path / f"{name}.safetensors", dtype, row=row)
+            for name, (dtype, row) in files.items()
+        }
         writers["span_offsets"].append([0])
         by_kind = np.zeros(len(KINDS), dtype=np.int64)
         setting = (corpus.folder, corpus.manifest, corpus.edits, tagger)
@@ -156,7 +188,11 @@ def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1) -> Spans:
         with closing(marked) as chunks, progress("marking spans", len(corpus), unit="passages") as bar:
             for done, marks in chunks:
                 writers["span_offsets"].append(writers["spans"].rows + np.cumsum(marks.span_counts_N))
-                for name, rows in (("passages", marks.passages_N), ("bounds", marks.bounds_N2), ("spans", marks.spans_M2)):
+                for name, rows in (
+                    ("passages", marks.passages_N),
+                    ("bounds", marks.bounds_N2),
+                    ("spans", marks.spans_M2),
+                ):
                     writers[name].append(rows)
                 writers["kinds"].append(marks.kinds_M)
                 by_kind += np.bincount(marks.kinds_M, minlength=len(KINDS))
@@ -181,16 +217,22 @@ class _Marks:
     kinds_M: np.ndarray
 
 
-def _marker(folder: Path, manifest: Manifest, edits: int, tagger: Tagger) -> Callable[[np.ndarray], tuple[int, _Marks]]:
+def _marker(
+    folder: Path, manifest: Manifest, edits: int, tagger: Tagger
+) -> Callable[[np.ndarray], tuple[int, _Marks]]:
     corpus = Corpus(folder, manifest, edits)
     return lambda ids: (len(ids), _mark(corpus, tagger, ids))
 
 
 def _mark(corpus: Corpus, tagger: Tagger, ids: np.ndarray) -> _Marks:
-    passages, sentences = [], []
+    passages = []
+    sentences = []
     for number in ids.tolist():
-        text, chars_T2, bounds_S2 = corpus[number].text, corpus.token_chars(number), _pairs(corpus.sentences(number))
-        starts, ends = chars_T2[bounds_S2[:, 0], 0].tolist(), chars_T2[bounds_S2[:, 1] - 1, 1].tolist()
+        text = corpus[number].text
+        chars_T2 = corpus.token_chars(number)
+        bounds_S2 = _pairs(corpus.sentences(number))
+        starts = chars_T2[bounds_S2[:, 0], 0].tolist()
+        ends = chars_T2[bounds_S2[:, 1] - 1, 1].tolist()
         sentences += [text[start:end] for start, end in zip(starts, ends, strict=True)]
         passages.append((number, np.asarray(chars_T2), bounds_S2, starts))
     mentions = iter(_tagged(tagger, sentences))
@@ -199,42 +241,69 @@ def _mark(corpus: Corpus, tagger: Tagger, ids: np.ndarray) -> _Marks:
     kinds: list[int] = []
     for number, chars_T2, bounds_S2, starts in passages:
         found = [next(mentions) for _ in starts]
-        for (start, end), marked in zip(bounds_S2.tolist(), _to_wordpieces(found, starts, chars_T2, bounds_S2), strict=True):
+        for (start, end), marked in zip(
+            bounds_S2.tolist(), _to_wordpieces(found, starts, chars_T2, bounds_S2), strict=True
+        ):
             if marked:
                 rows.append((number, start, end, len(marked)))
                 spans += marked
                 kinds += marked.values()
     rows_N4 = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    return _Marks(rows_N4[:, 0], rows_N4[:, 1:3], rows_N4[:, 3], np.array(spans).reshape(-1, 2), np.array(kinds, dtype=np.uint8))
+    return _Marks(
+        rows_N4[:, 0],
+        rows_N4[:, 1:3],
+        rows_N4[:, 3],
+        np.array(spans).reshape(-1, 2),
+        np.array(kinds, dtype=np.uint8),
+    )
 
 
 def _tagged(tagger: Tagger, sentences: list[str]) -> list[list[Mention]]:
     """What a tagger, which may be someone's own, says of the sentences, if it keeps to what was agreed."""
     tagged = tagger.tag(sentences)
     if len(tagged) != len(sentences):
-        raise BadInput(f"the tagger '{tagger.name}' gave {len(tagged)} lists of mentions for {len(sentences)} sentences; give one for each")
+        raise BadInput(
+            f"the tagger '{tagger.name}' gave {len(tagged)} lists of mentions for {len(sentences)} "
+            "sentences; give one for each"
+        )
     for sentence, mentions in zip(sentences, tagged, strict=True):
         for mention in mentions:
             if mention.kind not in KINDS:
-                raise BadInput(f"the tagger '{tagger.name}' gave an unknown kind, '{mention.kind}'; the kinds are: {', '.join(KINDS)}")
+                raise BadInput(
+                    f"the tagger '{tagger.name}' gave an unknown kind, '{mention.kind}'; the kinds are: "
+                    f"{', '.join(KINDS)}"
+                )
             if not 0 <= mention.start < mention.end <= len(sentence):
                 place = f"{mention.start} to {mention.end} of the {len(sentence)} characters of"
-                raise BadInput(f"the tagger '{tagger.name}' marked {place} “{sentence}”; start and end count from 0 within the sentence")
+                raise BadInput(
+                    f"the tagger '{tagger.name}' marked {place} “{sentence}”; start and end count from 0 "
+                    "within the sentence"
+                )
     return tagged
 
 
 def _to_wordpieces(
     mentions: list[list[Mention]], starts: list[int], chars_T2: np.ndarray, bounds_S2: np.ndarray
 ) -> list[dict[tuple[int, int], int]]:
-    """For each sentence of a passage its spans, in wordpieces of the passage, with their kinds; of equal spans the first."""
-    chars = [(start + mention.start, start + mention.end) for start, several in zip(starts, mentions, strict=True) for mention in several]
-    firsts = iter(np.searchsorted(chars_T2[:, 1], [start for start, _ in chars], side="right").tolist())  # the first that ends after it
-    pasts = iter(np.searchsorted(chars_T2[:, 0], [end for _, end in chars], side="left").tolist())  # the first that starts behind it
+    """For each sentence of a passage its spans, in wordpieces of the passage, with their kinds; of equal
+    spans the first."""
+    chars = [
+        (start + mention.start, start + mention.end)
+        for start, several in zip(starts, mentions, strict=True)
+        for mention in several
+    ]
+    firsts = iter(
+        np.searchsorted(chars_T2[:, 1], [start for start, _ in chars], side="right").tolist()
+    )  # the first that ends after it
+    pasts = iter(
+        np.searchsorted(chars_T2[:, 0], [end for _, end in chars], side="left").tolist()
+    )  # the first that starts behind it
     marked: list[dict[tuple[int, int], int]] = []
     for (begin, stop), several in zip(bounds_S2.tolist(), mentions, strict=True):
         spans: dict[tuple[int, int], int] = {}
         for mention in several:
-            first, past = max(begin, next(firsts)), min(stop, next(pasts))
+            first = max(begin, next(firsts))
+            past = min(stop, next(pasts))
             if begin < first < past or first < past < stop:
                 spans.setdefault((first, past), KINDS.index(mention.kind))
         marked.append(spans)

@@ -1,7 +1,9 @@
-"""The corpus on disk: passages with their titles, wordpieces and sentence borders, memory-mapped; and its edits.
+"""The corpus on disk: passages with their titles, wordpieces and sentence borders, memory-mapped; and its
+edits.
 
-A corpus is an artefact of flat arrays (docs/formats.md). Passage ids are the positions in it. Edits are small numbered artefacts
-in `edits/`, each of the same form plus the ids it adds, replaces or removes; opening a corpus lays them over the base in order.
+A corpus is an artefact of flat arrays (docs/formats.md). Passage ids are the positions in it. Edits are small
+numbered artefacts in `edits/`, each of the same form plus the ids it adds, replaces or removes; opening a
+corpus lays them over the base in order.
 """
 
 import re
@@ -66,8 +68,8 @@ class Passage:
 class Block:
     """Some articles cut into passages, as flat arrays: what a worker hands back and a writer appends.
 
-    Lengths, not offsets: blocks can be joined by appending. Titles and sources are per article, `articles` says which one a passage
-    is of, counted from 0 within the block.
+    Lengths, not offsets: blocks can be joined by appending. Titles and sources are per article, `articles`
+    says which one a passage is of, counted from 0 within the block.
     """
 
     texts: np.ndarray  # uint8, UTF-8 of all passages
@@ -81,7 +83,9 @@ class Block:
     articles: np.ndarray  # [P]
     tokens: np.ndarray  # [T]
     token_lengths: np.ndarray  # [P]
-    token_chars: np.ndarray  # [T, 2] first and past-the-last character of a wordpiece, within its passage's text
+    token_chars: (
+        np.ndarray
+    )  # [T, 2] first and past-the-last character of a wordpiece, within its passage's text
     sentence_starts: np.ndarray  # first wordpiece of each sentence, within its passage
     sentence_lengths: np.ndarray  # [P] how many sentences a passage has
 
@@ -95,11 +99,21 @@ class SegmentWriter:
 
     def __init__(self, folder: Path, *, token_dtype: type[np.unsignedinteger]) -> None:
         dtypes: dict[str, type] = dict.fromkeys(("texts", "titles", "sources"), np.uint8)
-        dtypes |= {"title_tokens": token_dtype, "tokens": token_dtype, "token_chars": np.uint16, "sentence_starts": np.uint16}
-        self._flat = {
-            name: ArrayWriter(folder / f"{name}.safetensors", dtypes[name], row=(2,) if name == "token_chars" else ()) for name in _FLAT
+        dtypes |= {
+            "title_tokens": token_dtype,
+            "tokens": token_dtype,
+            "token_chars": np.uint16,
+            "sentence_starts": np.uint16,
         }
-        self._offsets = {name: ArrayWriter(folder / f"{name}_offsets.safetensors", np.int64) for name in _COUNTED}
+        self._flat = {
+            name: ArrayWriter(
+                folder / f"{name}.safetensors", dtypes[name], row=(2,) if name == "token_chars" else ()
+            )
+            for name in _FLAT
+        }
+        self._offsets = {
+            name: ArrayWriter(folder / f"{name}_offsets.safetensors", np.int64) for name in _COUNTED
+        }
         self._articles = ArrayWriter(folder / "articles.safetensors", np.int64)
         self._ends = dict.fromkeys(_COUNTED, 0)
         for writer in self._offsets.values():
@@ -131,7 +145,11 @@ class SegmentWriter:
             writer.close()
 
 
-_FILES = (*_FLAT, *(f"{name}_offsets" for name in _COUNTED), "articles")  # of a corpus one each; of an edit they are in one file
+_FILES = (
+    *_FLAT,
+    *(f"{name}_offsets" for name in _COUNTED),
+    "articles",
+)  # of a corpus one each; of an edit they are in one file
 
 
 def _edit_arrays(blocks: Sequence[Block]) -> dict[str, np.ndarray]:
@@ -142,7 +160,9 @@ def _edit_arrays(blocks: Sequence[Block]) -> dict[str, np.ndarray]:
             [0, *(length for block in blocks for length in getattr(block, f"{name}_lengths"))], dtype=np.int64
         )
     firsts = np.cumsum([0, *(len(block.title_lengths) for block in blocks)])
-    arrays["articles"] = np.concatenate([block.articles + first for block, first in zip(blocks, firsts[:-1], strict=True)])
+    arrays["articles"] = np.concatenate(
+        [block.articles + first for block, first in zip(blocks, firsts[:-1], strict=True)]
+    )
     return arrays
 
 
@@ -162,7 +182,11 @@ class Segment:
     def of_edit(cls, folder: Path) -> "Segment":
         """Small arrays are read: a map holds a descriptor, and edits may be thousands."""
         older = not (folder / _EDIT).exists()  # has a file for each array, as a corpus does
-        arrays = {name: map_array(folder / f"{name}.safetensors") for name in _FILES} if older else map_arrays(folder / _EDIT)
+        arrays = (
+            {name: map_array(folder / f"{name}.safetensors") for name in _FILES}
+            if older
+            else map_arrays(folder / _EDIT)
+        )
         return cls({name: array if array.nbytes > _SMALL else array.copy() for name, array in arrays.items()})
 
     def __len__(self) -> int:
@@ -179,7 +203,8 @@ class Segment:
         return bytes(self._cut("titles", "title", self.articles[row])).decode("utf-8")
 
     def titles(self) -> Iterator[str]:
-        offsets, data = self._offsets["title"], self._flat["titles"].tobytes()
+        offsets = self._offsets["title"]
+        data = self._flat["titles"].tobytes()
         return (data[start:end].decode("utf-8") for start, end in pairwise(offsets.tolist()))
 
     def source(self, row: int) -> str:
@@ -204,18 +229,27 @@ class Segment:
 class Corpus:
     """Passages by id. Open it with `Corpus.open(folder)`."""
 
-    def __init__(self, folder: Path, manifest: Manifest, edits: int | None = None, *, before: "Corpus | None" = None) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, edits: int | None = None, *, before: "Corpus | None" = None
+    ) -> None:
         """`before` is an earlier state of it that is open already: only the edits since are read."""
-        self.folder, self.manifest = folder, manifest
+        self.folder = folder
+        self.manifest = manifest
         self._base: Segment = before._base if before else Segment.of_corpus(folder)
-        self._overlay: dict[int, tuple[Segment, int] | None] = {}  # id -> where its newest text stands; None: removed
+        self._overlay: dict[
+            int, tuple[Segment, int] | None
+        ] = {}  # id -> where its newest text stands; None: removed
         self._changes: list[tuple[list[int], list[int]]] = []  # ids (written, removed) by each edit
         if before:
-            self.wordpieces, self._overlay, self._changes = before.wordpieces, dict(before._overlay), list(before._changes)
+            self.wordpieces = before.wordpieces
+            self._overlay = dict(before._overlay)
+            self._changes = list(before._changes)
         there = count_edits(folder)
         self.edits = there if edits is None else edits
         if self.edits > there:
-            raise ArtefactDamaged(f"{folder} had {self.edits} edits and now has {there}; restore {folder}/edits, or start again")
+            raise ArtefactDamaged(
+                f"{folder} had {self.edits} edits and now has {there}; restore {folder}/edits, or start again"
+            )
         for number in range(len(self._changes), self.edits):
             self._lay_over(edit_place(folder, number + 1))
 
@@ -223,15 +257,24 @@ class Corpus:
     def open(cls, folder: str | Path, *, edits: int | None = None) -> "Corpus":
         """Open and check a corpus with its first `edits` edits (all of them if None)."""
         folder = Path(folder)
-        return cls(folder, open_artefact(folder, kind="corpus", hint=f"make one: realmlm corpus notes/ --out {folder}"), edits)
+        return cls(
+            folder,
+            open_artefact(folder, kind="corpus", hint=f"make one: realmlm corpus notes/ --out {folder}"),
+            edits,
+        )
 
     def _lay_over(self, folder: Path) -> None:
         manifest = open_artefact(folder, kind="corpus-edit")
         if manifest.parents.get("corpus", self.fingerprint) != self.fingerprint:
-            raise Mismatch(f"{folder} is an edit of another corpus, not of the one opened; open {self.folder} again")
+            raise Mismatch(
+                f"{folder} is an edit of another corpus, not of the one opened; open {self.folder} again"
+            )
         segment = Segment.of_edit(folder)
-        written, removed = manifest.config["ids"], manifest.config["removed"]
-        self._overlay |= {number: (segment, row) for row, number in enumerate(written)} | dict.fromkeys(removed)
+        written = manifest.config["ids"]
+        removed = manifest.config["removed"]
+        self._overlay |= {number: (segment, row) for row, number in enumerate(written)} | dict.fromkeys(
+            removed
+        )
         self._changes.append((written, removed))
 
     @cached_property
@@ -248,8 +291,13 @@ class Corpus:
         return self.edits == count_edits(self.folder)
 
     def newest(self) -> "Corpus":
-        """It with the edits that were written since; itself if there are none, which costs one look whether the next is there."""
-        return Corpus(self.folder, self.manifest, before=self) if edit_place(self.folder, self.edits + 1).exists() else self
+        """It with the edits that were written since; itself if there are none, which costs one look whether
+        the next is there."""
+        return (
+            Corpus(self.folder, self.manifest, before=self)
+            if edit_place(self.folder, self.edits + 1).exists()
+            else self
+        )
 
     @property
     def max_wordpieces(self) -> int:
@@ -258,8 +306,14 @@ class Corpus:
     @cached_property
     def ids(self) -> np.ndarray:
         """Ids of all passages there are now, ascending."""
-        gone = [number for number, place in self._overlay.items() if place is None and number < len(self._base)]
-        added = sorted(number for number, place in self._overlay.items() if place is not None and number >= len(self._base))
+        gone = [
+            number for number, place in self._overlay.items() if place is None and number < len(self._base)
+        ]
+        added = sorted(
+            number
+            for number, place in self._overlay.items()
+            if place is not None and number >= len(self._base)
+        )
         return np.concatenate([np.delete(np.arange(len(self._base)), gone), np.array(added, dtype=np.int64)])
 
     def __len__(self) -> int:
@@ -270,7 +324,10 @@ class Corpus:
         number = int(number)
         place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
         if place is None:
-            raise BadInput(f"no passage {number} in {self.folder}: ids start at 0, with gaps; show them: realmlm passages {self.folder}")
+            raise BadInput(
+                f"no passage {number} in {self.folder}: ids start at 0, with gaps; show them: realmlm "
+                f"passages {self.folder}"
+            )
         return place
 
     def __contains__(self, number: int) -> bool:
@@ -278,15 +335,27 @@ class Corpus:
 
     def __getitem__(self, number: int) -> Passage:
         segment, row = self._place(number)
-        return Passage(id=int(number), title=segment.title(row), text=segment.text(row), source=segment.source(row))
+        return Passage(
+            id=int(number), title=segment.title(row), text=segment.text(row), source=segment.source(row)
+        )
 
     def find(self, text: str, *, limit: int) -> list[Passage]:
-        """The first `limit` passages with this in title, text or source, upper and lower case alike, in the order of their ids."""
+        """The first `limit` passages with this in title, text or source, upper and lower case alike, in the
+        order of their ids."""
         if limit < 1:
             raise BadInput(f"{limit} passages cannot be shown; choose a limit of 1 or more")
         wanted = text.casefold()
         passages = (self[number] for number in self.ids.tolist())
-        return list(islice((p for p in passages if any(wanted in part.casefold() for part in (p.title, p.text, p.source))), limit))
+        return list(
+            islice(
+                (
+                    p
+                    for p in passages
+                    if any(wanted in part.casefold() for part in (p.title, p.text, p.source))
+                ),
+                limit,
+            )
+        )
 
     def source(self, number: int) -> str:
         """Where the passage comes from."""
@@ -313,7 +382,8 @@ class Corpus:
         return segment.token_chars(row)
 
     def sentences(self, number: int) -> np.ndarray:
-        """Borders of the passage's sentences in wordpieces: sentence i is tokens[borders[i]:borders[i + 1]]."""
+        """Borders of the passage's sentences in wordpieces: sentence i is tokens[borders[i]:borders[i +
+        1]]."""
         segment, row = self._place(number)
         return np.append(segment.sentence_starts(row).astype(np.int64), len(segment.tokens(row)))
 
@@ -323,12 +393,16 @@ class Corpus:
         if segment is not self._base:
             return np.zeros(0, dtype=np.int64)
         first, last = np.searchsorted(segment.articles, [segment.articles[row], segment.articles[row] + 1])
-        return np.array([other for other in range(first, last) if other != row and other not in self._overlay], dtype=np.int64)
+        return np.array(
+            [other for other in range(first, last) if other != row and other not in self._overlay],
+            dtype=np.int64,
+        )
 
     @cached_property
     def sentence_counts(self) -> np.ndarray:
         """Sentences of each passage, in the order of `ids`."""
-        base, ids = self._base.sentence_counts(), self.ids
+        base = self._base.sentence_counts()
+        ids = self.ids
         counts = base[np.minimum(ids, len(base) - 1)]
         for number, place in self._overlay.items():
             if place is not None:
@@ -336,7 +410,8 @@ class Corpus:
         return counts
 
     def changes_since(self, edits: int) -> tuple[list[int], list[int]]:
-        """Ids (written, removed) by the edits after the first `edits`: what an index that contains only those lacks."""
+        """Ids (written, removed) by the edits after the first `edits`: what an index that contains only those
+        lacks."""
         written: set[int] = set()
         removed: set[int] = set()
         for new, gone in self._changes[edits:]:
@@ -345,16 +420,23 @@ class Corpus:
         return sorted(written), sorted(removed)
 
     def edit(
-        self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()
+        self,
+        *,
+        add: Iterable[Article] = (),
+        replace: Mapping[int, Article] | None = None,
+        remove: Iterable[int] = (),
     ) -> tuple["Corpus", list[int]]:
-        """Write one edit and return the corpus as it is then, with the ids of the added passages. All of it happens, or nothing.
+        """Write one edit and return the corpus as it is then, with the ids of the added passages. All of it
+        happens, or nothing.
 
-        What others edited since it was opened stays: this comes after it, and is refused if they changed a passage that it changes.
-        An article longer than a passage cannot replace one: remove it and add the new text.
+        What others edited since it was opened stays: this comes after it, and is refused if they changed a
+        passage that it changes. An article longer than a passage cannot replace one: remove it and add the
+        new text.
         """
         from realmlm.corpus.build import cut_articles  # the knife uses this module's records
 
-        replace, gone = dict(replace or {}), sorted({int(number) for number in remove})
+        replace = dict(replace or {})
+        gone = sorted({int(number) for number in remove})
         for number in (*replace, *gone):
             self._place(number)
         if both := sorted(set(replace) & set(gone)):
@@ -362,7 +444,8 @@ class Corpus:
         written = cut_articles(list(replace.values()), self.wordpieces, max_wordpieces=self.max_wordpieces)
         if not np.array_equal(written.articles, np.arange(len(replace))):
             raise BadInput(
-                f"a replacement text must fit in one passage of {self.max_wordpieces} wordpieces; remove the old and add the new"
+                f"a replacement text must fit in one passage of {self.max_wordpieces} wordpieces; remove the "
+                "old and add the new"
             )
         added = cut_articles(list(add), self.wordpieces, max_wordpieces=self.max_wordpieces)
         with locked(self.folder / ".edits.lock"):
@@ -376,10 +459,20 @@ class Corpus:
         return now.newest(), new
 
     def _to_edit(self, changing: set[int]) -> "Corpus":
-        """The newest state, if these passages may be changed in it by someone who knows this state. The lock must be held."""
-        if read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint or count_edits(self.folder) < self.edits:
-            raise Mismatch(f"{self.folder} was rebuilt, or some of its edits removed, since it was opened here; open it again, then edit")
+        """The newest state, if these passages may be changed in it by someone who knows this state. The lock
+        must be held."""
+        if (
+            read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint
+            or count_edits(self.folder) < self.edits
+        ):
+            raise Mismatch(
+                f"{self.folder} was rebuilt, or some of its edits removed, since it was opened here; open it "
+                "again, then edit"
+            )
         now = self.newest()
         if changed := sorted(changing & set().union(*now.changes_since(self.edits))):
-            raise BadInput(f"passage {changed[0]} of {self.folder} was edited since it was opened here; open it again, then edit")
+            raise BadInput(
+                f"passage {changed[0]} of {self.folder} was edited since it was opened here; open it again, "
+                "then edit"
+            )
         return now

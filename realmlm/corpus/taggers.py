@@ -1,7 +1,8 @@
 """Taggers: which spans of a sentence are worth masking, because only knowledge of the world can fill them in.
 
-All keep the promises of `Tagger`. The light default, `RuleTagger`, knows names by capitalisation and by the corpus's own titles, and
-dates and quantities by patterns; where they overlap, dates go before quantities before names, and of two names the longer one stays.
+All keep the promises of `Tagger`. The light default, `RuleTagger`, knows names by capitalisation and by the
+corpus's own titles, and dates and quantities by patterns; where they overlap, dates go before quantities
+before names, and of two names the longer one stays.
 """
 
 import re
@@ -27,7 +28,8 @@ class Mention:
 class Tagger(Protocol):
     """Marks sentences one by one: what a sentence gets does not depend on the others of the call.
 
-    Mentions are in order, do not overlap, are never empty, and leave at least one word of the sentence unmarked each.
+    Mentions are in order, do not overlap, are never empty, and leave at least one word of the sentence
+    unmarked each.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Tagger(Protocol):
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]: ...
 
 
-# --- patterns: no white space but the plain and the no-break space, so that nothing reaches over the end of a line ---------------------
+# --- patterns: no white space but the plain and the no-break space, so that nothing reaches over the end of a
 
 _UPPER = "".join(letter for letter in map(chr, range(0x2000)) if letter.isupper() or letter.istitle())
 _SPACE = "[ \u00a0]"
@@ -80,7 +82,8 @@ _DATE = re.compile(
     """,
     re.VERBOSE,
 )
-# a bare number from 1000 to 2100 is a year after one of these words or marks, or where the clause ends with it
+# a bare number from 1000 to 2100 is a year after one of these words or marks, or where the clause ends with
+# it
 _BARE_YEAR = re.compile(rf"{_YEAR}(?!{_SPACE}?-?(?:{_SCALE}|{_UNIT}|percent|per{_SPACE}cent)\b)(?!\w)")
 _BEFORE_YEAR = re.compile(
     r"(?:(?:\b(?:in|of|by|since|from|to|until|till|before|after|during|around|about|circa|c|ca|early|late|mid|the|and|or|between|through"
@@ -101,7 +104,8 @@ _QUANTITY = re.compile(
 # where a date or a quantity may begin: quick to find, so that the long patterns are tried in few places only
 _NUMERIC_START = re.compile(rf"(?<!\w)(?<!\d[.,–-])(?:[\d$€£¥₹A-Z]|{_ORDINAL}|{_COUNT_WORD})")
 
-# words that stand inside a name without a capital, and words that are no part of one although a sentence begins with them
+# words that stand inside a name without a capital, and words that are no part of one although a sentence
+# begins with them
 _PARTICLE = "(?:of|the|de|du|des|da|dos|di|del|della|la|le|el|al|van|von|der|den|zu|bin|ibn|y|&)"
 _ABBREVIATION = r"(?:Mr|Mrs|Ms|Dr|St|Ste|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Fr|Sen|Gov|Mt|Ft|No|Jr|Sr)\."
 _NAME_WORD = (
@@ -134,7 +138,8 @@ _LETTERS = re.compile(r"[^\W\d_]{2,}")
 
 
 def lower_case_words(texts: Iterable[str]) -> frozenset[str]:
-    """The words that also live without a capital: at least one in twenty of their occurrences in `texts` begins with a small letter."""
+    """The words that also live without a capital: at least one in twenty of their occurrences in `texts`
+    begins with a small letter."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(_LETTERS.findall(text))
@@ -142,30 +147,40 @@ def lower_case_words(texts: Iterable[str]) -> frozenset[str]:
     for word, count in counts.items():
         if not word[0].islower():
             capital[word.lower()] += count
-    return frozenset(word for word, count in counts.items() if word[0].islower() and 20 * count >= count + capital[word])
+    return frozenset(
+        word for word, count in counts.items() if word[0].islower() and 20 * count >= count + capital[word]
+    )
 
 
 class RuleTagger:
     """Names, dates and quantities by rules for English; the titles of a corpus are names too.
 
-    A capital that the beginning of a sentence (or quotation, or bracket) explains makes no name of a single word, unless the word is an
-    acronym, or `lower_case` (the words known to live without a capital) lacks it, or, without that list, it is a title. A title of
-    several words of which only the first has a capital ("Solar eclipse") also counts, as a term, in small letters.
+    A capital that the beginning of a sentence (or quotation, or bracket) explains makes no name of a single
+    word, unless the word is an acronym, or `lower_case` (the words known to live without a capital) lacks it,
+    or, without that list, it is a title. A title of several words of which only the first has a capital
+    ("Solar eclipse") also counts, as a term, in small letters.
     """
 
     name = "rules"
 
     def __init__(self, titles: Iterable[str], lower_case: Iterable[str] | None = None) -> None:
         kept = {" ".join(_TITLE_NOTE.sub("", title).split()) for title in titles}
-        # what cannot be printed (line breaks, null characters) would match what `tag` puts between and into sentences
+        # what cannot be printed (line breaks, null characters) would match what `tag` puts between and into
+        # sentences
         kept = {
-            title for title in kept if title.isprintable() and _LETTERS.search(title) and not title.startswith(("List of ", "Lists of "))
+            title
+            for title in kept
+            if title.isprintable()
+            and _LETTERS.search(title)
+            and not title.startswith(("List of ", "Lists of "))
         }
         self._lower_case = None if lower_case is None else frozenset(lower_case)
         self._single_titles = frozenset(title for title in kept if " " not in title)
         several = kept - self._single_titles
         plain = {title[0].lower() + title[1:] for title in several if _is_term(title)}
-        odd = {title for title in self._single_titles if not title[0].isupper()}  # eBay; a capital is found without the list
+        odd = {
+            title for title in self._single_titles if not title[0].isupper()
+        }  # eBay; a capital is found without the list
         self._names = _Phrases(title for title in several | odd if not title.islower())
         self._terms = _Phrases(plain)
 
@@ -192,18 +207,25 @@ class RuleTagger:
     def _is_name(self, word: str, *, initial: bool) -> bool:
         if len(word) < 2 or _ROMAN.fullmatch(word):
             return False
-        if not initial or word[1:] != word[1:].lower():  # the position does not explain a second capital: NATO, McAdam, Anglo-Dutch
+        if (
+            not initial or word[1:] != word[1:].lower()
+        ):  # the position does not explain a second capital: NATO, McAdam, Anglo-Dutch
             return True
         if self._lower_case is None:
             return word in self._single_titles
-        return re.split(r"\W", word, maxsplit=1)[0].lower() not in self._lower_case  # Long-term is explained by "long"
+        return (
+            re.split(r"\W", word, maxsplit=1)[0].lower() not in self._lower_case
+        )  # Long-term is explained by "long"
 
 
-_TITLE_NOTE = re.compile(r"\s*\([^()]*\)$")  # what tells titles apart is no part of the name: Mercury (planet)
+_TITLE_NOTE = re.compile(
+    r"\s*\([^()]*\)$"
+)  # what tells titles apart is no part of the name: Mercury (planet)
 
 
 def _is_term(title: str) -> bool:
-    """Is a title the name of a thing in general, written small within a sentence? Not where it begins or ends like mere grammar."""
+    """Is a title the name of a thing in general, written small within a sentence? Not where it begins or ends
+    like mere grammar."""
     words = title.lower().split()
     return title[1:].islower() and not {words[0], words[-1]} & _FUNCTION_WORDS
 
@@ -215,9 +237,11 @@ def _numeric(text: str) -> Iterator[Mention]:
         start = candidate.start()
         if start < last:
             continue
-        match, kind = _DATE.match(text, start) or _bare_year(text, start), "date"
+        match = _DATE.match(text, start) or _bare_year(text, start)
+        kind = "date"
         if match is None:
-            match, kind = _QUANTITY.match(text, start), "quantity"
+            match = _QUANTITY.match(text, start)
+            kind = "quantity"
         if match is not None:
             last = match.end()
             yield Mention(start, last, kind)
@@ -225,7 +249,9 @@ def _numeric(text: str) -> Iterator[Mention]:
 
 def _bare_year(text: str, start: int) -> re.Match[str] | None:
     match = _BARE_YEAR.match(text, start)
-    if match and (_BEFORE_YEAR.search(text[max(0, start - 10) : start]) or _AFTER_YEAR.match(text, match.end())):
+    if match and (
+        _BEFORE_YEAR.search(text[max(0, start - 10) : start]) or _AFTER_YEAR.match(text, match.end())
+    ):
         return match
     return None
 
@@ -242,7 +268,8 @@ def _is_initial(text: str, start: int) -> bool:
 class _Phrases:
     """Finds phrases on word borders, the longest one at each place, from left to right without overlap.
 
-    A set of all phrases and, for each first word, the lengths to look up: the cost does not grow with the number of phrases.
+    A set of all phrases and, for each first word, the lengths to look up: the cost does not grow with the
+    number of phrases.
     """
 
     def __init__(self, phrases: Iterable[str]) -> None:
@@ -259,14 +286,17 @@ class _Phrases:
             if start < last or (lengths := self._lengths.get(token[0])) is None:
                 continue
             for end in (start + length for length in lengths if start + length <= len(text)):
-                if text[start:end] in self._phrases and not (_WORD.match(text, end - 1) and _WORD.match(text, end)):
+                if text[start:end] in self._phrases and not (
+                    _WORD.match(text, end - 1) and _WORD.match(text, end)
+                ):
                     yield start, end
                     last = end
                     break
 
 
 class PhraseTagger:
-    """Marks the phrases of a list wherever they stand on word borders, letter for letter; of several at one place the longest."""
+    """Marks the phrases of a list wherever they stand on word borders, letter for letter; of several at one
+    place the longest."""
 
     name = "phrases"
 
@@ -277,10 +307,19 @@ class PhraseTagger:
         self._phrases = _Phrases(kept)
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
-        return [_keep(sentence, [Mention(start, end, "term") for start, end in self._phrases.find(sentence)]) for sentence in sentences]
+        return [
+            _keep(sentence, [Mention(start, end, "term") for start, end in self._phrases.find(sentence)])
+            for sentence in sentences
+        ]
 
 
-_SPACY_KINDS = {"DATE": "date", "TIME": "date", "PERCENT": "quantity", "MONEY": "quantity", "QUANTITY": "quantity"}
+_SPACY_KINDS = {
+    "DATE": "date",
+    "TIME": "date",
+    "PERCENT": "quantity",
+    "MONEY": "quantity",
+    "QUANTITY": "quantity",
+}
 _SPACY_SKIPPED = ("CARDINAL", "ORDINAL")
 
 
@@ -289,18 +328,24 @@ class SpacyTagger:
 
     def __init__(self, model: str) -> None:
         spacy = require("spacy", extra="spacy", why="the spaCy tagger")
-        self.model, self.name = model, f"spacy:{model}"
+        self.model = model
+        self.name = f"spacy:{model}"
         try:
             self._pipeline: Any = spacy.load(model)
         except OSError as error:
-            raise BadInput(f"spaCy has no model '{model}'; fetch it: python -m spacy download {model}") from error
+            raise BadInput(
+                f"spaCy has no model '{model}'; fetch it: python -m spacy download {model}"
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:  # a worker loads the model itself
         return SpacyTagger, (self.model,)
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
         documents = self._pipeline.pipe(sentences)
-        return [_keep(sentence, self._entities(document)) for sentence, document in zip(sentences, documents, strict=True)]
+        return [
+            _keep(sentence, self._entities(document))
+            for sentence, document in zip(sentences, documents, strict=True)
+        ]
 
     def _entities(self, document: Any) -> list[Mention]:
         return [
@@ -310,13 +355,18 @@ class SpacyTagger:
         ]
 
 
-# --- what keeps the promises of `Tagger` ------------------------------------------------------------------------------------------------
+# --- what keeps the promises of `Tagger` --------------------------------------------------------------------
 
 
 def with_numbers(sentence: str, names: list[Mention]) -> list[Mention]:
-    """Names found elsewhere, with the dates and quantities of the patterns; where they overlap, the pattern stays."""
+    """Names found elsewhere, with the dates and quantities of the patterns; where they overlap, the pattern
+    stays."""
     numeric = list(_numeric(sentence))
-    apart = [name for name in names if all(name.end <= number.start or number.end <= name.start for number in numeric)]
+    apart = [
+        name
+        for name in names
+        if all(name.end <= number.start or number.end <= name.start for number in numeric)
+    ]
     return _keep(sentence, sorted([*numeric, *apart], key=_start))
 
 
@@ -326,7 +376,8 @@ def _start(mention: Mention) -> int:
 
 def _blank(text: str, mentions: Iterable[Mention]) -> str:
     """The text with mentions overwritten, so that later rules cannot reach into them."""
-    pieces, last = [], 0
+    pieces = []
+    last = 0
     for mention in mentions:
         pieces += [text[last : mention.start], "\0" * (mention.end - mention.start)]
         last = mention.end
@@ -346,17 +397,28 @@ def _longest(mentions: list[Mention]) -> list[Mention]:
 
 def _by_sentence(sentences: Sequence[str], mentions: list[Mention]) -> list[list[Mention]]:
     """Mentions in order within the sentences joined by line breaks, handed out to their sentences."""
-    marked, first, begin = [], 0, 0
+    marked = []
+    first = 0
+    begin = 0
     for sentence in sentences:
         past = first
         while past < len(mentions) and mentions[past].start < begin + len(sentence):
             past += 1
-        own = [Mention(mention.start - begin, mention.end - begin, mention.kind) for mention in mentions[first:past]]
+        own = [
+            Mention(mention.start - begin, mention.end - begin, mention.kind)
+            for mention in mentions[first:past]
+        ]
         marked.append(_keep(sentence, own))
-        first, begin = past, begin + len(sentence) + 1
+        first = past
+        begin = begin + len(sentence) + 1
     return marked
 
 
 def _keep(sentence: str, mentions: list[Mention]) -> list[Mention]:
-    """Without the mentions that are all there is to read in the sentence: nothing would be left to predict them from."""
-    return [mention for mention in mentions if _WORD.search(sentence, 0, mention.start) or _WORD.search(sentence, mention.end)]
+    """Without the mentions that are all there is to read in the sentence: nothing would be left to predict
+    them from."""
+    return [
+        mention
+        for mention in mentions
+        if _WORD.search(sentence, 0, mention.start) or _WORD.search(sentence, mention.end)
+    ]

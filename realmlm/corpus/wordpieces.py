@@ -26,7 +26,8 @@ BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a family writes one text or two: its special tokens, each with its segment id, and the segment ids of the texts."""
+    """How a family writes one text or two: its special tokens, each with its segment id, and the segment ids
+    of the texts."""
 
     before: tuple[tuple[int, int], ...]
     between: tuple[tuple[int, int], ...]
@@ -41,9 +42,11 @@ class Layout:
 
 
 class Wordpieces:
-    """A `tokenizers` tokenizer seen as REALM needs it: plain pieces with character offsets, special tokens apart.
+    """A `tokenizers` tokenizer seen as REALM needs it: plain pieces with character offsets, special tokens
+    apart.
 
-    `single` and `pair` say how one text and two are written: as the tokenizer's own post-processor does, or as BERT does if it has none.
+    `single` and `pair` say how one text and two are written: as the tokenizer's own post-processor does, or
+    as BERT does if it has none.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -54,11 +57,15 @@ class Wordpieces:
         self.cls: int | None
         if own is None:
             self.cls, self.sep = self._special("cls"), self._special("sep")
-            start, end = ((self.cls, 0),), ((self.sep, 0),)
-            self.single, self.pair = Layout(start, (), end, second=0, cls=0), Layout(start, end, ((self.sep, 1),), cls=0)
+            start = ((self.cls, 0),)
+            end = ((self.sep, 0),)
+            self.single = Layout(start, (), end, second=0, cls=0)
+            self.pair = Layout(start, end, ((self.sep, 1),), cls=0)
         else:
             self.single, self.pair, self.cls, self.sep = own
-        style = str(self.tokenizer.id_to_token(self.sep))[0]  # LUKE writes words with <mask> and has a [MASK] for entities
+        style = str(self.tokenizer.id_to_token(self.sep))[
+            0
+        ]  # LUKE writes words with <mask> and has a [MASK] for entities
         self.mask, self.pad, self.unk = (self._special(role, style) for role in ("mask", "pad", "unk"))
 
     def _special(self, role: str, style: str = "[") -> int:
@@ -67,36 +74,53 @@ class Wordpieces:
             if number is not None:
                 return int(number)
         raise BadInput(
-            f"the tokenizer has no {role} token (looked for {', '.join(_SPECIAL[role])}); masked language models need one: use another"
+            f"the tokenizer has no {role} token (looked for {', '.join(_SPECIAL[role])}); masked language "
+            "models need one: use another"
         )
 
     def _own_layouts(self) -> tuple[Layout, Layout, int | None, int] | None:
-        """What the post-processor puts around one text and around two, the cls token if it has one, and the separator."""
-        any_text = next((token for token in _SPECIAL["mask"] if self.tokenizer.token_to_id(token) is not None), "a")
-        (one, first, _), (two, _, second) = self._around(any_text), self._around(any_text, any_text)
+        """What the post-processor puts around one text and around two, the cls token if it has one, and the
+        separator."""
+        any_text = next(
+            (token for token in _SPECIAL["mask"] if self.tokenizer.token_to_id(token) is not None), "a"
+        )
+        (one, first, _) = self._around(any_text)
+        (two, _, second) = self._around(any_text, any_text)
         separators = [token for token, _ in two[1] or two[2]]
         if not separators:
             return None
         cls = next((token for token, _ in (*one[0], *one[1]) if token not in separators), None)
         single = Layout(one[0], (), one[1], first, first, _place(cls, one[0], one[1]))
-        return single, Layout(two[0], two[1], two[2], first, second, _place(cls, two[0], two[2])), cls, separators[0]
+        return (
+            single,
+            Layout(two[0], two[1], two[2], first, second, _place(cls, two[0], two[2])),
+            cls,
+            separators[0],
+        )
 
-    def _around(self, first: str, second: str | None = None) -> tuple[list[tuple[tuple[int, int], ...]], int, int]:
-        """Special tokens with their segment ids before, between and after the texts, and the segment ids of the first and the last text."""
+    def _around(
+        self, first: str, second: str | None = None
+    ) -> tuple[list[tuple[tuple[int, int], ...]], int, int]:
+        """Special tokens with their segment ids before, between and after the texts, and the segment ids of
+        the first and the last text."""
         encoding = self.tokenizer.encode(first, second)
         parts: list[list[tuple[int, int]]] = [[], []] if second is None else [[], [], []]
-        segments, seen = [0] * (len(parts) - 1), 0
+        segments = [0] * (len(parts) - 1)
+        seen = 0
         for token, segment, text in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
             if text is None:
                 parts[seen].append((token, segment))
             else:
-                seen, segments[text] = text + 1, segment
+                seen = text + 1
+                segments[text] = segment
         return [tuple(part) for part in parts], segments[0], segments[-1]
 
     @property
     def segments(self) -> int:
         """How many segment ids there are."""
-        ids = [segment for part in (self.pair.before, self.pair.between, self.pair.after) for _, segment in part]
+        ids = [
+            segment for part in (self.pair.before, self.pair.between, self.pair.after) for _, segment in part
+        ]
         return 1 + max(self.pair.first, self.pair.second, *ids)
 
     @classmethod
@@ -112,7 +136,8 @@ class Wordpieces:
                 raise
             except Exception as error:  # the Rust library raises bare Exception
                 raise BadInput(
-                    f"{file} is not a tokenizers file ({error}); name another, or train one with --train-tokenizer 16000"
+                    f"{file} is not a tokenizers file ({error}); name another, or train one with "
+                    "--train-tokenizer 16000"
                 ) from error
         try:
             return cls(Tokenizer.from_pretrained(str(source)))
@@ -120,23 +145,30 @@ class Wordpieces:
             raise
         except Exception as error:
             raise BadInput(
-                f"no tokenizer at '{source}': it is neither a file, nor a folder with tokenizer.json, nor a model that can be fetched "
+                f"no tokenizer at '{source}': it is neither a file, nor a folder with tokenizer.json, nor a "
+                "model that can be fetched "
                 f"({type(error).__name__}); train one on your own text with --train-tokenizer 16000"
             ) from error
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> "Wordpieces":
-        """A lower-casing WordPiece vocabulary of about `size` pieces, learned from `texts` (held in memory): the same in every process.
+        """A lower-casing WordPiece vocabulary of about `size` pieces, learned from `texts` (held in memory):
+        the same in every process.
 
-        The library's trainer breaks ties by numbers it gives to pieces in the order of a hash table, and so chose other pieces in
-        each process. Given the characters it may use, and the pieces of one character as numbered tokens, it has no such choice left.
+        The library's trainer breaks ties by numbers it gives to pieces in the order of a hash table, and so
+        chose other pieces in each process. Given the characters it may use, and the pieces of one character
+        as numbered tokens, it has no such choice left.
         """
         texts = list(texts)
         learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         learner.normalizer = normalizers.BertNormalizer(lowercase=True)
         learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         alphabet = _alphabet(texts, learner, size=min(_ALPHABET, size // 4))
-        inner = [f"##{letter}" for letter in alphabet if len(learner.pre_tokenizer.pre_tokenize_str(f"a{letter}")) == 1]
+        inner = [
+            f"##{letter}"
+            for letter in alphabet
+            if len(learner.pre_tokenizer.pre_tokenize_str(f"a{letter}")) == 1
+        ]
         trainer = trainers.WordPieceTrainer(
             vocab_size=size,
             special_tokens=[*BERT_SPECIAL, *inner],
@@ -153,14 +185,24 @@ class Wordpieces:
         return cls.from_list([*BERT_SPECIAL, *pieces])
 
     @classmethod
-    def from_list(cls, pieces: Sequence[str], *, lowercase: bool = True, accents: bool | None = None, chinese: bool = True) -> "Wordpieces":
+    def from_list(
+        cls,
+        pieces: Sequence[str],
+        *,
+        lowercase: bool = True,
+        accents: bool | None = None,
+        chinese: bool = True,
+    ) -> "Wordpieces":
         """BERT's tokenizer with these pieces, special tokens among them, numbered in this order.
 
-        `accents` says whether they are taken off (None: if it lower-cases), `chinese` whether each such character is a word.
+        `accents` says whether they are taken off (None: if it lower-cases), `chinese` whether each such
+        character is a word.
         """
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=accents, handle_chinese_chars=chinese)
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            lowercase=lowercase, strip_accents=accents, handle_chinese_chars=chinese
+        )
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         tokenizer.add_special_tokens([token for token in BERT_SPECIAL if token in vocabulary])
@@ -184,7 +226,8 @@ class Wordpieces:
         return np.uint16 if len(self) <= 2**16 else np.uint32
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of a text, without special tokens around it; special tokens written in the text ([MASK]) are kept."""
+        """Ids of a text, without special tokens around it; special tokens written in the text ([MASK]) are
+        kept."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_query(self, text: str) -> np.ndarray:
@@ -204,7 +247,11 @@ class Wordpieces:
         pieces = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
         names = [piece for piece, _ in pieces]
         flags = [piece.startswith("##") for piece in names]
-        if not any(flags):  # byte-level and sentencepiece vocabularies mark the beginning of a word instead; others mark nothing we know
+        if not any(
+            flags
+            # byte-level and sentencepiece vocabularies mark the beginning of a word instead; others mark
+            # nothing we know
+        ):
             begins = [piece.startswith(("Ġ", "▁")) for piece in names]
             flags = [not begin for begin in begins] if any(begins) else begins
         table = np.zeros(max(number for _, number in pieces) + 1, dtype=bool)
@@ -214,9 +261,12 @@ class Wordpieces:
         return table
 
 
-def _place(cls: int | None, before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]) -> int | None:
+def _place(
+    cls: int | None, before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]
+) -> int | None:
     """Where the cls token stands, counted from the end if it comes after the texts."""
-    ahead, behind = [token for token, _ in before], [token for token, _ in after]
+    ahead = [token for token, _ in before]
+    behind = [token for token, _ in after]
     if cls in ahead:
         return ahead.index(cls)
     return behind.index(cls) - len(behind) if cls in behind else None
@@ -238,6 +288,7 @@ def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, *, size: int) -> list[
 def check_same_tokenizer(first: Wordpieces, second: Wordpieces, *, first_name: str, second_name: str) -> None:
     if first.fingerprint != second.fingerprint:
         raise Mismatch(
-            f"{first_name} and {second_name} were made with different tokenizers; make the corpus again with --tokenizer {second_name}, "
+            f"{first_name} and {second_name} were made with different tokenizers; make the corpus again with "
+            f"--tokenizer {second_name}, "
             f"or use a model that was trained with the corpus's own"
         )

@@ -6,7 +6,9 @@ from itertools import pairwise
 
 from realmlm.corpus.sentences import split_sentences
 
-_NARROWEST, _WIDEST = 55, 130  # characters of the longest line of a paragraph that was broken at a width
+# characters of the longest line of a paragraph that was broken at a width
+_NARROWEST = 55
+_WIDEST = 130
 _FULL = 0.9  # of that width would be reached if the next line's first word stood in a line too
 _NO_PROSE = re.compile(r"[_={}<>|\\~`^*+\t]|\w\(|\S {3,}\S")  # code, addresses of the web, columns
 _GOES_ON = re.compile(r"[^\W_]|[\"'“‘«„(\[][^\W_]")  # no list's mark, quotation's or comment's
@@ -33,10 +35,12 @@ def joined(lines: Sequence[str], compounds: frozenset[str]) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """A plain text with the lines of its wrapped paragraphs joined, where that is sure; every other line stays as it is.
+    """A plain text with the lines of its wrapped paragraphs joined, where that is sure; every other line
+    stays as it is.
 
-    Sure is what looks like prose, is broken where the next word would have exceeded the width of the longest line near by, and goes on,
-    mostly, in lower case or after a sentence that ended within the line. A stop before a capital letter ends a sentence in any case.
+    Sure is what looks like prose, is broken where the next word would have exceeded the width of the longest
+    line near by, and goes on, mostly, in lower case or after a sentence that ended within the line. A stop
+    before a capital letter ends a sentence in any case.
     """
     lines = text.split("\n")
     runs = [run for block in _blocks(lines) for run in _runs(block)]
@@ -77,7 +81,9 @@ def _runs(block: list[str]) -> Iterator[list[str]]:
 def _sure(run: list[str]) -> Iterator[list[str]]:
     """The run if sentences go on at half of its line ends, else line by line."""
     open_ends = [(line, following) for line, following in pairwise(run) if not _ends(line, following)]
-    flowing = sum(following.lstrip()[0].islower() or len(split_sentences(line)) > 1 for line, following in open_ends)
+    flowing = sum(
+        following.lstrip()[0].islower() or len(split_sentences(line)) > 1 for line, following in open_ends
+    )
     if open_ends and 2 * flowing >= len(open_ends):
         yield run
     else:
@@ -89,10 +95,20 @@ def _ends(line: str, following: str) -> bool:
 
 
 def _may_go_on(line: str, following: str, width: int) -> bool:
-    line, words = line.rstrip(), following.split(maxsplit=1)
-    if not words or len(line) + 1 + len(words[0]) <= _FULL * width or line[-1] in ":;/" or _ITEM.match(following.lstrip()):
+    line = line.rstrip()
+    words = following.split(maxsplit=1)
+    if (
+        not words
+        or len(line) + 1 + len(words[0]) <= _FULL * width
+        or line[-1] in ":;/"
+        or _ITEM.match(following.lstrip())
+    ):
         return False
-    return bool(_GOES_ON.match(words[0])) and not _NO_PROSE.search(line) and not _NO_PROSE.search(following.rstrip())
+    return (
+        bool(_GOES_ON.match(words[0]))
+        and not _NO_PROSE.search(line)
+        and not _NO_PROSE.search(following.rstrip())
+    )
 
 
 def _indent(line: str) -> int:

@@ -27,7 +27,9 @@ from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, Query, check_readable
 
 
-def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, limit: int | None, device: str) -> int:
+def align(
+    *, model: Path, corpus: Path, out: Path, text: Path | None, k: int, limit: int | None, device: str
+) -> int:
     """Write the alignment as JSON lines; gives the number of sentences."""
     refuse_existing(out)
     if limit is not None and limit < 1:
@@ -37,7 +39,8 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
     source = known if text is None else Corpus.open(text)
     for each in (known, source):
         check_readable(str(model), realm, wordpieces, each)
-    sentences, own = Spans.open(source), SameWords(known, source)
+    sentences = Spans.open(source)
+    own = SameWords(known, source)
     check_others(known, own, k=k, others=k - 1)
     retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, known))
     answerer = Answerer(realm, wordpieces, known, retriever)
@@ -47,14 +50,22 @@ def align(*, model: Path, corpus: Path, out: Path, text: Path | None, k: int, li
     with progress("aligning", len(numbers), unit="sentences") as bar:
         for first in range(0, len(numbers), answerer.at_once):
             some = numbers[first : first + answerer.at_once]
-            lines += [json.dumps(row, ensure_ascii=False) for row in _rows(answerer, source, sentences, own, some, k=k)]
+            lines += [
+                json.dumps(row, ensure_ascii=False)
+                for row in _rows(answerer, source, sentences, own, some, k=k)
+            ]
             bar.advance(len(some))
     write_text(out, "".join(f"{line}\n" for line in lines))
     return len(lines)
 
 
-def _rows(answerer: Answerer, source: Corpus, sentences: Spans, own: SameWords, numbers: list[int], *, k: int) -> Iterator[dict[str, Any]]:
-    masking, texts, places, sources = SalientSpan(), [], [], []
+def _rows(
+    answerer: Answerer, source: Corpus, sentences: Spans, own: SameWords, numbers: list[int], *, k: int
+) -> Iterator[dict[str, Any]]:
+    masking = SalientSpan()
+    texts = []
+    places = []
+    sources = []
     for number in numbers:
         sentence = sentences[number]
         whole = source.tokens(sentence.passage)[sentence.start : sentence.end].astype(np.int64)
@@ -65,22 +76,37 @@ def _rows(answerer: Answerer, source: Corpus, sentences: Spans, own: SameWords, 
         sources.append(sentence.passage)
     targets = [tokens[positions] for tokens, positions in zip(texts, places, strict=True)]
     masked = mask_queries(texts, places, answerer.wordpieces).queries
-    queries = [Query("", tokens, sources=tuple(row.tolist())) for tokens, row in zip(masked, own(np.array(sources)), strict=True)]
+    queries = [
+        Query("", tokens, sources=tuple(row.tolist()))
+        for tokens, row in zip(masked, own(np.array(sources)), strict=True)
+    ]
     retrieved = answerer.retriever(queries, k - 1)
     read = answerer.read_masks(queries, retrieved)
     reading_BK = read.log_likelihood(targets)
     prior_BK = read.p_BK.log()
     log_p_B = marginal_log_likelihood(prior_BK, reading_BK)
     posterior_BK = posterior(prior_BK, reading_BK)
-    columns = zip(read.p_BK.tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True)
+    columns = zip(
+        read.p_BK.tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True
+    )
     for row, (prior, after, reading, log_p) in enumerate(columns):
         ids: list[int | None] = [None, *retrieved.ids_BK[row].tolist()]
         passages = [
-            {"id": number, "title": "" if number is None else answerer.corpus[number].title, "prior": p, "posterior": q, "log_p": r}
-            for number, p, q, r in sorted(zip(ids, prior, after, reading, strict=True), key=lambda item: -item[2])
+            {
+                "id": number,
+                "title": "" if number is None else answerer.corpus[number].title,
+                "prior": p,
+                "posterior": q,
+                "log_p": r,
+            }
+            for number, p, q, r in sorted(
+                zip(ids, prior, after, reading, strict=True), key=lambda item: -item[2]
+            )
         ]
         yield {
-            "sentence": answerer.wordpieces.tokenizer.decode(queries[row].tokens.tolist(), skip_special_tokens=False),
+            "sentence": answerer.wordpieces.tokenizer.decode(
+                queries[row].tokens.tolist(), skip_special_tokens=False
+            ),
             "hidden": answerer.wordpieces.decode(targets[row]),
             "source": sources[row],
             "log_p": log_p,

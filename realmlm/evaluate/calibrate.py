@@ -34,12 +34,14 @@ def calibrate(*, model: Path, predictions: Sequence[Path], out: Path) -> str:
         for name in manifest.files:
             shutil.copyfile(model / name, draft.path / name)
         draft.config = {**manifest.config, "calibration": asdict(found)}
-        draft.counts, draft.parents = manifest.counts, manifest.parents
+        draft.counts = manifest.counts
+        draft.parents = manifest.parents
     return table(found, known)
 
 
 def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Judged:
-    """All answers of these files of predictions; those made otherwise than the model will answer are refused."""
+    """All answers of these files of predictions; those made otherwise than the model will answer are
+    refused."""
     rows: list[tuple[float, float, bool]] = []
     read: int | None = None
     for file in files:
@@ -49,7 +51,8 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
                 rows.append((float(row["probability"]), float(row["relevance"]), bool(row["correct"])))
             except (KeyError, TypeError, ValueError) as error:
                 raise BadInput(
-                    f"{file}:{number}: not an answer to a question; make such a file: realmlm evaluate … --predictions {file}"
+                    f"{file}:{number}: not an answer to a question; make such a file: realmlm evaluate … "
+                    f"--predictions {file}"
                 ) from error
             if row.get("model", fingerprint) != fingerprint:
                 raise Mismatch(
@@ -58,13 +61,15 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
                 )
             if row.get("retriever", "learned") != "learned":
                 raise Mismatch(
-                    f"{file}:{number}: its passages were found with --retriever {row['retriever']}, whose scores say nothing about "
+                    f"{file}:{number}: its passages were found with --retriever {row['retriever']}, whose "
+                    "scores say nothing about "
                     "the model's own retriever; make the file without --retriever"
                 )
             read = row.get("read", read) if read is None else read
             if row.get("read", read) != read:
                 raise Mismatch(
-                    f"{file}:{number}: {row['read']} passages were read for this answer, {read} for others; a confidence holds for one "
+                    f"{file}:{number}: {row['read']} passages were read for this answer, {read} for others; "
+                    "a confidence holds for one "
                     "number: make all files with the same --read"
                 )
             named &= "model" in row
@@ -75,11 +80,19 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
 
 
 def table(found: Calibration, known: Judged) -> str:
-    """How well the confidence tells right from wrong, beside p alone, and how often answers of each confidence were right."""
-    sure_N = np.array([found.confidence(p, relevance) for p, relevance in zip(known.probability_N, known.relevance_N, strict=True)])
+    """How well the confidence tells right from wrong, beside p alone, and how often answers of each
+    confidence were right."""
+    sure_N = np.array(
+        [
+            found.confidence(p, relevance)
+            for p, relevance in zip(known.probability_N, known.relevance_N, strict=True)
+        ]
+    )
     lines = [
-        f"{len(sure_N):,} answers, {known.right_N.mean():.1%} right; of a right and a wrong one, the right one is surer "
-        f"{separation(sure_N, known.right_N):.1%} of the time (by p alone {separation(known.probability_N, known.right_N):.1%})",
+        f"{len(sure_N):,} answers, {known.right_N.mean():.1%} right; of a right and a wrong one, the right "
+        "one is surer "
+        f"{separation(sure_N, known.right_N):.1%} of the time (by p alone "
+        f"{separation(known.probability_N, known.right_N):.1%})",
         "",
         "   answers   confidence   right",
     ]

@@ -24,21 +24,24 @@ _SHORTEST = 8  # wordpieces of a sentence worth filling in
 
 @dataclass(frozen=True)
 class ClozeResult:
-    """One sentence: the answer with its evidence, whether it is right, and whether a gold passage was retrieved first; where none is
-    named, one that holds the hidden words."""
+    """One sentence: the answer with its evidence, whether it is right, and whether a gold passage was
+    retrieved first; where none is named, one that holds the hidden words."""
 
     answer: Answer
     right: bool
     found_first: bool
 
 
-def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurring: bool = False, each: int = 1) -> list[Question]:
-    """Masked sentences of `count` passages to hold out, no two of them copies: at most `each` of a passage, one of its marked spans
-    hidden, the passage itself named as their source.
+def make_clozes(
+    corpus: Corpus, *, count: int, max_query: int, seed: int, recurring: bool = False, each: int = 1
+) -> list[Question]:
+    """Masked sentences of `count` passages to hold out, no two of them copies: at most `each` of a passage,
+    one of its marked spans hidden, the passage itself named as their source.
 
     With `recurring` only spans are hidden whose words are marked in another passage too.
     """
-    spans, rng = Spans.open(corpus), np.random.default_rng(seed)
+    spans = Spans.open(corpus)
+    rng = np.random.default_rng(seed)
     spans = spans.recurring(corpus) if recurring else spans
     clozes: list[Question] = []
     taken: Counter[int] = Counter()
@@ -52,9 +55,11 @@ def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurr
         if full or copied or not short or not _SHORTEST <= sentence.end - sentence.start <= max_query:
             continue
         owners[words] = sentence.passage
-        chars_T2, text = corpus.token_chars(sentence.passage).astype(int), corpus[sentence.passage].text
+        chars_T2 = corpus.token_chars(sentence.passage).astype(int)
+        text = corpus[sentence.passage].text
         start, end = np.array(short[rng.integers(len(short))]) + sentence.start
-        first, past = chars_T2[sentence.start, 0], chars_T2[sentence.end - 1, 1]
+        first = chars_T2[sentence.start, 0]
+        past = chars_T2[sentence.end - 1, 1]
         masked = f"{text[first : chars_T2[start, 0]]}[MASK]{text[chars_T2[end - 1, 1] : past]}"
         answer = text[chars_T2[start, 0] : chars_T2[end - 1, 1]]
         taken[sentence.passage] += 1
@@ -62,7 +67,10 @@ def make_clozes(corpus: Corpus, *, count: int, max_query: int, seed: int, recurr
         if len(clozes) == count * each:
             break
     if len(taken) < count:
-        raise NotEnough(f"{corpus.folder} has only {len(taken)} passages with a sentence to hold out; ask for fewer than {count}")
+        raise NotEnough(
+            f"{corpus.folder} has only {len(taken)} passages with a sentence to hold out; ask for fewer than "
+            f"{count}"
+        )
     return clozes
 
 
@@ -75,12 +83,18 @@ def source_copies(corpus: Corpus, questions: list[Question]) -> list[tuple[int, 
     if all(question.source is None for question in questions):
         return [() for _ in questions]
     same = SameWords(corpus, corpus)
-    sources = [question.source if question.source is not None and question.source in corpus else None for question in questions]
+    sources = [
+        question.source if question.source is not None and question.source in corpus else None
+        for question in questions
+    ]
     return [() if source is None else tuple(same(np.array([source]))[0].tolist()) for source in sources]
 
 
-def widen_masks(question: Question, sources: tuple[int, ...], wordpieces: Wordpieces, *, max_query: int) -> Query:
-    """A [MASK] stands for the whole answer: as many masks as its first answer has wordpieces, as in pre-training.
+def widen_masks(
+    question: Question, sources: tuple[int, ...], wordpieces: Wordpieces, *, max_query: int
+) -> Query:
+    """A [MASK] stands for the whole answer: as many masks as its first answer has wordpieces, as in
+    pre-training.
 
     Of a sentence that is too long, the part around the masks is kept. `sources` are never offered.
     """
@@ -88,7 +102,9 @@ def widen_masks(question: Question, sources: tuple[int, ...], wordpieces: Wordpi
     count = max(1, len(wordpieces.encode(question.answers[0])))
     places = np.flatnonzero(tokens == wordpieces.mask)
     if len(places) == 1:
-        tokens = np.concatenate([tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]])
+        tokens = np.concatenate(
+            [tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]]
+        )
     if len(places):
         tokens, _ = window(tokens, places, max_query)
     return Query(question.text, tokens, sources)
@@ -104,14 +120,25 @@ def measure_clozes(
     *,
     read: int,
 ) -> list[ClozeResult]:
-    """Fill in every sentence from the `read` best passages and the null document; `own` are their `source_copies`."""
-    answerer, results, limit = Answerer(model, wordpieces, corpus, retriever), [], model.config.max_query
-    widened = [widen_masks(question, sources, wordpieces, max_query=limit) for question, sources in zip(questions, own, strict=True)]
+    """Fill in every sentence from the `read` best passages and the null document; `own` are their
+    `source_copies`."""
+    answerer = Answerer(model, wordpieces, corpus, retriever)
+    results = []
+    limit = model.config.max_query
+    widened = [
+        widen_masks(question, sources, wordpieces, max_query=limit)
+        for question, sources in zip(questions, own, strict=True)
+    ]
     for first in range(0, len(questions), answerer.at_once):
         batch = slice(first, first + answerer.at_once)
-        some, queries = questions[batch], widened[batch]
+        some = questions[batch]
+        queries = widened[batch]
         retrieved: Retrieved = retriever(queries, read)
-        for question, answer, ids in zip(some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True):
-            found = bool(ids) and (ids[0] in question.gold if question.gold else contains_answer(corpus[ids[0]].text, question))
+        for question, answer, ids in zip(
+            some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True
+        ):
+            found = bool(ids) and (
+                ids[0] in question.gold if question.gold else contains_answer(corpus[ids[0]].text, question)
+            )
             results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), found))
     return results

@@ -1,11 +1,13 @@
-"""Where does a passage hold an answer? One definition for training and, unless another is chosen, for evaluation: DPR's `has_answer`.
+"""Where does a passage hold an answer? One definition for training and, unless another is chosen, for
+evaluation: DPR's `has_answer`.
 
-A string answer occurs where its words occur as words of the passage, one after the other. The text is decomposed (NFD); a word is a run of
-letters, numbers and combining marks, or any other single visible character, in lower case. A pattern (CuratedTREC) occurs where it is found
-in the decomposed text, case ignored. An answer without a word is found in every text, and a pattern may match the empty string: such finds
-have no span.
-Spans are character offsets into the text as it was given. Overlapping occurrences all count, in the order of their start.
-docs/measures.md compares this with ORQA's definition, which is the other choice for recall.
+A string answer occurs where its words occur as words of the passage, one after the other. The text is
+decomposed (NFD); a word is a run of letters, numbers and combining marks, or any other single visible
+character, in lower case. A pattern (CuratedTREC) occurs where it is found in the decomposed text, case
+ignored. An answer without a word is found in every text, and a pattern may match the empty string: such finds
+have no span. Spans are character offsets into the text as it was given. Overlapping occurrences all count, in
+the order of their start. docs/measures.md compares this with ORQA's definition, which is the other choice for
+recall.
 """
 
 import re
@@ -26,7 +28,8 @@ Recall = Literal["dpr", "orqa"]
 
 
 def contains_answer(text: str, question: Question, *, recall: Recall = "dpr") -> bool:
-    """Does any answer of the question occur in the text? dpr: as above; orqa: as the same characters, within a word too."""
+    """Does any answer of the question occur in the text? dpr: as above; orqa: as the same characters, within
+    a word too."""
     if recall == "orqa":
         return any(answer in text for answer in question.answers)
     if question.is_regex:
@@ -36,7 +39,8 @@ def contains_answer(text: str, question: Question, *, recall: Recall = "dpr") ->
 
 
 def _may_hold(text: str, question: Question) -> bool:
-    """Are all ASCII words of an answer somewhere in the text, within other words too? That rules most passages out, and quickly."""
+    """Are all ASCII words of an answer somewhere in the text, within other words too? That rules most
+    passages out, and quickly."""
     plain = (text if text.isascii() else unicodedata.normalize("NFD", text)).lower()
     return any(all(word in plain for word in answer if word.isascii()) for answer in _answer_words(question))
 
@@ -71,7 +75,8 @@ def _answer_words(question: Question) -> tuple[tuple[str, ...], ...]:
 
 @lru_cache(maxsize=4096)
 def _patterns(question: Question) -> tuple[re.Pattern[str], ...]:
-    """Decomposed as the text is. A pattern that this breaks ([à-é] becomes a range that ends before it begins) is found nowhere."""
+    """Decomposed as the text is. A pattern that this breaks ([à-é] becomes a range that ends before it
+    begins) is found nowhere."""
     patterns = []
     for answer in question.answers:
         compile_answer(answer)
@@ -80,14 +85,15 @@ def _patterns(question: Question) -> tuple[re.Pattern[str], ...]:
     return tuple(patterns)
 
 
-# --- words --------------------------------------------------------------------------------------------------------------------------
+# --- words --------------------------------------------------------------------------------------------------
 
 _WORD = re.compile(r"([A-Za-z0-9]+|[!-~])")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 class _Shape(dict[int, str]):
-    """For str.translate: every character as the ASCII character of the same kind, so that one fast pattern splits all scripts."""
+    """For str.translate: every character as the ASCII character of the same kind, so that one fast pattern
+    splits all scripts."""
 
     def __missing__(self, code: int) -> str:
         kind = unicodedata.category(chr(code))[0]
@@ -104,9 +110,12 @@ def _words(text: str) -> tuple[list[str], list[int]]:
         pieces = _WORD.split(text.lower())  # gap, word, gap, word, …, gap
         return pieces[1::2], list(accumulate(map(len, pieces)))
     decomposed = unicodedata.normalize("NFD", text)
-    shape = _BEYOND_ASCII.sub(lambda run: run[0].translate(_SHAPE), decomposed)  # 5 times faster than to translate all, on English text
+    shape = _BEYOND_ASCII.sub(
+        lambda run: run[0].translate(_SHAPE), decomposed
+    )  # 5 times faster than to translate all, on English text
     bounds = list(accumulate(map(len, _WORD.split(shape))))
-    starts, ends = bounds[0:-1:2], bounds[1::2]
+    starts = bounds[0:-1:2]
+    ends = bounds[1::2]
     words = [decomposed[start:end].lower() for start, end in zip(starts, ends, strict=True)]
     if decomposed != text:
         origin = _origins(text)
@@ -118,24 +127,31 @@ def _words(text: str) -> tuple[list[str], list[int]]:
 def _origins(text: str) -> list[int]:
     """For each character of the decomposed text, the place in `text` that it comes from.
 
-    Decomposition keeps the length of each character's share; where it reorders marks, they are of one word."""
+    Decomposition keeps the length of each character's share; where it reorders marks, they are of one word.
+    """
     return [at for at, letter in enumerate(text) for _ in unicodedata.normalize("NFD", letter)]
 
 
-# --- all answers of all questions in one pass ------------------------------------------------------------------------------------------
+# --- all answers of all questions in one pass ---------------------------------------------------------------
 
 _CODE = 3  # characters that stand for a word in the automaton
 _UNKNOWN = "\0" * _CODE
 _PLAIN = frozenset(string.ascii_letters + string.digits + " ")
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[\d,]*\}|.", re.DOTALL)
-_OPAQUE = re.compile(r"\(\?[^:]|\\[0-9xuUN]")  # inline flags, look-around, named groups; characters written as numbers
-_FOLD = str.maketrans("İıſK", "iisk")  # the characters beyond ASCII that `re` takes for ASCII letters when it ignores case
+_OPAQUE = re.compile(
+    r"\(\?[^:]|\\[0-9xuUN]"
+)  # inline flags, look-around, named groups; characters written as numbers
+_FOLD = str.maketrans(
+    "İıſK", "iisk"
+)  # the characters beyond ASCII that `re` takes for ASCII letters when it ignores case
 
 
 class AnswerMatcher:
-    """Finds every answer of every question in one pass over each passage (Aho-Corasick), instead of one pass an answer.
+    """Finds every answer of every question in one pass over each passage (Aho-Corasick), instead of one pass
+    an answer.
 
-    `find` gives exactly what `answer_spans` gives for each question."""
+    `find` gives exactly what `answer_spans` gives for each question.
+    """
 
     def __init__(self, questions: Sequence[Question]) -> None:
         self._questions = tuple(questions)
@@ -152,10 +168,17 @@ class AnswerMatcher:
             else:
                 for words in filter(None, _answer_words(question)):
                     asking[words].append(index)
-        # Words become codes of equal length: a hit's position gives its word by division, no node of the automaton has many children
-        # (they are searched one by one), and it is 1.6 times faster than words joined by spaces.
-        self._codes = {word: _code(number) for number, word in enumerate(sorted({word for words in asking for word in words}))}
-        encoded = {"".join(map(self._codes.__getitem__, words)): (len(words), indices) for words, indices in asking.items()}
+        # Words become codes of equal length: a hit's position gives its word by division, no node of the
+        # automaton has many children (they are searched one by one), and it is 1.6 times faster than words
+        # joined by spaces.
+        self._codes = {
+            word: _code(number)
+            for number, word in enumerate(sorted({word for words in asking for word in words}))
+        }
+        encoded = {
+            "".join(map(self._codes.__getitem__, words)): (len(words), indices)
+            for words, indices in asking.items()
+        }
         self._answers = _automaton(encoded)
         self._literals = _automaton(holding)
 
@@ -169,18 +192,27 @@ class AnswerMatcher:
         found = []
         words, bounds = _words(text)
         code_of = self._codes.get
-        for end, (length, indices) in self._answers.iter("".join([code_of(word, _UNKNOWN) for word in words])):
+        for end, (length, indices) in self._answers.iter(
+            "".join([code_of(word, _UNKNOWN) for word in words])
+        ):
             last = end // _CODE
-            start, stop = bounds[2 * (last - length + 1)], bounds[2 * last + 1]
+            start = bounds[2 * (last - length + 1)]
+            stop = bounds[2 * last + 1]
             found += [(index, start, stop) for index in indices]
         return found
 
     def _find_patterns(self, text: str) -> list[tuple[int, int, int]]:
         candidates = set(self._always)
         if self._literals is not None:
-            for _, indices in self._literals.iter(unicodedata.normalize("NFD", text).translate(_FOLD).lower()):
+            for _, indices in self._literals.iter(
+                unicodedata.normalize("NFD", text).translate(_FOLD).lower()
+            ):
                 candidates.update(indices)
-        return [(index, start, end) for index in candidates for start, end in _pattern_spans(text, self._questions[index])]
+        return [
+            (index, start, end)
+            for index in candidates
+            for start, end in _pattern_spans(text, self._questions[index])
+        ]
 
 
 def _automaton(values: dict[str, Any]) -> Any:
@@ -200,14 +232,17 @@ def _code(number: int) -> str:
 
 
 def required_literals(patterns: Iterable[str]) -> set[str]:
-    """Lower-case strings of which any match of any of the patterns contains at least one, or nothing where none can be promised.
+    """Lower-case strings of which any match of any of the patterns contains at least one, or nothing where
+    none can be promised.
 
-    Reads only what is certain: characters outside groups and classes that no quantifier makes optional."""
+    Reads only what is certain: characters outside groups and classes that no quantifier makes optional.
+    """
     found = set()
     for pattern in patterns:
         if _OPAQUE.search(pattern):
             return set()
-        runs, depth = [""], 0
+        runs = [""]
+        depth = 0
         for atom in [*_ATOM.findall(pattern), "|"]:
             if depth == 0 and atom in _PLAIN:
                 runs[-1] += atom

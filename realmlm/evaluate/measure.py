@@ -1,4 +1,5 @@
-"""Measuring a model on a question set: answers, retrieval, intervals; the baselines go through the same code."""
+"""Measuring a model on a question set: answers, retrieval, intervals; the baselines go through the same
+code."""
 
 import json
 import time
@@ -43,36 +44,65 @@ def evaluate(
     predictions: Path | None = None,
     device: str = "auto",
 ) -> Report:
-    """Measure a model on a question set; with `predictions`, write every answer with its evidence and how it was made as JSON lines."""
+    """Measure a model on a question set; with `predictions`, write every answer with its evidence and how it
+    was made as JSON lines."""
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
     if read > len(known):
-        raise NotEnough(f"cannot read {read} passages: {corpus} has {len(known)}; lower --read or use a larger corpus")
+        raise NotEnough(
+            f"cannot read {read} passages: {corpus} has {len(known)}; lower --read or use a larger corpus"
+        )
     asked = read_questions(questions)
     if recall == "orqa" and any(question.is_regex for question in asked):
-        raise BadInput(f"{questions}: the answers are regular expressions, for which ORQA has no recall; use --recall dpr")
+        raise BadInput(
+            f"{questions}: the answers are regular expressions, for which ORQA has no recall; use --recall "
+            "dpr"
+        )
     if limit is not None and limit < len(asked):
         asked = [asked[place] for place in spread(len(asked), limit)]
-    if read and retriever != "none" and not realm.config.trained_on_questions and not all(map(is_cloze, asked)):
+    if (
+        read
+        and retriever != "none"
+        and not realm.config.trained_on_questions
+        and not all(map(is_cloze, asked))
+    ):
         say(
-            f"{model} was not trained on questions: its answers mean nothing yet. Measure retrieval alone (--read 0), or finetune it first."
+            f"{model} was not trained on questions: its answers mean nothing yet. Measure retrieval alone "
+            "(--read 0), or finetune it first."
         )
     if predictions is not None:
         Path(predictions).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()
     chosen = make_retriever(retriever, realm, wordpieces, known, index=index)
-    outcomes = list(measure(Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall, with_mask=with_mask))
+    outcomes = list(
+        measure(
+            Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall, with_mask=with_mask
+        )
+    )
     if predictions is not None:
-        named = {"model": read_manifest(model, kind="model").fingerprint, "retriever": retriever, "read": read}
+        named = {
+            "model": read_manifest(model, kind="model").fingerprint,
+            "retriever": retriever,
+            "read": read,
+        }
         rows = [_prediction(outcome) | named for outcome in outcomes]
         write_text(Path(predictions), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    report = summarise(outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun)
-    what = {"model": str(model), "corpus": str(corpus), "question_file": str(questions), "index": str(index or "")}
+    report = summarise(
+        outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun
+    )
+    what = {
+        "model": str(model),
+        "corpus": str(corpus),
+        "question_file": str(questions),
+        "index": str(index or ""),
+    }
     return replace(report, **what, limit=limit, with_mask=with_mask)  # type: ignore[arg-type]
 
 
-def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, index: Path | None) -> Retriever:
+def make_retriever(
+    name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, index: Path | None
+) -> Retriever:
     if name == "none":
         return NoRetriever()
     if name == "bm25":
@@ -80,26 +110,47 @@ def make_retriever(name: str, model: Realm, wordpieces: Wordpieces, corpus: Corp
     return LearnedRetriever.settled(model, wordpieces, index_for(model, wordpieces, corpus, path=index))
 
 
-def measure(answerer: Answerer, questions: list[Question], *, read: int, recall: Recall, with_mask: bool = False) -> Iterable[Outcome]:
+def measure(
+    answerer: Answerer, questions: list[Question], *, read: int, recall: Recall, with_mask: bool = False
+) -> Iterable[Outcome]:
     """Retrieve for recall, read the first few, compare."""
     alone = isinstance(answerer.retriever, NoRetriever)
     own = source_copies(answerer.corpus, questions)
     searchable = len(answerer.corpus) - max(map(len, own), default=0)
     if not (searchable or alone):
-        raise NotEnough(f"every passage of {answerer.corpus.folder} has the same words: none is left to search for a sentence of theirs")
+        raise NotEnough(
+            f"every passage of {answerer.corpus.folder} has the same words: none is left to search for a "
+            "sentence of theirs"
+        )
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
     at_once = answerer.at_once if read else SEARCHED_AT_ONCE
     with progress("evaluating", len(questions), unit="questions") as bar:
         for first in range(0, len(questions), at_once):
             some = slice(first, first + at_once)
-            yield from _measure_batch(answerer, questions[some], own[some], depth=depth, read=read, recall=recall, with_mask=with_mask)
+            yield from _measure_batch(
+                answerer,
+                questions[some],
+                own[some],
+                depth=depth,
+                read=read,
+                recall=recall,
+                with_mask=with_mask,
+            )
             bar.advance(len(questions[some]))
 
 
 def _measure_batch(
-    answerer: Answerer, questions: list[Question], own: list[tuple[int, ...]], *, depth: int, read: int, recall: Recall, with_mask: bool
+    answerer: Answerer,
+    questions: list[Question],
+    own: list[tuple[int, ...]],
+    *,
+    depth: int,
+    read: int,
+    recall: Recall,
+    with_mask: bool,
 ) -> Iterable[Outcome]:
-    cloze, ending = np.array([is_cloze(question) for question in questions]), " [MASK]" if with_mask else ""
+    cloze = np.array([is_cloze(question) for question in questions])
+    ending = " [MASK]" if with_mask else ""
     queries = [
         widen_masks(question, sources, answerer.wordpieces, max_query=answerer.model.config.max_query)
         if masked
@@ -115,7 +166,8 @@ def _measure_batch(
             some = way(answerer, [questions[row] for row in rows], [queries[row] for row in rows], offered)
             readings |= dict(zip(rows.tolist(), some, strict=True))
     for row, question in enumerate(questions):
-        reading, ids = readings.get(row, _Reading(None)), retrieved.ids_BK[row].tolist()
+        reading = readings.get(row, _Reading(None))
+        ids = retrieved.ids_BK[row].tolist()
         words = "" if reading.answer is None else reading.answer.answer
         yield Outcome(
             question=question,
@@ -136,11 +188,15 @@ class _Reading:
     utility: float | None = None
 
 
-def _answer(answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved) -> list[_Reading]:
+def _answer(
+    answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
+) -> list[_Reading]:
     return [_Reading(answer) for answer in answerer.read_spans(queries, offered)]
 
 
-def _fill(answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved) -> list[_Reading]:
+def _fill(
+    answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
+) -> list[_Reading]:
     """Answers, and how likely what is hidden was: with what was offered, and with the null document alone."""
     read = answerer.read_masks(queries, offered)
     targets = [answerer.wordpieces.encode(question.answers[0]) for question in questions]
@@ -156,7 +212,11 @@ def _fill(answerer: Answerer, questions: list[Question], queries: list[Query], o
 
 def _prediction(outcome: Outcome) -> dict[str, Any]:
     found = next((rank + 1 for rank, hit in enumerate(outcome.found) if hit), None)
-    asked = {"id": outcome.question.id, "question": outcome.question.text, "answers": outcome.question.answers}
+    asked = {
+        "id": outcome.question.id,
+        "question": outcome.question.text,
+        "answers": outcome.question.answers,
+    }
     read = outcome.answer is not None
     measured = {
         "correct": outcome.correct if read else None,
@@ -164,4 +224,9 @@ def _prediction(outcome: Outcome) -> dict[str, Any]:
         "log_p": outcome.log_p,
         "utility": outcome.utility,
     }
-    return {**asked, **measured, "first_passage_with_answer": found, **(asdict(outcome.answer) if outcome.answer else {})}
+    return {
+        **asked,
+        **measured,
+        "first_passage_with_answer": found,
+        **(asdict(outcome.answer) if outcome.answer else {}),
+    }

@@ -48,7 +48,9 @@ class Report:
     read: int
     exact_match: Score | None  # None: nothing was read
     f1: Score | None  # None: the answers are patterns
-    nats: dict[str, Score] = field(default_factory=dict)  # masked sentences: −log p(y|x) and retrieval utility
+    nats: dict[str, Score] = field(
+        default_factory=dict
+    )  # masked sentences: −log p(y|x) and retrieval utility
     recall_definition: Recall = "dpr"
     recall: dict[int, Score] = field(default_factory=dict)
     gold_recall: dict[int, Score] = field(default_factory=dict)
@@ -70,12 +72,17 @@ class Report:
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
         rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
         rows += [("F1", self.f1)] if self.f1 else []
-        rows += [(f"recall@{k} (answer string, {self.recall_definition})", score) for k, score in self.recall.items()]
+        rows += [
+            (f"recall@{k} (answer string, {self.recall_definition})", score)
+            for k, score in self.recall.items()
+        ]
         rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
         return "\n".join(lines + [f"{name:31s} {score}" for name, score in rows])
 
 
-def summarise(outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall, seconds: float) -> Report:
+def summarise(
+    outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall, seconds: float
+) -> Report:
     def score(values: list[float], *, unit: float = 100.0, digits: int = 2) -> Score:
         low, high = bootstrap_interval(values)
         return Score(*(round(unit * value, digits) for value in (float(np.mean(values)), low, high)))

@@ -1,4 +1,5 @@
-"""From passages to an index: embed with an `encode` callable, shard by shard, so that a build that was cut off goes on."""
+"""From passages to an index: embed with an `encode` callable, shard by shard, so that a build that was cut
+off goes on."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,14 +14,18 @@ from realmlm.corpus.store import Corpus
 from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress
 
-_CPU_SHARD = 512  # passages between two writes on a CPU, where they take seconds; a GPU takes as long for SHARD of them
+# passages between two writes on a CPU, where they take seconds; a GPU takes as long for SHARD of them
+_CPU_SHARD = 512
 _CPU_SHARDS = 256  # and at most so many files: all of them are open when they are published
-_AT_ONCE = 4_096  # wordpieces of one call of encode: of more, a CPU's cache holds too little; a GPU is given more
+_AT_ONCE = (
+    4_096  # wordpieces of one call of encode: of more, a CPU's cache holds too little; a GPU is given more
+)
 _AT_ONCE_GPU = 262_144
 
 
 class Encode(Protocol):
-    """Titles and bodies of passages, in wordpieces, to vectors [N, dim] on its device. `fingerprint` names the weights behind it."""
+    """Titles and bodies of passages, in wordpieces, to vectors [N, dim] on its device. `fingerprint` names
+    the weights behind it."""
 
     dim: int
     fingerprint: str
@@ -47,23 +52,35 @@ def embed_passages(
     on_done: Callable[[int], None] = _nothing,
     known: Known | None = None,
 ) -> Tensor:
-    """Vectors of the given passages, in their order, on the CPU. Passages of like length are encoded together: little is spent on padding.
+    """Vectors of the given passages, in their order, on the CPU. Passages of like length are encoded
+    together: little is spent on padding.
 
-    Those that are `known` are not encoded. `on_done` hears how many more there are. On a GPU nothing waits for a vector before the last:
-    the next batch is put together while it works.
+    Those that are `known` are not encoded. `on_done` hears how many more there are. On a GPU nothing waits
+    for a vector before the last: the next batch is put together while it works.
     """
-    vectors, rows = torch.empty(len(ids), encode.dim, dtype=dtype), np.arange(len(ids))
+    vectors = torch.empty(len(ids), encode.dim, dtype=dtype)
+    rows = np.arange(len(ids))
     if known is not None:
         has_N, had = known(ids)
         vectors[torch.from_numpy(has_N)] = had.to(dtype)
         on_done(len(had))
-        ids, rows = ids[~has_N], rows[~has_N]
-    lengths = np.array([len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids], dtype=np.int64)
-    order, parts, first = np.argsort(-lengths, kind="stable"), [torch.empty(0, encode.dim, dtype=dtype, device=encode.device)], 0
+        ids = ids[~has_N]
+        rows = rows[~has_N]
+    lengths = np.array(
+        [len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids], dtype=np.int64
+    )
+    order = np.argsort(-lengths, kind="stable")
+    parts = [torch.empty(0, encode.dim, dtype=dtype, device=encode.device)]
+    first = 0
     at_once = _AT_ONCE_GPU if encode.device.type == "cuda" else _AT_ONCE
     while first < len(order):
         chosen = ids[order[first : first + max(1, at_once // int(lengths[order[first]]))]].tolist()
-        parts.append(encode([corpus.title_tokens(number) for number in chosen], [corpus.tokens(number) for number in chosen]).to(dtype))
+        parts.append(
+            encode(
+                [corpus.title_tokens(number) for number in chosen],
+                [corpus.tokens(number) for number in chosen],
+            ).to(dtype)
+        )
         first += len(chosen)
         on_done(len(chosen))
     vectors[torch.from_numpy(rows[order])] = torch.cat(parts).cpu()
@@ -83,13 +100,16 @@ def build_index(
     queries_QD: Tensor | None = None,
     known: Known | None = None,
 ) -> None:
-    """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same weights finished are kept.
+    """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same
+    weights finished are kept.
 
-    A shard is what is embedded between two writes, by default what the device embeds in seconds. An approximate index is measured with
-    `queries_QD`. Vectors that are `known` are not computed again.
+    A shard is what is embedded between two writes, by default what the device embeds in seconds. An
+    approximate index is measured with `queries_QD`. Vectors that are `known` are not computed again.
     """
     plan = {"corpus_edits": corpus.edits, "kind": kind, "step": step}
-    build = embed_in_parts(path, corpus, corpus.ids, encode, plan=plan, dtype=dtype, shard=shard, quiet=quiet, known=known)
+    build = embed_in_parts(
+        path, corpus, corpus.ids, encode, plan=plan, dtype=dtype, shard=shard, quiet=quiet, known=known
+    )
     build.publish(path, queries_QD=queries_QD)
 
 
@@ -105,13 +125,19 @@ def embed_in_parts(
     quiet: bool = False,
     known: Known | None = None,
 ) -> ShardedBuild:
-    """A build beside `path` with all shards of these passages. Those that an earlier, killed build of an equal plan finished are kept.
+    """A build beside `path` with all shards of these passages. Those that an earlier, killed build of an
+    equal plan finished are kept.
 
     The plan says which passages they are.
     """
     shard = shard or _usual_shard(len(ids), encode.device)
     borders = [*range(0, len(ids), shard), len(ids)]
-    made = {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "dim": encode.dim, "dtype": str(dtype).removeprefix("torch.")}
+    made = {
+        "weights": encode.fingerprint,
+        "corpus": corpus.fingerprint,
+        "dim": encode.dim,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     build = ShardedBuild(path.parent / f".{path.name}.partial", plan | made | {"borders": borders})
     missing = build.missing()
     with nullcontext() if quiet else progress("embedding", len(ids), unit="passages") as bar:

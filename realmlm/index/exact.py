@@ -1,10 +1,11 @@
 """Exact maximum inner product search with torch, and the interface every index has.
 
-How it is fast: scores of a chunk of passages are reduced to the maximum of each group of 64; only groups whose maximum reaches the k-th
-best score so far are looked into. After the first chunks that is almost none, and the search costs little more than its matrix products.
+How it is fast: scores of a chunk of passages are reduced to the maximum of each group of 64; only groups
+whose maximum reaches the k-th best score so far are looked into. After the first chunks that is almost none,
+and the search costs little more than its matrix products.
 
-Legend: Q queries, K hits each, E passages never among them, N passages, D vector size, C passages of a chunk, G groups of a chunk,
-R queries with news in a chunk.
+Legend: Q queries, K hits each, E passages never among them, N passages, D vector size, C passages of a chunk,
+G groups of a chunk, R queries with news in a chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,14 @@ from torch import Tensor
 
 from realmlm.errors import BadInput, NotEnough
 
-GROUP = 64  # passages reduced to one maximum; 32 and 128 differed by less than 20% either way, on a busy machine
+GROUP = (
+    64  # passages reduced to one maximum; 32 and 128 differed by less than 20% either way, on a busy machine
+)
 _NO_ID = torch.iinfo(torch.int64).max  # fills places that no passage has taken: sorts behind every id
-_CPU_SCRATCH, _DEVICE_SCRATCH = 8 * 2**20, 512 * 2**20  # bytes of scores at a time: what stays in cache; what keeps a GPU busy
+_CPU_SCRATCH, _DEVICE_SCRATCH = (
+    8 * 2**20,
+    512 * 2**20,
+)  # bytes of scores at a time: what stays in cache; what keeps a GPU busy
 _LEAST = 4096  # passages of a chunk
 _PIECE = 4096  # rows widened or multiplied at a time on a CPU, to stay in cache
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -50,7 +56,8 @@ class Index(Protocol):
         """Number of live passages."""
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
-        """The k best passages of each query, never one in its row of `exclude_QE` (the passage x came from, its copies; -1: none)."""
+        """The k best passages of each query, never one in its row of `exclude_QE` (the passage x came from,
+        its copies; -1: none)."""
 
     def contains(self, ids_N: Tensor) -> Tensor:
         """Which of these passages are live."""
@@ -68,28 +75,44 @@ class Index(Protocol):
 class ExactIndex:
     """Exact search over float32, float16 or bfloat16 vectors on any device; scores are computed in float32.
 
-    The vectors are used where they lie (memory-mapped ones too) and never copied whole, unless `device` moves them.
+    The vectors are used where they lie (memory-mapped ones too) and never copied whole, unless `device` moves
+    them.
     """
 
-    def __init__(self, vectors_ND: Tensor, ids_N: Tensor, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, vectors_ND: Tensor, ids_N: Tensor, *, device: torch.device | str | None = None
+    ) -> None:
         if vectors_ND.dtype not in _DTYPES:
-            raise BadInput(f"index vectors are {vectors_ND.dtype}; convert them to float32, float16 or bfloat16")
+            raise BadInput(
+                f"index vectors are {vectors_ND.dtype}; convert them to float32, float16 or bfloat16"
+            )
         if vectors_ND.ndim != 2 or not vectors_ND.shape[1]:
-            raise BadInput(f"index vectors have the shape {tuple(vectors_ND.shape)}; give one row per passage")
+            raise BadInput(
+                f"index vectors have the shape {tuple(vectors_ND.shape)}; give one row per passage"
+            )
         self.device = torch.device(device) if device is not None else vectors_ND.device
-        self.dim, self.dtype = vectors_ND.shape[1], vectors_ND.dtype
+        self.dim = vectors_ND.shape[1]
+        self.dtype = vectors_ND.dtype
         ids_N, vectors_ND = self._checked(ids_N, vectors_ND)
         self.blocks = [Rows(vectors_ND, ids_N)] if len(ids_N) else []
 
     @classmethod
-    def from_blocks(cls, blocks: Sequence[tuple[Tensor, Tensor]], *, device: torch.device | str | None = None) -> "ExactIndex":
-        """An index over (vectors, ids) pairs that were checked when they were written: nothing is read before it is needed.
+    def from_blocks(
+        cls, blocks: Sequence[tuple[Tensor, Tensor]], *, device: torch.device | str | None = None
+    ) -> "ExactIndex":
+        """An index over (vectors, ids) pairs that were checked when they were written: nothing is read before
+        it is needed.
 
         On a GPU they become one block: each costs a search a dozen small steps, whatever its size.
         """
         index = cls(blocks[0][0][:0], blocks[0][1][:0], device=device)
         if index.device.type != "cpu":
-            blocks = [(_gather([block[0] for block in blocks], index.device), _gather([block[1] for block in blocks], index.device))]
+            blocks = [
+                (
+                    _gather([block[0] for block in blocks], index.device),
+                    _gather([block[1] for block in blocks], index.device),
+                )
+            ]
         index.blocks = [Rows(vectors, ids) for vectors, ids in blocks if len(ids)]
         return index
 
@@ -99,7 +122,14 @@ class ExactIndex:
     @property
     def ids(self) -> Tensor:
         return (
-            torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *(block.live_ids() for block in self.blocks)]).sort().values
+            torch.cat(
+                [
+                    torch.empty(0, dtype=torch.int64, device=self.device),
+                    *(block.live_ids() for block in self.blocks),
+                ]
+            )
+            .sort()
+            .values
         )
 
     def vectors(self, ids_N: Tensor) -> Tensor:
@@ -129,29 +159,42 @@ class ExactIndex:
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
         queries_QD, exclude_QE = self.prepared(queries_QD, k, exclude_QE)
-        # E more than asked make room for dropping the excluded passages: top-(k+E) less E contains the top-k of the others.
+        # E more than asked make room for dropping the excluded passages: top-(k+E) less E contains the top-k
+        # of the others.
         wanted = min(k + exclude_QE.shape[1], len(self))
         return drop(self.best(queries_QD, wanted, self.blocks), exclude_QE, k)
 
     def prepared(self, queries_QD: Tensor, k: int, exclude_QE: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries as float32 and exclusions as int64 where the index lies, or the error that says why they cannot be searched."""
+        """Queries as float32 and exclusions as int64 where the index lies, or the error that says why they
+        cannot be searched."""
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
-            raise BadInput(f"queries have the shape {tuple(queries_QD.shape)}; this index holds vectors of {self.dim} numbers")
+            raise BadInput(
+                f"queries have the shape {tuple(queries_QD.shape)}; this index holds vectors of {self.dim} "
+                "numbers"
+            )
         queries_QD = queries_QD.detach().to(self.device, torch.float32)
         if not queries_QD.isfinite().all():
-            raise BadInput("queries hold NaN or infinity; the query tower has diverged: go back to an earlier checkpoint")
+            raise BadInput(
+                "queries hold NaN or infinity; the query tower has diverged: go back to an earlier checkpoint"
+            )
         if k < 1:
             raise BadInput(f"k is {k}; ask for at least one passage")
         if exclude_QE is None:
             exclude_QE = torch.empty(len(queries_QD), 0, dtype=torch.int64)
         if exclude_QE.ndim != 2 or len(exclude_QE) != len(queries_QD):
-            raise BadInput(f"{len(queries_QD)} queries came with exclusions of the shape {tuple(exclude_QE.shape)}; give each a row")
+            raise BadInput(
+                f"{len(queries_QD)} queries came with exclusions of the shape {tuple(exclude_QE.shape)}; "
+                "give each a row"
+            )
         exclude_QE = as_ids(exclude_QE.flatten(), self.device).view(exclude_QE.shape)
         searchable = len(self)
         if exclude_QE.numel():
             searchable -= int(self.contains(exclude_QE.flatten()).view(exclude_QE.shape).sum(1).max())
         if k > searchable:
-            raise NotEnough(f"k is {k}, but {searchable} passages can be searched; use --k {searchable} or a larger corpus")
+            raise NotEnough(
+                f"k is {k}, but {searchable} passages can be searched; use --k {searchable} or a larger "
+                "corpus"
+            )
         return queries_QD, exclude_QE
 
     def best(self, queries_QD: Tensor, k: int, blocks: Sequence["Rows"]) -> Hits:
@@ -160,14 +203,17 @@ class ExactIndex:
         rows, columns = self._chunking(len(queries_QD), k)
         scratch = torch.empty(columns * rows, device=self.device)
         for first in range(0, len(queries_QD), rows):
-            part = Hits(best.scores_QK[first : first + rows], best.ids_QK[first : first + rows])  # views: merged in place
+            part = Hits(
+                best.scores_QK[first : first + rows], best.ids_QK[first : first + rows]
+            )  # views: merged in place
             for block in blocks:
                 for ids_C, scores_CQ in block.scores(queries_QD[first : first + rows], columns, scratch):
                     _take_best(part, ids_C, scores_CQ)
         return best
 
     def _chunking(self, queries: int, k: int) -> tuple[int, int]:
-        """How many queries and how many passages are scored at a time, within the scratch budget (unless k alone exceeds it)."""
+        """How many queries and how many passages are scored at a time, within the scratch budget (unless k
+        alone exceeds it)."""
         places = (_CPU_SCRATCH if self.device.type == "cpu" else _DEVICE_SCRATCH) // 4
         least = max(_LEAST, 16 * k)  # merging a chunk costs ~k: a chunk must be worth it
         rows = max(1, min(queries, places // least))
@@ -184,9 +230,15 @@ class ExactIndex:
     def _append(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
         if len(ids_N):
             self.blocks.append(Rows(vectors_ND, ids_N, owned=True))
-        # Blocks made by small additions are merged in doubling sizes, so that a million single additions leave ~20 blocks.
-        while len(self.blocks) > 1 and self.blocks[-2].owned and self.blocks[-2].count <= 2 * self.blocks[-1].count:
-            right, left = self.blocks.pop(), self.blocks.pop()
+        # Blocks made by small additions are merged in doubling sizes, so that a million single additions
+        # leave ~20 blocks.
+        while (
+            len(self.blocks) > 1
+            and self.blocks[-2].owned
+            and self.blocks[-2].count <= 2 * self.blocks[-1].count
+        ):
+            right = self.blocks.pop()
+            left = self.blocks.pop()
             vectors = torch.cat([left.vectors_ND[left.live_rows()], right.vectors_ND[right.live_rows()]])
             self.blocks.append(Rows(vectors, torch.cat([left.live_ids(), right.live_ids()]), owned=True))
 
@@ -205,16 +257,20 @@ def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 class Rows:
-    """Rows added together. Dead rows stay and are masked. Rows may come in any order of ids; the sorted ids find them."""
+    """Rows added together. Dead rows stay and are masked. Rows may come in any order of ids; the sorted ids
+    find them."""
 
     def __init__(self, vectors_ND: Tensor, ids_N: Tensor, *, owned: bool = False) -> None:
-        self.vectors_ND, self.ids_N, self.owned = vectors_ND, ids_N, owned
+        self.vectors_ND = vectors_ND
+        self.ids_N = ids_N
+        self.owned = owned
         self.count = len(ids_N)
         self.live_N: Tensor | None = None  # None: all
 
     @cached_property
     def _by_id(self) -> tuple[Tensor, Tensor | None]:
-        """The ids ascending and the row of each (None: they stand in that order); made at first use, for opening is to read nothing."""
+        """The ids ascending and the row of each (None: they stand in that order); made at first use, for
+        opening is to read nothing."""
         if (self.ids_N[1:] > self.ids_N[:-1]).all():
             return self.ids_N, None
         ids_N, rows_N = self.ids_N.sort()
@@ -241,13 +297,18 @@ class Rows:
         self.count -= len(rows_N)
 
     def live_rows(self) -> Tensor:
-        return torch.arange(len(self.ids_N), device=self.ids_N.device) if self.live_N is None else self.live_N.nonzero()[:, 0]
+        return (
+            torch.arange(len(self.ids_N), device=self.ids_N.device)
+            if self.live_N is None
+            else self.live_N.nonzero()[:, 0]
+        )
 
     def live_ids(self) -> Tensor:
         return self.ids_N if self.live_N is None else self.ids_N[self.live_N]
 
     def scores(self, queries_QD: Tensor, columns: int, scratch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids [C] and scores [C', Q] of each chunk, C' being C rounded up to whole groups; dead and surplus rows score -inf."""
+        """Ids [C] and scores [C', Q] of each chunk, C' being C rounded up to whole groups; dead and surplus
+        rows score -inf."""
         queries = len(queries_QD)
         queries_DQ = queries_QD.t().contiguous()
         for start in range(0, len(self.ids_N), columns):
@@ -262,7 +323,8 @@ class Rows:
 
 
 def _products(vectors_CD: Tensor, queries_DQ: Tensor, out_CQ: Tensor) -> None:
-    """out = vectors @ queries in float32. Half precision is widened first: a half-precision product would round the scores."""
+    """out = vectors @ queries in float32. Half precision is widened first: a half-precision product would
+    round the scores."""
     one_on_cpu = vectors_CD.device.type == "cpu" and queries_DQ.shape[1] == 1
     if vectors_CD.device.type != "cpu" or (vectors_CD.dtype == torch.float32 and not one_on_cpu):
         torch.mm(vectors_CD.float(), queries_DQ, out=out_CQ)
@@ -277,8 +339,9 @@ def _products(vectors_CD: Tensor, queries_DQ: Tensor, out_CQ: Tensor) -> None:
 def _take_best(best: Hits, ids_C: Tensor, scores_CQ: Tensor) -> None:
     """Merge a chunk into `best`, in place.
 
-    The k+1 groups with the highest maxima contain the k+1 highest scores of the chunk (as values). If the k-th of those is above the
-    (k+1)-th, the k passages are determined; if they are equal, a passage with a smaller id may lie anywhere: all of the chunk is compared.
+    The k+1 groups with the highest maxima contain the k+1 highest scores of the chunk (as values). If the
+    k-th of those is above the (k+1)-th, the k passages are determined; if they are equal, a passage with a
+    smaller id may lie anywhere: all of the chunk is compared.
     """
     k = best.scores_QK.shape[1]
     groups = len(scores_CQ) // GROUP
@@ -295,11 +358,14 @@ def _take_best(best: Hits, ids_C: Tensor, scores_CQ: Tensor) -> None:
     scores_RC = scores_GgQ[groups_RG[:, :, None], within, rows_R[:, None, None]].flatten(1)
     top = scores_RC.topk(min(k + 1, scores_RC.shape[1]), dim=1)
     places_RK = groups_RG.gather(1, top.indices // GROUP) * GROUP + top.indices % GROUP
-    scores_RK, ids_RK = top.values[:, :k], ids_C[places_RK[:, :k].clamp(max=len(ids_C) - 1)]
+    scores_RK = top.values[:, :k]
+    ids_RK = ids_C[places_RK[:, :k].clamp(max=len(ids_C) - 1)]
     ids_RK = ids_RK.where(scores_RK > -torch.inf, _NO_ID)
     if top.values.shape[1] > k:
         edge_R = top.values[:, k]
-        tied = ((top.values[:, k - 1] == edge_R) & (edge_R >= best.scores_QK[rows_R, -1]) & (edge_R > -torch.inf)).nonzero()[:, 0]
+        tied = (
+            (top.values[:, k - 1] == edge_R) & (edge_R >= best.scores_QK[rows_R, -1]) & (edge_R > -torch.inf)
+        ).nonzero()[:, 0]
         for row in tied.split(GROUP):
             _merge(best, rows_R[row], *_equals(ids_C, scores_CQ[: len(ids_C), rows_R[row]], edge_R[row], k))
             scores_RK[row] = scores_RK[row].where(scores_RK[row] > edge_R[row, None], -torch.inf)
@@ -316,14 +382,18 @@ def _equals(ids_C: Tensor, scores_CR: Tensor, edge_R: Tensor, k: int) -> tuple[T
 
 def _merge(best: Hits, rows_R: Tensor, scores_RK: Tensor, ids_RK: Tensor) -> None:
     k = best.scores_QK.shape[1]
-    merged = ranked(torch.cat([best.scores_QK[rows_R], scores_RK], 1), torch.cat([best.ids_QK[rows_R], ids_RK], 1), k)
-    best.scores_QK[rows_R], best.ids_QK[rows_R] = merged.scores_QK, merged.ids_QK
+    merged = ranked(
+        torch.cat([best.scores_QK[rows_R], scores_RK], 1), torch.cat([best.ids_QK[rows_R], ids_RK], 1), k
+    )
+    best.scores_QK[rows_R] = merged.scores_QK
+    best.ids_QK[rows_R] = merged.ids_QK
 
 
 def ranked(scores_QN: Tensor, ids_QN: Tensor, k: int) -> Hits:
     """The first k by score, equal scores by the smallest id."""
     by_id = ids_QN.argsort(dim=1)
-    scores_QN, ids_QN = scores_QN.gather(1, by_id), ids_QN.gather(1, by_id)
+    scores_QN = scores_QN.gather(1, by_id)
+    ids_QN = ids_QN.gather(1, by_id)
     by_score = scores_QN.argsort(dim=1, descending=True, stable=True)[:, :k]
     return Hits(scores_QN.gather(1, by_score), ids_QN.gather(1, by_score))
 
@@ -340,19 +410,26 @@ def drop(hits: Hits, exclude_QE: Tensor, k: int) -> Hits:
 
 def nothing(queries: int, k: int, device: torch.device) -> Hits:
     """Hits with all places free."""
-    return Hits(torch.full((queries, k), -torch.inf, device=device), torch.full((queries, k), _NO_ID, device=device))
+    return Hits(
+        torch.full((queries, k), -torch.inf, device=device), torch.full((queries, k), _NO_ID, device=device)
+    )
 
 
-# --- checks -------------------------------------------------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------------
 
 
 def check_vectors(ids_N: Tensor, vectors_ND: Tensor, dim: int) -> None:
     """Raise BadInput unless these are distinct passage ids, each with a finite vector of `dim` numbers."""
     ids_N = as_ids(ids_N, vectors_ND.device)
     if vectors_ND.ndim != 2 or vectors_ND.shape[1] != dim:
-        raise BadInput(f"vectors have the shape {tuple(vectors_ND.shape)}; this index holds vectors of {dim} numbers, one row per passage")
+        raise BadInput(
+            f"vectors have the shape {tuple(vectors_ND.shape)}; this index holds vectors of {dim} numbers, "
+            "one row per passage"
+        )
     if len(vectors_ND) != len(ids_N):
-        raise BadInput(f"{len(ids_N)} passage ids came with {len(vectors_ND)} vectors; give one vector per id")
+        raise BadInput(
+            f"{len(ids_N)} passage ids came with {len(vectors_ND)} vectors; give one vector per id"
+        )
     _refuse(ids_N[ids_N < 0], "are negative; passage ids start at 0")
     _refuse_repeats(ids_N)
     for ids, vectors in zip(ids_N.split(2**16), vectors_ND.split(2**16), strict=True):
@@ -362,7 +439,9 @@ def check_vectors(ids_N: Tensor, vectors_ND: Tensor, dim: int) -> None:
 def as_ids(ids_N: Tensor, device: torch.device) -> Tensor:
     """Passage ids as int64, or BadInput. An empty tensor may have any type: `torch.tensor([])` is float32."""
     if ids_N.ndim != 1 or (len(ids_N) and ids_N.dtype not in (torch.int64, torch.int32)):
-        raise BadInput(f"passage ids are {ids_N.dtype} of the shape {tuple(ids_N.shape)}; give one row of int64")
+        raise BadInput(
+            f"passage ids are {ids_N.dtype} of the shape {tuple(ids_N.shape)}; give one row of int64"
+        )
     return ids_N.to(device, torch.int64)
 
 
@@ -373,5 +452,7 @@ def _refuse_repeats(ids_N: Tensor) -> None:
 
 def _refuse(ids_N: Tensor, why: str) -> None:
     if len(ids_N):
-        some = ", ".join(map(str, ids_N[:5].tolist())) + (f" and {len(ids_N) - 5} more" if len(ids_N) > 5 else "")
+        some = ", ".join(map(str, ids_N[:5].tolist())) + (
+            f" and {len(ids_N) - 5} more" if len(ids_N) > 5 else ""
+        )
         raise BadInput(f"passage ids {some} {why}")

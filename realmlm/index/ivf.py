@@ -1,12 +1,13 @@
-"""Approximate maximum inner product search: an inverted file (IVF). Its vectors lie in the order of its lists.
+"""Approximate maximum inner product search: an inverted file (IVF). Its vectors lie in the order of its
+lists.
 
-Passages are sorted into lists by their nearest centroid and a query looks into `nprobe` lists only: slices of the stored vectors, which are
-scored exactly and copied nowhere, memory-mapped ones too. How many lists is not for the user to know: it is doubled when the index is built
-until the measured recall reaches a target: of one hit and of several, the worse of the two. Passages added since then stand in no list
-and are all compared.
+Passages are sorted into lists by their nearest centroid and a query looks into `nprobe` lists only: slices of
+the stored vectors, which are scored exactly and copied nowhere, memory-mapped ones too. How many lists is not
+for the user to know: it is doubled when the index is built until the measured recall reaches a target: of one
+hit and of several, the worse of the two. Passages added since then stand in no list and are all compared.
 
-Legend: Q queries, K hits each, N passages, D vector size, L lists, P lists a query looks into, C passages in them, R queries that look into
-one list, M passages that may be hits, G groups of lists.
+Legend: Q queries, K hits each, N passages, D vector size, L lists, P lists a query looks into, C passages in
+them, R queries that look into one list, M passages that may be hits, G groups of lists.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +27,9 @@ _ROUNDS = 6  # of k-means
 _SAMPLE = 256  # queries that measure recall
 _PIECE = 2**14  # passages sorted into lists or scored at a time
 _FEW = 4096  # lists; more are put into groups, to find a passage's sooner
-_LOOKED = 16  # groups, nearest to a passage, whose lists are compared: at 14,617 lists 3.7 times as fast as all (decision 007)
+# groups, nearest to a passage, whose lists are compared: at 14,617 lists 3.7 times as fast as all (decision
+# 007)
+_LOOKED = 16
 _SCRATCH = 2**24  # scores at a time
 
 Pieces = Iterator[tuple[Tensor, Tensor]]  # (ids, vectors)
@@ -53,22 +56,42 @@ def in_memory(pieces: Pieces) -> ExactIndex:
 
 
 class IVFIndex:
-    """Same interface as ExactIndex, on the CPU: k hits always, the scores exact, `recall` of them the true ones.
+    """Same interface as ExactIndex, on the CPU: k hits always, the scores exact, `recall` of them the true
+    ones.
 
-    Where the lists that a query looks into hold fewer than k, everything is searched; `recall` is that of the lists alone.
+    Where the lists that a query looks into hold fewer than k, everything is searched; `recall` is that of the
+    lists alone.
     """
 
     def __init__(
-        self, exact: ExactIndex, centroids_LD: Tensor, offsets_L: Tensor, *, settings: IVFSettings, nprobe: int, recall: float
+        self,
+        exact: ExactIndex,
+        centroids_LD: Tensor,
+        offsets_L: Tensor,
+        *,
+        settings: IVFSettings,
+        nprobe: int,
+        recall: float,
     ) -> None:
-        """Lists over the one block of `exact`: the i-th holds its rows from offsets[i] up to, not including, offsets[i + 1]."""
+        """Lists over the one block of `exact`: the i-th holds its rows from offsets[i] up to, not including,
+        offsets[i + 1]."""
         (self._listed,) = exact.blocks
-        sound = len(offsets_L) == len(centroids_LD) + 1 and offsets_L[-1] == len(self._listed.ids_N) and (offsets_L.diff() >= 0).all()
+        sound = (
+            len(offsets_L) == len(centroids_LD) + 1
+            and offsets_L[-1] == len(self._listed.ids_N)
+            and (offsets_L.diff() >= 0).all()
+        )
         if not sound or centroids_LD.shape[1] != exact.dim:
-            raise ArtefactDamaged("the lists of the approximate index do not fit its vectors; build the index again")
-        self._exact, self.centroids_LD, self.offsets_L = exact, centroids_LD, offsets_L
+            raise ArtefactDamaged(
+                "the lists of the approximate index do not fit its vectors; build the index again"
+            )
+        self._exact = exact
+        self.centroids_LD = centroids_LD
+        self.offsets_L = offsets_L
         self._centroids = ExactIndex(centroids_LD, torch.arange(len(centroids_LD)))
-        self.settings, self.nprobe, self.recall = settings, nprobe, recall
+        self.settings = settings
+        self.nprobe = nprobe
+        self.recall = recall
 
     @classmethod
     def build(
@@ -81,14 +104,19 @@ class IVFIndex:
     ) -> "IVFIndex":
         """Sort the passages of `exact` into lists and raise nprobe until recall reaches the target.
 
-        `place` is given ids and vectors in the order of the lists and makes one block of them. Recall is measured on `queries_QD`, or on
-        some of the stored vectors plus noise half as large as their spread.
+        `place` is given ids and vectors in the order of the lists and makes one block of them. Recall is
+        measured on `queries_QD`, or on some of the stored vectors plus noise half as large as their spread.
         """
         settings = settings or IVFSettings()
         if exact.device.type != "cpu":
-            raise BadInput(f"approximate search works on the CPU, the vectors lie on {exact.device}; use exact search there")
+            raise BadInput(
+                f"approximate search works on the CPU, the vectors lie on {exact.device}; use exact search "
+                "there"
+            )
         if not len(exact):
-            raise BadInput("an approximate index of no passages cannot be built; use exact search or add passages first")
+            raise BadInput(
+                "an approximate index of no passages cannot be built; use exact search or add passages first"
+            )
         generator = torch.Generator().manual_seed(settings.seed)
         stored = _Stored(exact.blocks)
         lists = min(settings.lists or max(1, round(4 * len(exact) ** 0.5)), len(exact))
@@ -102,7 +130,9 @@ class IVFIndex:
         index = cls(placed, nearest.centroids_LD, offsets_L, settings=settings, nprobe=1, recall=0.0)
         if queries_QD is None:
             some_QD = stored.vectors(shuffled_N[:_SAMPLE]).float()
-            queries_QD = some_QD + 0.5 * some_QD.std(0, correction=0) * torch.randn(some_QD.shape, generator=generator)
+            queries_QD = some_QD + 0.5 * some_QD.std(0, correction=0) * torch.randn(
+                some_QD.shape, generator=generator
+            )
         index._raise_nprobe(queries_QD, exact.search(queries_QD, min(settings.k, len(exact))))
         return index
 
@@ -115,7 +145,10 @@ class IVFIndex:
             if self.recall >= self.settings.target or self.nprobe >= len(self.centroids_LD):
                 break
             self.nprobe = min(2 * self.nprobe, len(self.centroids_LD))
-        looked = f"looking into {self.nprobe} of {len(self.centroids_LD)} lists, measured on {len(queries_QD)} queries"
+        looked = (
+            f"looking into {self.nprobe} of {len(self.centroids_LD)} lists, measured on {len(queries_QD)} "
+            "queries"
+        )
         say(f"approximate index: recall@1 {at_1:.3f}, recall@{k} {at_k:.3f} of exact search, {looked}")
 
     @property
@@ -148,18 +181,26 @@ class IVFIndex:
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
         queries_QD, exclude_QE = self._exact.prepared(queries_QD, k, exclude_QE)
         wanted = min(k + exclude_QE.shape[1], len(self))
-        added = self._exact.best(queries_QD, wanted, [block for block in self._exact.blocks if block is not self._listed])
+        added = self._exact.best(
+            queries_QD, wanted, [block for block in self._exact.blocks if block is not self._listed]
+        )
         listed = self._in_lists(queries_QD, wanted)
-        hits = ranked(torch.cat([added.scores_QK, listed.scores_QK], 1), torch.cat([added.ids_QK, listed.ids_QK], 1), wanted)
+        hits = ranked(
+            torch.cat([added.scores_QK, listed.scores_QK], 1),
+            torch.cat([added.ids_QK, listed.ids_QK], 1),
+            wanted,
+        )
         hits = drop(hits, exclude_QE, k)
         short_Q = (hits.scores_QK == -torch.inf).any(1)  # the lists held fewer
         if short_Q.any():
             whole = self._exact.search(queries_QD[short_Q], k, exclude_QE=exclude_QE[short_Q])
-            hits.scores_QK[short_Q], hits.ids_QK[short_Q] = whole.scores_QK, whole.ids_QK
+            hits.scores_QK[short_Q] = whole.scores_QK
+            hits.ids_QK[short_Q] = whole.ids_QK
         return hits
 
     def _in_lists(self, queries_QD: Tensor, k: int) -> Hits:
-        """The k best in the lists that each query looks into, so many queries at a time that their scores stay within the scratch."""
+        """The k best in the lists that each query looks into, so many queries at a time that their scores
+        stay within the scratch."""
         hits = nothing(len(queries_QD), k, queries_QD.device)
         if not len(queries_QD):
             return hits
@@ -167,7 +208,8 @@ class IVFIndex:
         most = int(self.offsets_L.diff()[lists_QP].sum(1).max())
         for some_Q in torch.arange(len(queries_QD)).split(max(1, _SCRATCH // max(most, 1))):
             part = self._scan(queries_QD[some_Q], lists_QP[some_Q], k)
-            hits.scores_QK[some_Q, : part.scores_QK.shape[1]], hits.ids_QK[some_Q, : part.ids_QK.shape[1]] = part.scores_QK, part.ids_QK
+            hits.scores_QK[some_Q, : part.scores_QK.shape[1]] = part.scores_QK
+            hits.ids_QK[some_Q, : part.ids_QK.shape[1]] = part.ids_QK
         return hits
 
     def _scan(self, queries_QD: Tensor, lists_QP: Tensor, k: int) -> Hits:
@@ -175,11 +217,14 @@ class IVFIndex:
         sizes_QP = self.offsets_L.diff()[lists_QP]
         ends_QP = sizes_QP.cumsum(1)  # the scores of a query stand in one row, list after list
         scores_QC = torch.full((len(queries_QD), max(1, int(ends_QP[:, -1].max()))), -torch.inf)
-        # List by list, each read once for all queries that look into it, in the order in which they lie on the disk.
+        # List by list, each read once for all queries that look into it, in the order in which they lie on
+        # the disk.
         lists, by_list = lists_QP.flatten().sort(stable=True)
         lists, counts = lists.unique_consecutive(return_counts=True)
-        asking, ends = (by_list // lists_QP.shape[1]).split(counts.tolist()), ends_QP.flatten()[by_list].split(counts.tolist())
-        firsts, pasts = self.offsets_L[lists].tolist(), self.offsets_L[lists + 1].tolist()
+        asking = (by_list // lists_QP.shape[1]).split(counts.tolist())
+        ends = ends_QP.flatten()[by_list].split(counts.tolist())
+        firsts = self.offsets_L[lists].tolist()
+        pasts = self.offsets_L[lists + 1].tolist()
         for first, past, asking_R, ends_R in zip(firsts, pasts, asking, ends, strict=True):
             scores_RN = self._scores(queries_QD[asking_R], first, past)
             for row, end, scores_N in zip(asking_R.tolist(), ends_R.tolist(), scores_RN, strict=True):
@@ -188,24 +233,29 @@ class IVFIndex:
         edge_Q = scores_QC.topk(min(k, scores_QC.shape[1]), dim=1).values[:, -1]
         query_M, place_M = ((scores_QC >= edge_Q[:, None]) & (scores_QC > -torch.inf)).nonzero(as_tuple=True)
         begin_Q = torch.arange(len(queries_QD)) * scores_QC.shape[1]
-        pair_M = torch.searchsorted((begin_Q[:, None] + ends_QP).flatten(), begin_Q[query_M] + place_M, right=True)
+        pair_M = torch.searchsorted(
+            (begin_Q[:, None] + ends_QP).flatten(), begin_Q[query_M] + place_M, right=True
+        )
         row_M = self.offsets_L[lists_QP.flatten()[pair_M] + 1] - ends_QP.flatten()[pair_M] + place_M
         counts_Q = query_M.bincount(minlength=len(queries_QD))
         column_M = torch.arange(len(query_M)) - (counts_Q.cumsum(0) - counts_Q)[query_M]
         near = nothing(len(queries_QD), max(1, int(counts_Q.max())), queries_QD.device)
-        near.scores_QK[query_M, column_M], near.ids_QK[query_M, column_M] = scores_QC[query_M, place_M], self._listed.ids_N[row_M]
+        near.scores_QK[query_M, column_M] = scores_QC[query_M, place_M]
+        near.ids_QK[query_M, column_M] = self._listed.ids_N[row_M]
         return ranked(near.scores_QK, near.ids_QK, k)
 
     def _scores(self, queries_RD: Tensor, first: int, past: int) -> Tensor:
         """Scores of the listed rows from `first` to `past`, in float32; dead ones -inf."""
-        pieces = self._listed.vectors_ND[first:past].split(_PIECE)  # a list may be as long as the corpus, where all vectors are alike
+        pieces = self._listed.vectors_ND[first:past].split(
+            _PIECE
+        )  # a list may be as long as the corpus, where all vectors are alike
         scores_RN = torch.cat([queries_RD @ piece_ND.float().t() for piece_ND in pieces], 1)
         if self._listed.live_N is not None:
             scores_RN[:, ~self._listed.live_N[first:past]] = -torch.inf
         return scores_RN
 
 
-# --- building -----------------------------------------------------------------------------------------------------------------------
+# --- building -----------------------------------------------------------------------------------------------
 
 
 def _shared(truth_QK: Tensor, found_QK: Tensor) -> float:
@@ -243,9 +293,11 @@ class _Stored:
 
 
 class _Nearest:
-    """Which of many centroids is nearest to a vector: the one with the largest inner product, of equal ones the first.
+    """Which of many centroids is nearest to a vector: the one with the largest inner product, of equal ones
+    the first.
 
-    Many centroids are put into groups themselves, and only those of the few groups nearest to a vector are compared.
+    Many centroids are put into groups themselves, and only those of the few groups nearest to a vector are
+    compared.
     """
 
     def __init__(self, centroids_LD: Tensor) -> None:
@@ -256,27 +308,37 @@ class _Nearest:
             heads = _centroids(centroids_LD, round(len(centroids_LD) ** 0.5), quiet=True)
             group_L = heads(centroids_LD)
             used_G = group_L.unique()
-            self._groups, self._heads_DG = [(group_L == group).nonzero()[:, 0] for group in used_G], heads.centroids_LD[used_G].t()
+            self._groups = [(group_L == group).nonzero()[:, 0] for group in used_G]
+            self._heads_DG = heads.centroids_LD[used_G].t()
 
     def __call__(self, vectors_ND: Tensor) -> Tensor:
         if not self._groups:
             return self._all.search(vectors_ND, 1).ids_QK[:, 0]
-        list_N, best_N = torch.zeros(len(vectors_ND), dtype=torch.int64), torch.full((len(vectors_ND),), -torch.inf)
+        list_N = torch.zeros(len(vectors_ND), dtype=torch.int64)
+        best_N = torch.full((len(vectors_ND),), -torch.inf)
         to_heads_NG = vectors_ND @ self._heads_DG
         looked_NG = to_heads_NG >= to_heads_NG.topk(min(_LOOKED, len(self._groups)), dim=1).values[:, -1:]
         for members_L, looked_N in zip(self._groups, looked_NG.t(), strict=True):
             rows_R = looked_N.nonzero()[:, 0]
             scores_R, places_R = (vectors_ND[rows_R] @ self.centroids_LD[members_L].t()).max(1)
             list_R = members_L[places_R]
-            better_R = (scores_R > best_N[rows_R]) | ((scores_R == best_N[rows_R]) & (list_R < list_N[rows_R]))
-            best_N[rows_R[better_R]], list_N[rows_R[better_R]] = scores_R[better_R], list_R[better_R]
+            better_R = (scores_R > best_N[rows_R]) | (
+                (scores_R == best_N[rows_R]) & (list_R < list_N[rows_R])
+            )
+            best_N[rows_R[better_R]] = scores_R[better_R]
+            list_N[rows_R[better_R]] = list_R[better_R]
         return list_N
 
 
 def _centroids(sample_ND: Tensor, lists: int, *, quiet: bool = False) -> _Nearest:
-    """Spherical k-means: unit centroids, a passage belongs to the nearest. A list left empty keeps its own."""
+    """Spherical k-means: unit centroids, a passage belongs to the nearest. A list left empty keeps its
+    own."""
     centroids_LD = normalize(sample_ND[:lists], dim=1)  # the sample is in random order
-    with nullcontext() if quiet else progress("finding centroids", _ROUNDS * len(sample_ND), unit="comparisons") as bar:
+    with (
+        nullcontext()
+        if quiet
+        else progress("finding centroids", _ROUNDS * len(sample_ND), unit="comparisons") as bar
+    ):
         for _ in range(_ROUNDS):
             nearest_N = _in_pieces(_Nearest(centroids_LD), sample_ND.split(_PIECE), bar)
             sums_LD = torch.zeros(lists, sample_ND.shape[1]).index_add_(0, nearest_N, sample_ND)

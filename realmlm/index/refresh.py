@@ -1,8 +1,9 @@
 """The refresh: a second job re-embeds the corpus with a snapshot of the weights while training goes on.
 
-Trainer and refresher share nothing but a folder. The trainer publishes `snapshots/step-N`; the refresher embeds the corpus with it, shard
-by shard, and publishes `index/step-N`. Both appear by rename. Either may die at any moment: what was published stays, finished shards are
-not embedded twice, and a refresher whose trainer is gone ends by itself.
+Trainer and refresher share nothing but a folder. The trainer publishes `snapshots/step-N`; the refresher
+embeds the corpus with it, shard by shard, and publishes `index/step-N`. Both appear by rename. Either may die
+at any moment: what was published stays, finished shards are not embedded twice, and a refresher whose trainer
+is gone ends by itself.
 """
 
 import multiprocessing
@@ -37,19 +38,29 @@ def _steps(parent: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in parent.glob("step-*"))
 
 
-def refresh_once(folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str, dtype: torch.dtype, shard: int) -> int | None:
-    """Build the index of the oldest snapshot that has none, then drop the snapshot. Gives its step, or None if there is nothing to do."""
+def refresh_once(
+    folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str, dtype: torch.dtype, shard: int
+) -> int | None:
+    """Build the index of the oldest snapshot that has none, then drop the snapshot. Gives its step, or None
+    if there is nothing to do."""
     for step in _steps(folder / "snapshots"):
-        snapshot, index = step_folder(folder / "snapshots", step), step_folder(folder / "index", step)
+        snapshot = step_folder(folder / "snapshots", step)
+        index = step_folder(folder / "index", step)
         if not index.exists():
-            build_index(index, corpus, load(snapshot, device), step=step, dtype=dtype, shard=shard, quiet=True)
-        shutil.rmtree(index.with_name(f".{index.name}.partial"), ignore_errors=True)  # of a build killed just after it was published
+            build_index(
+                index, corpus, load(snapshot, device), step=step, dtype=dtype, shard=shard, quiet=True
+            )
+        shutil.rmtree(
+            index.with_name(f".{index.name}.partial"), ignore_errors=True
+        )  # of a build killed just after it was published
         discard(snapshot)
         return step
     return None
 
 
-def serve_refreshes(folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int) -> None:
+def serve_refreshes(
+    folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int
+) -> None:
     """The refresher's process: build what is asked for until the trainer is gone."""
     die_with_parent()
     torch.set_num_threads(1)  # the one that the trainer leaves it
@@ -84,9 +95,15 @@ class Refresher:
         process: bool,
         shard: int,
     ) -> None:
-        self.folder, self.restarts = folder, 0
-        self._corpus, self._load, self._device, self._dtype, self._shard = corpus, load, device, dtype, shard
-        self._in_process, self._fruitless = process, 0
+        self.folder = folder
+        self.restarts = 0
+        self._corpus = corpus
+        self._load = load
+        self._device = device
+        self._dtype = dtype
+        self._shard = shard
+        self._in_process = process
+        self._fruitless = 0
         self._worker: BaseProcess | None = None
         for name in ("snapshots", "index"):
             (folder / name).mkdir(exist_ok=True)
@@ -113,7 +130,14 @@ class Refresher:
         if self._in_process:
             self._keep_alive()
         else:
-            refresh_once(self.folder, self._corpus, self._load, device=self._device, dtype=self._dtype, shard=self._shard)
+            refresh_once(
+                self.folder,
+                self._corpus,
+                self._load,
+                device=self._device,
+                dtype=self._dtype,
+                shard=self._shard,
+            )
 
     def ready(self, step: int) -> bool:
         """Is the index of this step published? Starts a process in place of a dead one."""
@@ -138,11 +162,15 @@ class Refresher:
         if self._worker is not None and self._worker.is_alive():
             return
         if self._worker is not None:
-            self.restarts, self._fruitless = self.restarts + 1, self._fruitless + 1
+            self.restarts = self.restarts + 1
+            self._fruitless = self._fruitless + 1
             code = self._worker.exitcode or 0
             say(f"the refresher ended (exit code {code}); starting another")
             if self._fruitless > _PATIENCE["killed" if code < 0 else "failed"]:
-                raise RealmError(f"the refresher died {self._fruitless} times in a row; see its error above, or use --refresh.no-process")
+                raise RealmError(
+                    f"the refresher died {self._fruitless} times in a row; see its error above, or use "
+                    "--refresh.no-process"
+                )
         arguments = (
             self.folder,
             self._corpus.folder,
@@ -152,7 +180,9 @@ class Refresher:
             self._dtype,
             self._shard,
         )
-        self._worker = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=arguments, daemon=True)
+        self._worker = multiprocessing.get_context("spawn").Process(
+            target=serve_refreshes, args=arguments, daemon=True
+        )
         with sheltered():
             self._worker.start()
 

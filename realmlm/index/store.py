@@ -1,8 +1,10 @@
-"""Index artefacts on disk: built shard by shard, published by rename, opened memory-mapped, changed by small edits.
+"""Index artefacts on disk: built shard by shard, published by rename, opened memory-mapped, changed by small
+edits.
 
-A version is an artefact of the kind "index". An exact one is `shard-00000.safetensors` … each with `vectors` [n, D] and `ids` [n]; in an
-approximate one `vectors` and `ids` stand in the order of its lists, which `lists` describes. Changes of the corpus are artefacts of their
-own, `edits/000001` …, replayed in order when it is opened.
+A version is an artefact of the kind "index". An exact one is `shard-00000.safetensors` … each with `vectors`
+[n, D] and `ids` [n]; in an approximate one `vectors` and `ids` stand in the order of its lists, which `lists`
+describes. Changes of the corpus are artefacts of their own, `edits/000001` …, replayed in order when it is
+opened.
 """
 
 import json
@@ -39,33 +41,41 @@ from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
 from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_VECTORS, _IDS, _LISTS = "vectors.safetensors", "ids.safetensors", "lists.safetensors"
+_VECTORS = "vectors.safetensors"
+_IDS = "ids.safetensors"
+_LISTS = "lists.safetensors"
 _HINT = "make one: realmlm index"
 
 SHARD = 65_536  # passages of a published shard, about; at 128 × 2 bytes it is 16 MiB
 
 
-# --- building -----------------------------------------------------------------------------------------------------------------------
+# --- building -----------------------------------------------------------------------------------------------
 
 
 class ShardedBuild:
-    """A version, or an edit of one, in the making: finished shards survive a crash. Several processes may put different shards.
+    """A version, or an edit of one, in the making: finished shards survive a crash. Several processes may put
+    different shards.
 
-    The plan is all that decides what the version will hold: `weights` and `corpus` (fingerprints), `corpus_edits` (how many are
-    contained), `step`, `dim`, `dtype` (float32, float16 or bfloat16), `kind` (exact or ivf) and `borders` (shard i holds the passages from
-    the borders[i]-th up to, not including, the borders[i + 1]-th).
+    The plan is all that decides what the version will hold: `weights` and `corpus` (fingerprints),
+    `corpus_edits` (how many are contained), `step`, `dim`, `dtype` (float32, float16 or bfloat16), `kind`
+    (exact or ivf) and `borders` (shard i holds the passages from the borders[i]-th up to, not including, the
+    borders[i + 1]-th).
     """
 
     def __init__(self, partial_folder: Path, plan: dict[str, Any]) -> None:
-        """Go on with what stands in `partial_folder` (named `*.partial`) if it was begun with an equal plan; else begin anew."""
+        """Go on with what stands in `partial_folder` (named `*.partial`) if it was begun with an equal plan;
+        else begin anew."""
         assert partial_folder.name.endswith(".partial"), partial_folder  # it may be deleted
         if plan["dtype"] not in _DTYPES:
-            raise BadInput(f"index vectors cannot be stored as {plan['dtype']}; choose one of {', '.join(_DTYPES)}")
+            raise BadInput(
+                f"index vectors cannot be stored as {plan['dtype']}; choose one of {', '.join(_DTYPES)}"
+            )
         if plan["kind"] not in ("exact", "ivf"):
             raise BadInput(f"there is no index kind {plan['kind']}; choose exact or ivf")
         if len(plan["borders"]) < 2:
             raise NotEnough(f"no passage to index for {partial_folder}; add texts to the corpus first")
-        self.folder, self.plan = Path(partial_folder), plan
+        self.folder = Path(partial_folder)
+        self.plan = plan
         self._sound: set[int] = set()
         text = json.dumps(plan, indent=1, sort_keys=True)
         try:
@@ -96,8 +106,12 @@ class ShardedBuild:
         vectors_ND = vectors_ND.detach().cpu().to(_DTYPES[self.plan["dtype"]])
         check_vectors(ids_N, vectors_ND, self.plan["dim"])
         file = self.folder / _shard(shard)
-        temporary = file.with_name(f".{uuid.uuid4().hex[:8]}.part")  # no name that a link could have been put at
-        save_file({"ids": ids_N.cpu().to(torch.int64).contiguous(), "vectors": vectors_ND.contiguous()}, temporary)
+        temporary = file.with_name(
+            f".{uuid.uuid4().hex[:8]}.part"
+        )  # no name that a link could have been put at
+        save_file(
+            {"ids": ids_N.cpu().to(torch.int64).contiguous(), "vectors": vectors_ND.contiguous()}, temporary
+        )
         fsync_file(temporary)
         checksum = sha256_of(temporary)
         temporary.replace(file)
@@ -107,21 +121,32 @@ class ShardedBuild:
 
     def vectors(self) -> Tensor:
         """Of all shards, in their order; none may be missing."""
-        return torch.cat([_map_tensors(self.folder / _shard(shard), self.plan["dtype"])["vectors"] for shard in range(self.shards)])
+        return torch.cat(
+            [
+                _map_tensors(self.folder / _shard(shard), self.plan["dtype"])["vectors"]
+                for shard in range(self.shards)
+            ]
+        )
 
     def publish(self, path: Path, *, queries_QD: Tensor | None = None) -> None:
-        """Turn the finished build into the version at `path`; an approximate one is measured with the queries.
+        """Turn the finished build into the version at `path`; an approximate one is measured with the
+        queries.
 
         A kill at any moment leaves no version or a whole one, and no lost shard.
         """
         if missing := self.missing():
-            raise NotEnough(f"{self.folder} lacks {len(missing)} of {self.shards} shards, first {missing[0]}; put them before publishing")
+            raise NotEnough(
+                f"{self.folder} lacks {len(missing)} of {self.shards} shards, first {missing[0]}; put them "
+                "before publishing"
+            )
         with publish(path, kind="index") as draft:
             exact = _map_shards(self.folder, self.shards, self.plan["dtype"], "cpu")
             ids_N = exact.ids
             if (twice := ids_N[1:][ids_N[1:] == ids_N[:-1]]).numel():
                 raise BadInput(f"passage id {int(twice[0])} is in two shards; give each passage once")
-            draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")} | {"ivf": None}
+            draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")} | {
+                "ivf": None
+            }
             draft.counts = {"passages": len(ids_N), "corpus_edits": self.plan["corpus_edits"]}
             draft.parents = {name: self.plan[name] for name in ("weights", "corpus")}
             if self.plan["kind"] == "ivf":
@@ -131,14 +156,23 @@ class ShardedBuild:
         self.discard()
 
     def _write_shards(self, folder: Path, exact: ExactIndex) -> int:
-        """The shards of a version, small ones put together (each costs a search some steps, whatever its size); gives how many they are."""
-        together = [list(shards) for _, shards in groupby(range(self.shards), key=lambda shard: self.plan["borders"][shard] // SHARD)]
+        """The shards of a version, small ones put together (each costs a search some steps, whatever its
+        size); gives how many they are."""
+        together = [
+            list(shards)
+            for _, shards in groupby(
+                range(self.shards), key=lambda shard: self.plan["borders"][shard] // SHARD
+            )
+        ]
         for number, shards in enumerate(together):
             if len(shards) == 1:
                 _link(self.folder / _shard(shards[0]), folder / _shard(number))
             else:
                 rows = [exact.blocks[shard] for shard in shards]
-                arrays = {"ids": torch.cat([one.ids_N for one in rows]), "vectors": torch.cat([one.vectors_ND for one in rows])}
+                arrays = {
+                    "ids": torch.cat([one.ids_N for one in rows]),
+                    "vectors": torch.cat([one.vectors_ND for one in rows]),
+                }
                 save_file(arrays, folder / _shard(number))
         return len(together)
 
@@ -155,7 +189,7 @@ class ShardedBuild:
             return False
 
 
-# --- versions -----------------------------------------------------------------------------------------------------------------------
+# --- versions -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +208,13 @@ class IndexInfo:
     """Measured recall of an approximate index, the worse of that at 1 and at `k` hits; None: exact."""
 
 
-def index_info(path: Path, *, expect_weights: str | None = None, expect_corpus: str | None = None) -> IndexInfo:
+def index_info(
+    path: Path, *, expect_weights: str | None = None, expect_corpus: str | None = None
+) -> IndexInfo:
     """Step, parents and counts of a version. Manifests are read, vectors are not.
 
-    Raises Mismatch if it was made with another document tower than `expect_weights` or of another corpus than `expect_corpus`
-    (None: whichever).
+    Raises Mismatch if it was made with another document tower than `expect_weights` or of another corpus than
+    `expect_corpus` (None: whichever).
     """
     manifest = read_manifest(path, kind="index", hint=_HINT)
     edits = [read_manifest(edit, kind="index-edit").counts for edit in _edits(path)]
@@ -205,7 +241,11 @@ def index_info(path: Path, *, expect_weights: str | None = None, expect_corpus: 
 
 
 def open_index(
-    path: Path, *, device: torch.device | str = "cpu", expect_weights: str | None = None, expect_corpus: str | None = None
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    expect_weights: str | None = None,
+    expect_corpus: str | None = None,
 ) -> Index:
     """Check a version, map it into memory and replay its edits.
 
@@ -223,38 +263,65 @@ def open_index(
 
 def _with_lists(exact: ExactIndex, path: Path, manifest: Manifest) -> IVFIndex:
     settings = dict(manifest.config["ivf"])
-    nprobe, recall = settings.pop("nprobe"), settings.pop("recall")
+    nprobe = settings.pop("nprobe")
+    recall = settings.pop("recall")
     lists = {name: torch.from_numpy(array) for name, array in map_arrays(path / _LISTS).items()}
-    return IVFIndex(exact, lists["centroids"], lists["offsets"], settings=IVFSettings(**settings), nprobe=nprobe, recall=recall)
+    return IVFIndex(
+        exact,
+        lists["centroids"],
+        lists["offsets"],
+        settings=IVFSettings(**settings),
+        nprobe=nprobe,
+        recall=recall,
+    )
 
 
-# --- edits --------------------------------------------------------------------------------------------------------------------------
+# --- edits --------------------------------------------------------------------------------------------------
 
 
 def edits_contained(path: Path) -> int:
     """How many edits of the corpus a version contains; of its own edits the last alone is read."""
     edits = count_edits(path)
-    last = read_manifest(edit_place(path, edits), kind="index-edit") if edits else read_manifest(path, kind="index", hint=_HINT)
+    last = (
+        read_manifest(edit_place(path, edits), kind="index-edit")
+        if edits
+        else read_manifest(path, kind="index", hint=_HINT)
+    )
     return int(last.counts["corpus_edits"])
 
 
-def save_edit(path: Path, index: Index, *, added_ids: Tensor, added_vectors: Tensor, removed_ids: Tensor, corpus_edits: int) -> None:
-    """Write a change of the corpus beside a version, and make it in `index`, which is that version opened with all its edits.
+def save_edit(
+    path: Path,
+    index: Index,
+    *,
+    added_ids: Tensor,
+    added_vectors: Tensor,
+    removed_ids: Tensor,
+    corpus_edits: int,
+) -> None:
+    """Write a change of the corpus beside a version, and make it in `index`, which is that version opened
+    with all its edits.
 
-    `added_ids` have these vectors from now on, `removed_ids` are gone. An added passage may replace one, a removed one need not have been
-    there: what counts is the state after the edit. `corpus_edits` says how many edits of the corpus are contained then.
+    `added_ids` have these vectors from now on, `removed_ids` are gone. An added passage may replace one, a
+    removed one need not have been there: what counts is the state after the edit. `corpus_edits` says how
+    many edits of the corpus are contained then.
     """
     contained = edits_contained(path)
     if corpus_edits <= contained:
-        raise BadInput(f"{path} contains {contained} edits of the corpus already; this one says {corpus_edits}")
-    added_ids, removed_ids = as_ids(added_ids, torch.device("cpu")), as_ids(removed_ids, torch.device("cpu"))
+        raise BadInput(
+            f"{path} contains {contained} edits of the corpus already; this one says {corpus_edits}"
+        )
+    added_ids = as_ids(added_ids, torch.device("cpu"))
+    removed_ids = as_ids(removed_ids, torch.device("cpu"))
     added_vectors = added_vectors.detach().cpu().to(index.dtype).reshape(-1, index.dim)
     check_vectors(added_ids, added_vectors, index.dim)  # what is written must be replayed without complaint
     gone = torch.cat([added_ids, removed_ids]).unique()
     gone = gone[index.contains(gone).cpu()]
     with publish(edit_place(path, count_edits(path) + 1), kind="index-edit") as draft:
         arrays = {"added_ids": added_ids, "removed_ids": gone, "vectors": added_vectors}
-        save_file({name: array.contiguous() for name, array in arrays.items()}, draft.path / "edit.safetensors")
+        save_file(
+            {name: array.contiguous() for name, array in arrays.items()}, draft.path / "edit.safetensors"
+        )
         draft.counts = {"added": len(added_ids), "removed": len(gone), "corpus_edits": corpus_edits}
     index.remove(gone)
     index.add(added_ids, added_vectors)
@@ -272,7 +339,7 @@ def _replay(index: Index, edit: Path, dtype: str) -> None:
     index.add(arrays["added_ids"], arrays["vectors"])
 
 
-# --- files --------------------------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------
 
 
 def _shard(number: int) -> str:
@@ -282,7 +349,11 @@ def _shard(number: int) -> str:
 def _map_version(path: Path, manifest: Manifest, device: torch.device | str) -> ExactIndex:
     """The stored vectors of a version; those of an approximate one stay on the CPU, in one block."""
     dtype = manifest.config["dtype"]
-    return _map_placed(path, dtype) if manifest.config["kind"] == "ivf" else _map_shards(path, manifest.counts["shards"], dtype, device)
+    return (
+        _map_placed(path, dtype)
+        if manifest.config["kind"] == "ivf"
+        else _map_shards(path, manifest.counts["shards"], dtype, device)
+    )
 
 
 def _map_shards(folder: Path, shards: int, dtype: str, device: torch.device | str) -> ExactIndex:
@@ -294,8 +365,11 @@ def _write_lists(folder: Path, exact: ExactIndex, queries_QD: Tensor | None) -> 
     """Write vectors, ids and lists of an approximate index; gives its settings and what was measured."""
 
     def place(pieces: Pieces) -> ExactIndex:
-        bits = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.uint16}[exact.dtype]  # numpy has no bfloat16
-        ids, vectors = ArrayWriter(folder / _IDS, np.int64), ArrayWriter(folder / _VECTORS, bits, row=(exact.dim,))
+        bits = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.uint16}[
+            exact.dtype
+        ]  # numpy has no bfloat16
+        ids = ArrayWriter(folder / _IDS, np.int64)
+        vectors = ArrayWriter(folder / _VECTORS, bits, row=(exact.dim,))
         for ids_N, vectors_ND in pieces:
             ids.append(ids_N.numpy())
             vectors.append(vectors_ND.view(torch.uint8).numpy().view(bits))
@@ -304,12 +378,15 @@ def _write_lists(folder: Path, exact: ExactIndex, queries_QD: Tensor | None) -> 
         return _map_placed(folder, str(exact.dtype).removeprefix("torch."))
 
     index = IVFIndex.build(exact, queries_QD=queries_QD, place=place)
-    save_arrays(folder / _LISTS, {"centroids": index.centroids_LD.numpy(), "offsets": index.offsets_L.numpy()})
+    save_arrays(
+        folder / _LISTS, {"centroids": index.centroids_LD.numpy(), "offsets": index.offsets_L.numpy()}
+    )
     return {**asdict(index.settings), "nprobe": index.nprobe, "recall": index.recall}
 
 
 def _map_placed(folder: Path, dtype: str) -> ExactIndex:
-    vectors, ids = torch.from_numpy(map_array(folder / _VECTORS)), torch.from_numpy(map_array(folder / _IDS))
+    vectors = torch.from_numpy(map_array(folder / _VECTORS))
+    ids = torch.from_numpy(map_array(folder / _IDS))
     return ExactIndex.from_blocks([(vectors.view(_DTYPES[dtype]), ids)])
 
 

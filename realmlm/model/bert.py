@@ -1,4 +1,5 @@
-"""BERT's encoder without transformers, whose import takes longer than all else that loading a small model does.
+"""BERT's encoder without transformers, whose import takes longer than all else that loading a small model
+does.
 
 N sequences, L wordpieces, H hidden size, A heads of C numbers.
 """
@@ -33,8 +34,14 @@ class BertSettings:
     def of(cls, settings: dict[str, Any]) -> "BertSettings | None":
         """Those of a config; None for a kind of BERT that only transformers builds."""
         own = cls(**{item.name: settings[item.name] for item in fields(cls) if item.name in settings})
-        usual = settings.get("position_embedding_type", "absolute") == "absolute" and not settings.get("is_decoder")
-        return own if usual and own.hidden_act == "gelu" and own.hidden_size % own.num_attention_heads == 0 else None
+        usual = settings.get("position_embedding_type", "absolute") == "absolute" and not settings.get(
+            "is_decoder"
+        )
+        return (
+            own
+            if usual and own.hidden_act == "gelu" and own.hidden_size % own.num_attention_heads == 0
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,17 @@ class _Embedding(nn.Embedding):
 
 
 class Bert(nn.Module):
-    """BERT's encoder, for models that are loaded: the same weights under the same names, the same bits as transformers' BertModel.
+    """BERT's encoder, for models that are loaded: the same weights under the same names, the same bits as
+    transformers' BertModel.
 
-    Importing that takes 4.7 s and 110 MiB on two CPU cores, where torch takes 2.1 s and 220 MiB and reading a small model 0.3 s.
+    Importing that takes 4.7 s and 110 MiB on two CPU cores, where torch takes 2.1 s and 220 MiB and reading a
+    small model 0.3 s.
     """
 
     def __init__(self, config: BertSettings) -> None:
         super().__init__()
-        self.config, size = config, config.hidden_size
+        self.config = config
+        size = config.hidden_size
         self.embeddings = nn.ModuleDict(
             {
                 "word_embeddings": _Embedding(config.vocab_size, size, padding_idx=config.pad_token_id),
@@ -81,7 +91,9 @@ class Bert(nn.Module):
     def set_input_embeddings(self, words: nn.Module) -> None:
         self.embeddings["word_embeddings"] = words
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Hidden:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Hidden:
         parts = self.embeddings
         positions_1L = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         segments_NL = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
@@ -100,23 +112,33 @@ class BertLayer(nn.Module):
 
     def __init__(self, config: BertSettings) -> None:
         super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
+        size = config.hidden_size
+        inner = config.intermediate_size
 
         def close(width: int) -> nn.ModuleDict:
-            return nn.ModuleDict({"dense": _Linear(width, size), "LayerNorm": nn.LayerNorm(size, eps=config.layer_norm_eps)})
+            return nn.ModuleDict(
+                {"dense": _Linear(width, size), "LayerNorm": nn.LayerNorm(size, eps=config.layer_norm_eps)}
+            )
 
         looks = nn.ModuleDict({name: _Linear(size, size) for name in ("query", "key", "value")})
         self.attention = nn.ModuleDict({"self": looks, "output": close(size)})
-        self.intermediate, self.output = nn.ModuleDict({"dense": _Linear(size, inner)}), close(inner)
-        self._heads, self._dropped = config.num_attention_heads, config.attention_probs_dropout_prob
+        self.intermediate = nn.ModuleDict({"dense": _Linear(size, inner)})
+        self.output = close(inner)
+        self._heads = config.num_attention_heads
+        self._dropped = config.attention_probs_dropout_prob
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_NLH: Tensor, allowed_N1LL: Tensor | None) -> Tensor:
         looks: Any = self.attention["self"]
-        parts = (looks[name](hidden_NLH).unflatten(-1, (self._heads, -1)).transpose(1, 2) for name in ("query", "key", "value"))
+        parts = (
+            looks[name](hidden_NLH).unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
         query_NALC, key_NALC, value_NALC = parts
         dropped = self._dropped if self.training else 0.0
-        seen_NALC = F.scaled_dot_product_attention(query_NALC, key_NALC, value_NALC, attn_mask=allowed_N1LL, dropout_p=dropped)
+        seen_NALC = F.scaled_dot_product_attention(
+            query_NALC, key_NALC, value_NALC, attn_mask=allowed_N1LL, dropout_p=dropped
+        )
         hidden_NLH = self._add(self.attention["output"], seen_NALC.transpose(1, 2).flatten(-2), hidden_NLH)
         return self._add(self.output, F.gelu(self.intermediate["dense"](hidden_NLH)), hidden_NLH)
 

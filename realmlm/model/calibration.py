@@ -1,7 +1,9 @@
-"""How often is an answer like this one right? p(y|x) is relative to what was read: where no passage says it, something is still likeliest.
+"""How often is an answer like this one right? p(y|x) is relative to what was read: where no passage says it,
+something is still likeliest.
 
-A calibration adds what p cannot know, the best f(x,z): how well the question fits the best passage at all. Two weights and a bias, fitted
-by logistic regression on answers that are known to be right or wrong (`realmlm calibrate`), give the chance that an answer is right.
+A calibration adds what p cannot know, the best f(x,z): how well the question fits the best passage at all.
+Two weights and a bias, fitted by logistic regression on answers that are known to be right or wrong (`realmlm
+calibrate`), give the chance that an answer is right.
 """
 
 import math
@@ -12,7 +14,9 @@ import numpy as np
 from realmlm.errors import NotEnough
 
 LEAST_P = 1e-6  # an answer less likely counts as this likely
-LEAST_OF_EACH = 20  # answers right, and wrong: ten for each weight; confidences are then some six points off, with five of each twelve
+# answers right, and wrong: ten for each weight; confidences are then some six points off, with five of each
+# twelve
+LEAST_OF_EACH = 20
 UNSURE = 0.05  # below this confidence an answer comes with a caution
 
 
@@ -26,21 +30,30 @@ class Calibration:
 
     def confidence(self, probability: float, relevance: float) -> float:
         """P(right) of an answer."""
-        logit = self.bias + self.p_weight * math.log(max(probability, LEAST_P)) + self.relevance_weight * relevance
+        logit = (
+            self.bias
+            + self.p_weight * math.log(max(probability, LEAST_P))
+            + self.relevance_weight * relevance
+        )
         return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
 
 
-def fit_calibration(probability_N: np.ndarray, relevance_N: np.ndarray, right_N: np.ndarray, *, steps: int = 50) -> Calibration:
-    """Maximum likelihood by Newton's method, with a trace of weight decay: answers that can be told apart without fail have no maximum."""
+def fit_calibration(
+    probability_N: np.ndarray, relevance_N: np.ndarray, right_N: np.ndarray, *, steps: int = 50
+) -> Calibration:
+    """Maximum likelihood by Newton's method, with a trace of weight decay: answers that can be told apart
+    without fail have no maximum."""
     right = int(right_N.sum())
     wrong = len(right_N) - right
     if min(right, wrong) < LEAST_OF_EACH:
         raise NotEnough(
-            f"{right} answers were right and {wrong} wrong, and a calibration needs {LEAST_OF_EACH} of each; evaluate on more questions"
+            f"{right} answers were right and {wrong} wrong, and a calibration needs {LEAST_OF_EACH} of each; "
+            "evaluate on more questions"
         )
     x_N3 = np.stack([np.ones(len(right_N)), np.log(np.maximum(probability_N, LEAST_P)), relevance_N], 1)
     scale_3 = np.concatenate([[1.0], x_N3[:, 1:].std(0) + 1e-9])
-    x_N3, weights_3 = x_N3 / scale_3, np.zeros(3)
+    x_N3 = x_N3 / scale_3
+    weights_3 = np.zeros(3)
     for _ in range(steps):
         p_N = 1 / (1 + np.exp(-np.clip(x_N3 @ weights_3, -30, 30)))
         gradient_3 = x_N3.T @ (right_N - p_N) - 1e-2 * weights_3

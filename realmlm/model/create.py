@@ -14,10 +14,18 @@ _COUNT_FROM_PADDING = {"camembert", "longformer", "luke", "mpnet", "roberta", "x
 
 
 def fresh_encoder(
-    wordpieces: Wordpieces, *, family: str, layers: int, hidden: int, heads: int, dropout: float, positions: int
+    wordpieces: Wordpieces,
+    *,
+    family: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    dropout: float,
+    positions: int,
 ) -> dict[str, Any]:
     """A transformers config for an encoder of the given size that reads up to `positions` wordpieces."""
-    # 1/√fan-in: with the usual 0.02 a narrow encoder hardly begins to learn in its first hundreds of steps (docs/log.md)
+    # 1/√fan-in: with the usual 0.02 a narrow encoder hardly begins to learn in its first hundreds of steps
+    # (docs/log.md)
     spread = round(hidden**-0.5, 4)
     config = {"model_type": family, "vocab_size": len(wordpieces)}
     config |= {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
@@ -25,15 +33,35 @@ def fresh_encoder(
     if family == "t5":
         return config | {"d_kv": hidden // heads, "d_ff": hidden * 4, "dropout_rate": dropout}
     if family == "xlnet":
-        return config | {"initializer_range": spread, "d_head": hidden // heads, "d_inner": hidden * 4, "dropout": dropout}
-    config["max_position_embeddings"] = positions + (max(wordpieces.pad, 1) + 1 if family in _COUNT_FROM_PADDING else 0)
+        return config | {
+            "initializer_range": spread,
+            "d_head": hidden // heads,
+            "d_inner": hidden * 4,
+            "dropout": dropout,
+        }
+    config["max_position_embeddings"] = positions + (
+        max(wordpieces.pad, 1) + 1 if family in _COUNT_FROM_PADDING else 0
+    )
     if family == "xlm":
-        return config | {"init_std": spread, "embed_init_std": spread, "dropout": dropout, "attention_dropout": dropout}
+        return config | {
+            "init_std": spread,
+            "embed_init_std": spread,
+            "dropout": dropout,
+            "attention_dropout": dropout,
+        }
     config["initializer_range"] = spread
     if family == "distilbert":
         return config | {"hidden_dim": hidden * 4, "dropout": dropout, "attention_dropout": dropout}
-    if family == "modernbert":  # gated feed-forward: two thirds of the usual width for the same weights; every layer sees all of a passage
-        config |= {"cls_token_id": wordpieces.cls, "sep_token_id": wordpieces.sep, "global_attn_every_n_layers": 1}
+    if (
+        family == "modernbert"
+        # gated feed-forward: two thirds of the usual width for the same weights; every layer sees all of a
+        # passage
+    ):
+        config |= {
+            "cls_token_id": wordpieces.cls,
+            "sep_token_id": wordpieces.sep,
+            "global_attn_every_n_layers": 1,
+        }
         config |= {"embedding_dropout": dropout, "mlp_dropout": dropout, "attention_dropout": dropout}
         return config | {"intermediate_size": hidden * 2}
     config |= {"intermediate_size": hidden * 4, "type_vocab_size": max(2, wordpieces.segments)}
@@ -42,7 +70,8 @@ def fresh_encoder(
 
 
 def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]:
-    """What makes a family what it is, where transformers' defaults leave it out or mean one published size."""
+    """What makes a family what it is, where transformers' defaults leave it out or mean one published
+    size."""
     narrow = min(128, hidden // 2)
     deberta = {"type_vocab_size": 0, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
     own: dict[str, dict[str, Any]] = {
@@ -56,8 +85,15 @@ def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]
         },
         "deberta": deberta,
         "deberta-v2": deberta
-        | {"position_biased_input": False, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True},
-        "longformer": {"attention_window": min(512, positions + positions % 2)},  # it pads its inputs to a multiple of this
+        | {
+            "position_biased_input": False,
+            "position_buckets": 256,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+        },
+        "longformer": {
+            "attention_window": min(512, positions + positions % 2)
+        },  # it pads its inputs to a multiple of this
         "luke": {"entity_vocab_size": 1, "use_entity_aware_attention": False},
     }
     return own.get(family, {})
@@ -65,7 +101,8 @@ def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]
 
 def graft(*, towers: Path, reader: Path, out: Path) -> str:
     """The towers of one model and the reader of another; gives a line that says what was made."""
-    (first, wordpieces), (second, others) = Realm.from_pretrained(towers), Realm.from_pretrained(reader)
+    (first, wordpieces) = Realm.from_pretrained(towers)
+    (second, others) = Realm.from_pretrained(reader)
     check_same_tokenizer(wordpieces, others, first_name=str(towers), second_name=str(reader))
     read = (
         "reader",
@@ -80,8 +117,12 @@ def graft(*, towers: Path, reader: Path, out: Path) -> str:
     )
     for name in ("max_query", "max_passage"):
         if getattr(first.config, name) != getattr(second.config, name):
-            raise Mismatch(f"{towers} and {reader} read inputs of different length ({name}); they do not belong together")
-    first.config = replace(first.config, **{name: getattr(second.config, name) for name in read}, calibration=None)
+            raise Mismatch(
+                f"{towers} and {reader} read inputs of different length ({name}); they do not belong together"
+            )
+    first.config = replace(
+        first.config, **{name: getattr(second.config, name) for name in read}, calibration=None
+    )
     first.reader = second.reader
     first.save_pretrained(out, wordpieces)
     return f"{out}: towers of {towers}, reader of {reader}"
@@ -114,7 +155,13 @@ def create_model(
     positions = known.max_wordpieces + max(max_query + MAX_TITLE * read_titles, MAX_TITLE) + 8
     encoder: dict[str, Any] = {}
     if checkpoint is None:
-        size = {"layers": layers, "hidden": hidden, "heads": heads, "dropout": dropout, "positions": positions}
+        size = {
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "dropout": dropout,
+            "positions": positions,
+        }
         encoder = fresh_encoder(wordpieces, family=family, **size)  # type: ignore[arg-type]
     config = ModelConfig(
         tower=encoder,

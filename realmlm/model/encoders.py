@@ -1,6 +1,7 @@
 """Encoders of the transformers library as the parts of REALM: towers that embed, and a reader that predicts.
 
-N sequences, L wordpieces, H hidden size, D vector size, M masks, V vocabulary, W span widths, S span hidden size.
+N sequences, L wordpieces, H hidden size, D vector size, M masks, V vocabulary, W span widths, S span hidden
+size.
 """
 
 import inspect
@@ -26,7 +27,8 @@ _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot l
 
 
 def build_encoder(config: dict[str, Any], *, pooler: bool = False) -> Any:
-    """An encoder with fresh weights from a transformers config (`model_type` and its fields); within `undrawn` without any."""
+    """An encoder with fresh weights from a transformers config (`model_type` and its fields); within
+    `undrawn` without any."""
     settings = dict(config)
     name = settings.pop("model_type")
     if _undrawn.get() and name == "bert" and not pooler and (own := BertSettings.of(settings)):
@@ -38,9 +40,20 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False) -> Any:
         family = AutoConfig.for_model(name, **settings)
         with _no_initial_weights() if _undrawn.get() else nullcontext():
             return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
-    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError, StrictDataclassError) as error:
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        NotImplementedError,
+        StrictDataclassError,
+    ) as error:
         why = str(error).split(". ")[0]  # what follows names some hundred families
-        raise BadInput(f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or roberta") from error
+        raise BadInput(
+            f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or "
+            "roberta"
+        ) from error
 
 
 def load_encoder(source: str | Path) -> Any:
@@ -51,18 +64,27 @@ def load_encoder(source: str | Path) -> Any:
     try:
         family = AutoConfig.from_pretrained(str(source))
         auto = _auto_class(family)
-        return _body(auto.from_pretrained(str(source), config=family, use_safetensors=True, **_pooling_layer(family, False))).float()
+        return _body(
+            auto.from_pretrained(
+                str(source), config=family, use_safetensors=True, **_pooling_layer(family, False)
+            )
+        ).float()
     except (OSError, ValueError) as error:
         if "`realm`" in str(error) or "'realm'" in str(error):
-            raise BadInput(f"'{source}' is a checkpoint of the published REALM; bring it in with: realmlm import-hf {source}") from error
+            raise BadInput(
+                f"'{source}' is a checkpoint of the published REALM; bring it in with: realmlm import-hf "
+                f"{source}"
+            ) from error
         raise BadInput(
-            f"no encoder to load at '{source}': a folder with config.json and model.safetensors, or a model name ({error})"
+            f"no encoder to load at '{source}': a folder with config.json and model.safetensors, or a model "
+            f"name ({error})"
         ) from error
 
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Encoders built within have no initial weights: to draw them only to overwrite them takes longer than to read a checkpoint."""
+    """Encoders built within have no initial weights: to draw them only to overwrite them takes longer than to
+    read a checkpoint."""
     token = _undrawn.set(True)
     try:
         with torch.random.fork_rng(devices=[]):  # heads do draw theirs
@@ -80,15 +102,20 @@ def _no_initial_weights() -> Any:
 
 
 def _auto_class(family: Any) -> Any:
-    """What builds the encoder of a family. One that does not read in both directions is no tower and no reader."""
+    """What builds the encoder of a family. One that does not read in both directions is no tower and no
+    reader."""
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModel, AutoModelForTextEncoding
 
     if family.is_encoder_decoder:  # T5 and its like: the encoder alone
         if type(family) not in AutoModelForTextEncoding._model_mapping:
             raise ValueError("it has a decoder as well")
         return AutoModelForTextEncoding
-    if getattr(family, "is_decoder", False) or (type(family) not in MODEL_FOR_MASKED_LM_MAPPING and family.model_type != "xlnet"):
-        raise ValueError("it is no masked language model: it reads from left to right, or something other than wordpieces")
+    if getattr(family, "is_decoder", False) or (
+        type(family) not in MODEL_FOR_MASKED_LM_MAPPING and family.model_type != "xlnet"
+    ):
+        raise ValueError(
+            "it is no masked language model: it reads from left to right, or something other than wordpieces"
+        )
     if family.model_type in _CANNOT:
         raise ValueError(_CANNOT[family.model_type])
     return AutoModel
@@ -96,16 +123,21 @@ def _auto_class(family: Any) -> Any:
 
 def _body(model: Any) -> Any:
     """The part of a model that reads wordpieces."""
-    body = model.get_encoder() if hasattr(model, "shared") else model  # T5 and its like hold their embeddings twice
+    body = (
+        model.get_encoder() if hasattr(model, "shared") else model
+    )  # T5 and its like hold their embeddings twice
     if hasattr(body, "entity_embeddings"):  # LUKE: half a million entities that no one reads here
         body.entity_embeddings = None
-    if hasattr(body, "set_attention_type"):  # BigBird: its blocks are for longer inputs, and random; for short ones it does this itself
+    if hasattr(
+        body, "set_attention_type"
+    ):  # BigBird: its blocks are for longer inputs, and random; for short ones it does this itself
         body.set_attention_type("original_full")
     return body
 
 
 def _pooling_layer(family: Any, wanted: bool) -> dict[str, Any]:
-    """Unless the towers use it (the published REALM's do), the family's pooler would be weights without a gradient."""
+    """Unless the towers use it (the published REALM's do), the family's pooler would be weights without a
+    gradient."""
     accepted = inspect.signature(_auto_class(family)._model_mapping[type(family)].__init__).parameters
     return {"add_pooling_layer": wanted} if "add_pooling_layer" in accepted else {}
 
@@ -114,13 +146,21 @@ def encoder_config(encoder: Any) -> dict[str, Any]:
     """The config that rebuilds this encoder with `build_encoder`."""
     record = encoder.config.to_diff_dict()
     record["model_type"] = encoder.config.model_type
-    for irrelevant in ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "is_encoder_decoder"):
+    for irrelevant in (
+        "transformers_version",
+        "_name_or_path",
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "is_encoder_decoder",
+    ):
         record.pop(irrelevant, None)
     return dict(record)
 
 
 def longest_input(body: Any) -> int | None:
-    """Wordpieces an encoder can read at once, special tokens counted; None where it knows relative positions only."""
+    """Wordpieces an encoder can read at once, special tokens counted; None where it knows relative positions
+    only."""
     for name, module in body.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             # RoBERTa and its like count positions from the padding's id on
@@ -135,9 +175,12 @@ class Encoder(nn.Module):
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.body: Any = body
-        accepted, config = inspect.signature(body.forward).parameters, body.config
+        accepted = inspect.signature(body.forward).parameters
+        config = body.config
         # XLNet compares segment ids and has no table of them; XLM would look them up among its words
-        self._segments = "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) > 1 or config.model_type == "xlnet")
+        self._segments = "token_type_ids" in accepted and (
+            getattr(config, "type_vocab_size", 0) > 1 or config.model_type == "xlnet"
+        )
         self._global = "global_attention_mask" in accepted
         self._sees_neighbours = getattr(config, "trigram_input", False)
         self._can_pack = can_pack(body)
@@ -150,8 +193,11 @@ class Encoder(nn.Module):
         return int(self.body.config.hidden_size)
 
     def compile_layers(self) -> None:
-        """Let torch.compile fuse what a layer does. Layers are alike: one is compiled for all, and for batches of any shape."""
-        torch._dynamo.config.recompile_limit = _SHAPES  # training and embedding, first layer and others, lengths by alignment
+        """Let torch.compile fuse what a layer does. Layers are alike: one is compiled for all, and for
+        batches of any shape."""
+        torch._dynamo.config.recompile_limit = (
+            _SHAPES  # training and embedding, first layer and others, lengths by alignment
+        )
         lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
         for layer in max(lists, key=len, default=nn.ModuleList()):
             layer.compile(dynamic=True)
@@ -166,11 +212,13 @@ class Encoder(nn.Module):
         return self._in_groups(inputs, padded)
 
     def pooled(self, inputs: Inputs, pooling: str) -> Tensor:
-        """One vector a sequence [N, H]: its [CLS] ("cls"), that through the family's pooler ("pooler"), or the mean of all ("mean")."""
+        """One vector a sequence [N, H]: its [CLS] ("cls"), that through the family's pooler ("pooler"), or
+        the mean of all ("mean")."""
         return self._in_groups(inputs, lambda part: self._pooled(part, pooling))
 
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
-        """On a GPU sequences of like length are encoded together where they cannot be packed, so that little is spent on padding."""
+        """On a GPU sequences of like length are encoded together where they cannot be packed, so that little
+        is spent on padding."""
         groups = inputs.alike() if inputs.on_gpu and not self._is_packed(inputs) else []
         if len(groups) < 2:
             return encode(inputs)
@@ -181,7 +229,8 @@ class Encoder(nn.Module):
         return self._can_pack and packs_now(inputs)
 
     def _pooled(self, inputs: Inputs, pooling: str) -> Tensor:
-        output, place = self._run(inputs), inputs.layout.cls
+        output = self._run(inputs)
+        place = inputs.layout.cls
         if pooling == "pooler":
             return self._wide(output.pooler_output)
         hidden_NLH = self._wide(output.last_hidden_state)
@@ -200,13 +249,20 @@ class Encoder(nn.Module):
         given: dict[str, Tensor] = {"input_ids": inputs.tokens_NL, "attention_mask": inputs.attention_NL}
         if self._segments:
             given["token_type_ids"] = inputs.segments_NL
-        if self._global:  # Longformer: query or title see all and are seen by all, as its authors do with questions
+        if (
+            self._global
+        ):  # Longformer: query or title see all and are seen by all, as its authors do with questions
             columns_L = torch.arange(inputs.tokens_NL.shape[1], device=inputs.tokens_NL.device)
             given["global_attention_mask"] = (columns_L < inputs.second_N[:, None]) * inputs.attention_NL
-        if self._sees_neighbours:  # MobileBERT embeds three wordpieces together: the last one must see nothing where padding begins
+        if (
+            self._sees_neighbours
+        ):  # MobileBERT embeds three wordpieces together: the last one must see nothing where padding begins
             words_NLH = self.body.get_input_embeddings()(given.pop("input_ids"))
             given["inputs_embeds"] = words_NLH * inputs.attention_NL[:, :, None].to(words_NLH.dtype)
-        with self._precision(inputs.tokens_NL.device.type), ONE_AT_A_TIME if self._can_pack else nullcontext():
+        with (
+            self._precision(inputs.tokens_NL.device.type),
+            ONE_AT_A_TIME if self._can_pack else nullcontext(),
+        ):
             return self.body(**given)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
@@ -221,10 +277,15 @@ class Encoder(nn.Module):
 class Tower(nn.Module):
     """Embed(·) = W · encoder_CLS(·), with LayerNorm and a fixed scale if the config asks for them."""
 
-    def __init__(self, encoder: Encoder, projection: nn.Linear, norm: nn.Module, *, pooling: str, scale: float) -> None:
+    def __init__(
+        self, encoder: Encoder, projection: nn.Linear, norm: nn.Module, *, pooling: str, scale: float
+    ) -> None:
         super().__init__()
-        self.encoder, self.projection, self.norm = encoder, projection, norm
-        self.pooling, self.scale = pooling, scale
+        self.encoder = encoder
+        self.projection = projection
+        self.norm = norm
+        self.pooling = pooling
+        self.scale = scale
 
     def forward(self, inputs: Inputs) -> Tensor:
         return self.norm(self.projection(self.encoder.pooled(inputs, self.pooling))).float() * self.scale
@@ -259,7 +320,8 @@ def _activation(config: Any) -> nn.Module:
 
 
 class SpanHead(nn.Module):
-    """MLP([h_start; h_end]) for every span up to `max_width` wordpieces. The first layer is split so that no span is computed twice."""
+    """MLP([h_start; h_end]) for every span up to `max_width` wordpieces. The first layer is split so that no
+    span is computed twice."""
 
     def __init__(self, hidden: int, *, width: int, max_width: int) -> None:
         super().__init__()
@@ -269,19 +331,25 @@ class SpanHead(nn.Module):
         self.max_width = max_width
 
     def forward(self, hidden_NLH: Tensor) -> Tensor:
-        """Scores [N, L, W]: entry (l, w) is the span from l to l + w, both included; those of spans past the end mean nothing."""
+        """Scores [N, L, W]: entry (l, w) is the span from l to l + w, both included; those of spans past the
+        end mean nothing."""
         length = hidden_NLH.shape[1]
         start_NLS, end_NLS = self.start_end(hidden_NLH).chunk(2, dim=-1)
         padded_NLS = F.pad(end_NLS, (0, 0, 0, self.max_width - 1))
         # slices, not an index: the gradient of an index sorts it first
-        ends_NLWS = torch.stack([padded_NLS[:, width : width + length] for width in range(self.max_width)], dim=2)
+        ends_NLWS = torch.stack(
+            [padded_NLS[:, width : width + length] for width in range(self.max_width)], dim=2
+        )
         span_NLWS = start_NLS[:, :, None] + ends_NLWS
         return self.output(self.norm(F.relu(span_NLWS)))[..., 0].float()
 
     def allowed(self, inputs: Inputs) -> Tensor:
-        """Spans [N, L, W] that lie within the second text (the passage), without the special tokens that close it."""
+        """Spans [N, L, W] that lie within the second text (the passage), without the special tokens that
+        close it."""
         device = inputs.tokens_NL.device
-        close_N = inputs.attention_NL.sum(-1) - len(inputs.layout.after)  # past the last wordpiece of the body
+        close_N = inputs.attention_NL.sum(-1) - len(
+            inputs.layout.after
+        )  # past the last wordpiece of the body
         starts_L = torch.arange(inputs.tokens_NL.shape[1], device=device)
         ends_LW = starts_L[:, None] + torch.arange(self.max_width, device=device)
         return (starts_L >= inputs.second_N[:, None])[:, :, None] & (ends_LW < close_N[:, None, None])
@@ -296,7 +364,9 @@ class Reader(nn.Module):
         family = encoder.body.config
         eps = getattr(family, "layer_norm_eps", 1e-12)
         self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=eps, activation=_activation(family))
-        if hasattr(family, "initializer_factor"):  # T5's embeddings are large: its own output layer divides by √H as well
+        if hasattr(
+            family, "initializer_factor"
+        ):  # T5's embeddings are large: its own output layer divides by √H as well
             nn.init.constant_(self.mask_head.norm.weight, encoder.hidden**-0.5)
         self.span_head = SpanHead(encoder.hidden, width=span_hidden, max_width=max_answer)
 
@@ -305,13 +375,16 @@ class Reader(nn.Module):
         return self.encoder.body.get_input_embeddings()
 
     def masks(self, inputs: Inputs, positions_NM: Tensor) -> Tensor:
-        """log p over the vocabulary [N, M, V] at the given positions of the query (special tokens before it not counted)."""
+        """log p over the vocabulary [N, M, V] at the given positions of the query (special tokens before it
+        not counted)."""
         return self.masks_from(self.encoder(inputs), inputs, positions_NM)
 
     def masks_from(self, hidden_NLH: Tensor, inputs: Inputs, positions_NM: Tensor) -> Tensor:
         """The same from what the encoder gave."""
         rows_N1 = torch.arange(len(hidden_NLH), device=hidden_NLH.device)[:, None]
-        return self.mask_head(hidden_NLH[rows_N1, positions_NM + len(inputs.layout.before)], self.embedding.weight)
+        return self.mask_head(
+            hidden_NLH[rows_N1, positions_NM + len(inputs.layout.before)], self.embedding.weight
+        )
 
     def spans(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Scores and which are allowed, both [N, L, W], for all spans of the passage."""

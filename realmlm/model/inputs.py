@@ -1,4 +1,5 @@
-"""Model inputs: wordpieces joined with special tokens and padded (join_BERT of the paper), as the tokenizer's family does it.
+"""Model inputs: wordpieces joined with special tokens and padded (join_BERT of the paper), as the tokenizer's
+family does it.
 
 N sequences, L wordpieces in the longest, M masks in the query with most of them.
 """
@@ -41,14 +42,21 @@ class Inputs:
 
     def rows(self, chosen: np.ndarray) -> "Inputs":
         """Some of them, without the padding that only the others need."""
-        places, width = send(torch.from_numpy(chosen), self.tokens_NL.device), int(self.lengths_N[chosen].max())
-        tensors = (self.tokens_NL[:, :width], self.attention_NL[:, :width], self.segments_NL[:, :width], self.second_N)
+        places = send(torch.from_numpy(chosen), self.tokens_NL.device)
+        width = int(self.lengths_N[chosen].max())
+        tensors = (
+            self.tokens_NL[:, :width],
+            self.attention_NL[:, :width],
+            self.segments_NL[:, :width],
+            self.second_N,
+        )
         return Inputs(self.layout, self.lengths_N[chosen], *(tensor[places] for tensor in tensors))
 
     def alike(self) -> list[np.ndarray]:
         """Rows in groups of like length, each to be read at once, so that little is spent on padding.
 
-        A CPU gets as much at once as its cache holds. A GPU wants much: a few groups of a large batch, where it is padding for a good part.
+        A CPU gets as much at once as its cache holds. A GPU wants much: a few groups of a large batch, where
+        it is padding for a good part.
         """
         order = np.argsort(-self.lengths_N, kind="stable")
         if not self.on_gpu:
@@ -58,7 +66,11 @@ class Inputs:
                 order = order[len(groups[-1]) :]
             return groups
         padding = 1 - self.lengths_N.sum() / max(1, self.tokens_NL.numel())
-        return np.array_split(order, _GROUPS) if len(self) >= _GROUPED and padding >= _PADDING else [np.arange(len(self))]
+        return (
+            np.array_split(order, _GROUPS)
+            if len(self) >= _GROUPED and padding >= _PADDING
+            else [np.arange(len(self))]
+        )
 
     @property
     def on_gpu(self) -> bool:
@@ -69,40 +81,67 @@ class Inputs:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a GPU through pinned memory: the copy waits for nothing, and the next batch is put together while the GPU works on this one."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and tensor.device.type == "cpu" else tensor.to(device)
+    """To a GPU through pinned memory: the copy waits for nothing, and the next batch is put together while
+    the GPU works on this one."""
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda" and tensor.device.type == "cpu"
+        else tensor.to(device)
+    )
 
 
 def pair_inputs(
-    firsts: Sequence[np.ndarray], seconds: Sequence[np.ndarray] | None, wordpieces: Wordpieces, *, max_first: int, max_length: int
+    firsts: Sequence[np.ndarray],
+    seconds: Sequence[np.ndarray] | None,
+    wordpieces: Wordpieces,
+    *,
+    max_first: int,
+    max_length: int,
 ) -> Inputs:
-    """One text or two with the family's special tokens (BERT: `[CLS] first [SEP]`, `[CLS] first [SEP] second [SEP]`).
+    """One text or two with the family's special tokens (BERT: `[CLS] first [SEP]`, `[CLS] first [SEP] second
+    [SEP]`).
 
     The first is cut to `max_first` wordpieces, then all of it to `max_length`.
     """
     layout = wordpieces.single if seconds is None else wordpieces.pair
-    count, begin, room = len(firsts), len(layout.before), max_length - layout.special
+    count = len(firsts)
+    begin = len(layout.before)
+    room = max_length - layout.special
     cut = [first[: min(max_first, room)] for first in firsts]
-    tails = [NULL] * count if seconds is None else [second[: room - len(first)] for first, second in zip(cut, seconds, strict=True)]
+    tails = (
+        [NULL] * count
+        if seconds is None
+        else [second[: room - len(first)] for first, second in zip(cut, seconds, strict=True)]
+    )
     ends = np.array([begin + len(first) for first in cut], dtype=np.int64)
     heads = ends + len(layout.between)
     closes = heads + np.array([len(tail) for tail in tails], dtype=np.int64)
     lengths = closes + len(layout.after)
     width = int(lengths.max(initial=1))
     tokens = np.full((count, width), wordpieces.pad, dtype=np.int64)
-    for row, first, end, tail, head, close in zip(tokens, cut, ends.tolist(), tails, heads.tolist(), closes.tolist(), strict=True):
+    for row, first, end, tail, head, close in zip(
+        tokens, cut, ends.tolist(), tails, heads.tolist(), closes.tolist(), strict=True
+    ):
         row[begin:end] = first
         row[head:close] = tail
-    rows, columns = np.arange(count), np.arange(width)
+    rows = np.arange(count)
+    columns = np.arange(width)
     attention = columns < lengths[:, None]
     segments = _segments(attention, columns >= heads[:, None], layout)
     tokens[:, :begin] = [token for token, _ in layout.before]
-    for starts, special, usual in ((ends, layout.between, layout.first), (closes, layout.after, layout.second)):
+    for starts, special, usual in (
+        (ends, layout.between, layout.first),
+        (closes, layout.after, layout.second),
+    ):
         for place, (token, segment) in enumerate(special):
             tokens[rows, starts + place] = token
             if segment != usual:
                 segments[rows, starts + place] = segment
-    return Inputs(layout, lengths, *(torch.from_numpy(array) for array in (tokens, attention.astype(np.int64), segments, heads)))
+    return Inputs(
+        layout,
+        lengths,
+        *(torch.from_numpy(array) for array in (tokens, attention.astype(np.int64), segments, heads)),
+    )
 
 
 def _segments(attention: np.ndarray, second: np.ndarray, layout: Layout) -> np.ndarray:
@@ -110,15 +149,23 @@ def _segments(attention: np.ndarray, second: np.ndarray, layout: Layout) -> np.n
     if layout.first == layout.second:
         return attention * layout.first
     segments = (attention & second).astype(np.int64)
-    return segments if (layout.first, layout.second) == (0, 1) else np.array([layout.first, layout.second])[segments]
+    return (
+        segments
+        if (layout.first, layout.second) == (0, 1)
+        else np.array([layout.first, layout.second])[segments]
+    )
 
 
 def query_inputs(queries: Sequence[np.ndarray], wordpieces: Wordpieces, *, max_query: int) -> Inputs:
     """`[CLS] x [SEP]`."""
-    return pair_inputs(queries, None, wordpieces, max_first=max_query, max_length=max_query + wordpieces.single.special)
+    return pair_inputs(
+        queries, None, wordpieces, max_first=max_query, max_length=max_query + wordpieces.single.special
+    )
 
 
-def document_inputs(titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray], wordpieces: Wordpieces, *, max_length: int) -> Inputs:
+def document_inputs(
+    titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray], wordpieces: Wordpieces, *, max_length: int
+) -> Inputs:
     """`[CLS] title [SEP] body [SEP]`."""
     return pair_inputs(titles, bodies, wordpieces, max_first=MAX_TITLE, max_length=max_length)
 
@@ -132,7 +179,8 @@ def reader_inputs(
     max_query: int,
     max_length: int,
 ) -> Inputs:
-    """`[CLS] x [SEP] body [SEP]`: x and z read together; with titles `[CLS] x [SEP] title [SEP] body [SEP]`."""
+    """`[CLS] x [SEP] body [SEP]`: x and z read together; with titles `[CLS] x [SEP] title [SEP] body
+    [SEP]`."""
     if titles is None:
         return pair_inputs(queries, bodies, wordpieces, max_first=max_query, max_length=max_length)
     between = np.array([token for token, _ in wordpieces.pair.between], dtype=np.int64)
@@ -143,12 +191,22 @@ def reader_inputs(
 
 
 def joint_inputs(
-    queries: Sequence[np.ndarray], passages: Sequence[int | None], corpus: Corpus, wordpieces: Wordpieces, config: "ModelConfig"
+    queries: Sequence[np.ndarray],
+    passages: Sequence[int | None],
+    corpus: Corpus,
+    wordpieces: Wordpieces,
+    config: "ModelConfig",
 ) -> Inputs:
     """Every query with its passage (None: the null document) as a model's reader reads them."""
     bodies = [NULL if number is None else corpus.tokens(number) for number in passages]
-    titles = [NULL if number is None else corpus.title_tokens(number) for number in passages] if config.read_titles else None
-    return reader_inputs(queries, bodies, wordpieces, titles=titles, max_query=config.max_query, max_length=config.max_joint)
+    titles = (
+        [NULL if number is None else corpus.title_tokens(number) for number in passages]
+        if config.read_titles
+        else None
+    )
+    return reader_inputs(
+        queries, bodies, wordpieces, titles=titles, max_query=config.max_query, max_length=config.max_joint
+    )
 
 
 @dataclass(frozen=True)
@@ -161,22 +219,33 @@ class Masked:
     valid_BM: Tensor  # which entries are masks
 
     def to(self, device: torch.device) -> "Masked":
-        return Masked(self.queries, *(send(tensor, device) for tensor in (self.positions_BM, self.targets_BM, self.valid_BM)))
+        return Masked(
+            self.queries,
+            *(send(tensor, device) for tensor in (self.positions_BM, self.targets_BM, self.valid_BM)),
+        )
 
     def runs(self, longest: int) -> list[np.ndarray | None]:
         """What each query hides, where that is one run of at most so many wordpieces."""
-        counts, positions, targets = self.valid_BM.sum(-1).tolist(), self.positions_BM.numpy(), self.targets_BM.numpy()
+        counts = self.valid_BM.sum(-1).tolist()
+        positions = self.positions_BM.numpy()
+        targets = self.targets_BM.numpy()
         single = (
-            0 < count <= longest and places[count - 1] - places[0] == count - 1 for count, places in zip(counts, positions, strict=True)
+            0 < count <= longest and places[count - 1] - places[0] == count - 1
+            for count, places in zip(counts, positions, strict=True)
         )
-        return [words[:count] if one else None for one, count, words in zip(single, counts, targets, strict=True)]
+        return [
+            words[:count] if one else None for one, count, words in zip(single, counts, targets, strict=True)
+        ]
 
 
-def mask_queries(queries: Sequence[np.ndarray], positions: Sequence[np.ndarray], wordpieces: Wordpieces) -> Masked:
+def mask_queries(
+    queries: Sequence[np.ndarray], positions: Sequence[np.ndarray], wordpieces: Wordpieces
+) -> Masked:
     """Put [MASK] at the given positions of each query."""
     width = max((len(chosen) for chosen in positions), default=1)
     where = np.zeros((len(queries), width), dtype=np.int64)
-    targets, valid = np.zeros_like(where), np.zeros(where.shape, dtype=bool)
+    targets = np.zeros_like(where)
+    valid = np.zeros(where.shape, dtype=bool)
     masked = []
     for row, (query, chosen) in enumerate(zip(queries, positions, strict=True)):
         hidden = query.astype(np.int64)

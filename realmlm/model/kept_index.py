@@ -1,4 +1,5 @@
-"""Indexes kept on disk: found or made for a corpus and a document tower, and brought up to the corpus's edits.
+"""Indexes kept on disk: found or made for a corpus and a document tower, and brought up to the corpus's
+edits.
 
 Q queries, N passages, D vector size.
 """
@@ -26,8 +27,8 @@ from realmlm.model.snapshot import DocumentEncoder
 
 @dataclass
 class KeptIndex:
-    """An open index and its folder. `corpus` is the state of the corpus that it holds; `follow` embeds what was edited since and appends
-    it, on disk and in memory."""
+    """An open index and its folder. `corpus` is the state of the corpus that it holds; `follow` embeds what
+    was edited since and appends it, on disk and in memory."""
 
     index: Index
     path: Path
@@ -35,7 +36,8 @@ class KeptIndex:
     _encode: DocumentEncoder
 
     def follow(self, corpus: Corpus) -> bool:
-        """Take up what was edited since. False: what is on disk is not what is open here; it has to be opened again."""
+        """Take up what was edited since. False: what is on disk is not what is open here; it has to be opened
+        again."""
         with locked(_lock(self.path)):
             if not self.path.exists() or edits_contained(self.path) != self.corpus.edits:
                 return False
@@ -50,21 +52,30 @@ class KeptIndex:
                 say(f"{self.path}: taking up {len(written)} new and {len(removed)} removed passages")
             build = self._embedded(corpus, written, removed, quiet=quiet) if written else None
             vectors = build.vectors() if build else torch.empty(0, self.index.dim)
-            changed = {"added_ids": torch.tensor(written), "added_vectors": vectors, "removed_ids": torch.tensor(removed)}
+            changed = {
+                "added_ids": torch.tensor(written),
+                "added_vectors": vectors,
+                "removed_ids": torch.tensor(removed),
+            }
             save_edit(self.path, self.index, **changed, corpus_edits=corpus.edits)
             if build:
                 build.discard()
             self.corpus = corpus
 
-    def _embedded(self, corpus: Corpus, written: list[int], removed: list[int], *, quiet: bool) -> ShardedBuild:
-        ids, known = np.array(written, dtype=np.int64), None
+    def _embedded(
+        self, corpus: Corpus, written: list[int], removed: list[int], *, quiet: bool
+    ) -> ShardedBuild:
+        ids = np.array(written, dtype=np.int64)
+        known = None
         if removed:  # of a document that changed, or moved, most passages come back with new ids
             known = SameContent(corpus, ids, dim=self._encode.dim)
             known.look_in(self.corpus, np.array(removed, dtype=np.int64), self.index)
         places = [edit_place(corpus.folder, number + 1) for number in range(self.corpus.edits, corpus.edits)]
         edits = [read_manifest(place, kind="corpus-edit").fingerprint for place in places]
         plan = {"corpus_edits": corpus.edits, "edits": edits, "kind": "exact", "step": 0}
-        return embed_in_parts(self.path, corpus, ids, self._encode, plan=plan, dtype=self.index.dtype, quiet=quiet, known=known)
+        return embed_in_parts(
+            self.path, corpus, ids, self._encode, plan=plan, dtype=self.index.dtype, quiet=quiet, known=known
+        )
 
 
 def index_for(
@@ -90,15 +101,19 @@ def kept_index(
     dtype: torch.dtype | None = None,
     others: Path | None = None,
 ) -> KeptIndex:
-    """The index of this corpus by this model's document tower: opened, built if there is none, brought up to the corpus's edits.
+    """The index of this corpus by this model's document tower: opened, built if there is none, brought up to
+    the corpus's edits.
 
-    Without a path it is kept beside the corpus under the tower's fingerprint: models that differ only in query tower or reader share it.
-    An index that is there may be of either kind and of any dtype unless one is asked for; a new one is exact and float16 unless told
-    otherwise. At a `path` a new one is made only where its kind is asked for. It takes the vectors of passages that stand word for word in
-    corpora of the folder `others`, from the indexes beside those.
+    Without a path it is kept beside the corpus under the tower's fingerprint: models that differ only in
+    query tower or reader share it. An index that is there may be of either kind and of any dtype unless one
+    is asked for; a new one is exact and float16 unless told otherwise. At a `path` a new one is made only
+    where its kind is asked for. It takes the vectors of passages that stand word for word in corpora of the
+    folder `others`, from the indexes beside those.
     """
     if path is not None and kind is None and not path.exists():
-        raise ArtefactMissing(f"no index in {path}; make one: realmlm index --model MODEL --corpus {corpus.folder} --out {path}")
+        raise ArtefactMissing(
+            f"no index in {path}; make one: realmlm index --model MODEL --corpus {corpus.folder} --out {path}"
+        )
     encode = DocumentEncoder.of(model, wordpieces)
     path = path or index_place(corpus, encode.fingerprint, kind or "exact")
     with locked(_lock(path)):  # others may want the same index at this moment
@@ -106,16 +121,25 @@ def kept_index(
             new = dtype or torch.float16
             known = _known_vectors(path, corpus, encode, new, others)
             queries_QD = _sample_queries(model, wordpieces, corpus) if kind == "ivf" else None
-            build_index(path, corpus, encode, kind=kind or "exact", dtype=new, queries_QD=queries_QD, known=known)
+            build_index(
+                path, corpus, encode, kind=kind or "exact", dtype=new, queries_QD=queries_QD, known=known
+            )
         info = _checked_info(path, corpus, encode, kind, dtype)
-        contained = corpus if info.corpus_edits == corpus.edits else Corpus(corpus.folder, corpus.manifest, info.corpus_edits)
+        contained = (
+            corpus
+            if info.corpus_edits == corpus.edits
+            else Corpus(corpus.folder, corpus.manifest, info.corpus_edits)
+        )
         kept = KeptIndex(open_index(path, device=str(model.device)), path, contained, encode)
         kept.take_up(corpus)
         return kept
 
 
-def _known_vectors(path: Path, corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype, others: Path | None) -> Known | None:
-    """What a new index at `path` need not embed: all where the index beside the corpus serves, else what `others` have of its content."""
+def _known_vectors(
+    path: Path, corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype, others: Path | None
+) -> Known | None:
+    """What a new index at `path` need not embed: all where the index beside the corpus serves, else what
+    `others` have of its content."""
     beside = index_place(corpus, encode.fingerprint, "exact")
     if beside != path and _serves(beside, corpus, dtype):
         return _same_ids(open_index(beside))
@@ -131,22 +155,32 @@ def _check_can_be_embedded(corpus: Corpus, encode: DocumentEncoder, beside: Path
     """Vectors that a corpus was imported with are not made by embedding its passages."""
     if corpus.manifest.config.get("vectors") == encode.fingerprint:
         less = f"is less precise than {_name(dtype)} or lacks edits" if beside.exists() else "is gone"
-        raise Mismatch(f"{beside}, the vectors that {corpus.folder} was imported with, {less}, and cannot be made again; import it again")
+        raise Mismatch(
+            f"{beside}, the vectors that {corpus.folder} was imported with, {less}, and cannot be made "
+            "again; import it again"
+        )
 
 
-def _checked_info(path: Path, corpus: Corpus, encode: DocumentEncoder, kind: str | None, dtype: torch.dtype | None) -> IndexInfo:
-    """What the index at `path` says of itself: it must be of this corpus, this tower, and the kind and dtype that are asked for."""
+def _checked_info(
+    path: Path, corpus: Corpus, encode: DocumentEncoder, kind: str | None, dtype: torch.dtype | None
+) -> IndexInfo:
+    """What the index at `path` says of itself: it must be of this corpus, this tower, and the kind and dtype
+    that are asked for."""
     info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
     made = "exact" if info.recall is None else "ivf"
     if kind is not None and made != kind:
-        raise Mismatch(f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first")
+        raise Mismatch(
+            f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first"
+        )
     if dtype is not None and info.dtype != _name(dtype):
         raise Mismatch(
-            f"{path} holds vectors in {info.dtype}, not {_name(dtype)}; remove it to have it made anew, or go on with {info.dtype}"
+            f"{path} holds vectors in {info.dtype}, not {_name(dtype)}; remove it to have it made anew, or "
+            f"go on with {info.dtype}"
         )
     if info.corpus_edits > corpus.edits:
         raise Mismatch(
-            f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; remove the index first"
+            f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; "
+            "remove the index first"
         )
     return info
 
@@ -156,16 +190,21 @@ def _same_ids(index: Index) -> Known:
 
 
 def _same_content(corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype, others: Path) -> SameContent:
-    """What the indexes beside corpora of this folder have of the same content, the former state of this corpus first."""
-    same, tokenizer = SameContent(corpus, corpus.ids, dim=encode.dim), corpus.manifest.parents.get("tokenizer")
+    """What the indexes beside corpora of this folder have of the same content, the former state of this
+    corpus first."""
+    same = SameContent(corpus, corpus.ids, dim=encode.dim)
+    tokenizer = corpus.manifest.parents.get("tokenizer")
     places = others.glob(f"[!.]*/index/{encode.fingerprint[:16]}-exact")
     for path in sorted(places, key=lambda path: (not path.parts[-3].startswith(corpus.folder.name), path)):
         if not same.lacking:
             break
         try:
             info = index_info(path, expect_weights=encode.fingerprint)
-            other, index = Corpus.open(path.parents[1], edits=info.corpus_edits), open_index(path)
-            fits = other.fingerprint == info.corpus and index_info(path) == info  # no other process edited it meanwhile
+            other = Corpus.open(path.parents[1], edits=info.corpus_edits)
+            index = open_index(path)
+            fits = (
+                other.fingerprint == info.corpus and index_info(path) == info
+            )  # no other process edited it meanwhile
         except (RealmError, OSError):  # or it removes it at this moment
             continue
         if fits and index.dtype == dtype and other.manifest.parents.get("tokenizer") == tokenizer:
@@ -182,7 +221,11 @@ def _serves(path: Path, corpus: Corpus, dtype: torch.dtype) -> bool:
     if not path.exists():
         return False
     info = index_info(path)
-    return info.corpus == corpus.fingerprint and info.corpus_edits == corpus.edits and info.dtype in ("float32", _name(dtype))
+    return (
+        info.corpus == corpus.fingerprint
+        and info.corpus_edits == corpus.edits
+        and info.dtype in ("float32", _name(dtype))
+    )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -190,23 +233,28 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def index_place(corpus: Corpus, weights: str, kind: str) -> Path:
-    """Where the index of a corpus by the document tower of this fingerprint is kept unless another place is named."""
+    """Where the index of a corpus by the document tower of this fingerprint is kept unless another place is
+    named."""
     state = "" if corpus.is_current else f"-after-{corpus.edits}-edits"
     return corpus.folder / "index" / f"{weights[:16]}-{kind}{state}"
 
 
 @torch.inference_mode()
 def _sample_queries(model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, count: int = 256) -> Tensor:
-    """First sentences of some passages, a random quarter of their words left, through the query tower: what an approximate index is
-    measured with. Whole sentences lie nearer to their passages than questions do, a quarter of one about as far (docs/log.md)."""
-    ids, generator = corpus.ids[np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)], np.random.default_rng(0)
+    """First sentences of some passages, a random quarter of their words left, through the query tower: what
+    an approximate index is measured with. Whole sentences lie nearer to their passages than questions do, a
+    quarter of one about as far (docs/log.md)."""
+    ids = corpus.ids[np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)]
+    generator = np.random.default_rng(0)
     sentences = [corpus.tokens(number)[: corpus.sentences(number)[1]] for number in ids]
     quarters = [_some_words(tokens, wordpieces, share=0.25, generator=generator) for tokens in sentences]
     inputs = query_inputs(quarters, wordpieces, max_query=model.config.max_query)
     return model.query(inputs.to(model.device)).cpu()
 
 
-def _some_words(tokens: np.ndarray, wordpieces: Wordpieces, *, share: float, generator: np.random.Generator) -> np.ndarray:
+def _some_words(
+    tokens: np.ndarray, wordpieces: Wordpieces, *, share: float, generator: np.random.Generator
+) -> np.ndarray:
     """This share of the words, rounded up, in their order."""
     first = ~wordpieces.continues[tokens]
     first[0] = True

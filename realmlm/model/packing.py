@@ -1,7 +1,8 @@
-"""Weights on disk, as they are or packed: matrices in 8 bits with a scale for each row, or everything in half precision.
+"""Weights on disk, as they are or packed: matrices in 8 bits with a scale for each row, or everything in half
+precision.
 
-What is packed is widened to float32 when it is read, or at each use. Weights that are equal are stored once; the file's metadata says
-which.
+What is packed is widened to float32 when it is read, or at each use. Weights that are equal are stored once;
+the file's metadata says which.
 """
 
 import json
@@ -18,13 +19,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 _SCALE = ".scale"
-_STRUCTURAL = {"__get__", "__set__", "requires_grad_", "data_ptr", "is_floating_point", "numel", "_has_compatible_shallow_copy_type"}
+_STRUCTURAL = {
+    "__get__",
+    "__set__",
+    "requires_grad_",
+    "data_ptr",
+    "is_floating_point",
+    "numel",
+    "_has_compatible_shallow_copy_type",
+}
 _packed = ContextVar("packed", default=False)
 
 
 @contextmanager
 def kept_packed() -> Iterator[None]:
-    """Weights read within stay in 8 bits as the file has them, mapped, and are widened at each use: for answering, not for training.
+    """Weights read within stay in 8 bits as the file has them, mapped, and are widened at each use: for
+    answering, not for training.
 
     An answer is the same to the bit and takes some 3% longer; a model takes a quarter of the memory.
     """
@@ -36,9 +46,11 @@ def kept_packed() -> Iterator[None]:
 
 
 class Packed(Tensor):
-    """A float32 matrix held in 8 bits with a scale for each row: a look-up widens the rows it takes, any other use all of them.
+    """A float32 matrix held in 8 bits with a scale for each row: a look-up widens the rows it takes, any
+    other use all of them.
 
-    Torch sees a matrix of that shape without memory of its own. It reads NaN, so that nothing takes it for the weights unnoticed.
+    Torch sees a matrix of that shape without memory of its own. It reads NaN, so that nothing takes it for
+    the weights unnoticed.
     """
 
     rows_RC: Tensor
@@ -47,7 +59,8 @@ class Packed(Tensor):
     @staticmethod
     def of(rows_RC: Tensor, scale_R: Tensor, *, seen: Tensor | None = None) -> "Packed":
         packed = (torch.tensor(torch.nan).expand(rows_RC.shape) if seen is None else seen).as_subclass(Packed)
-        packed.rows_RC, packed.scale_R = rows_RC, scale_R
+        packed.rows_RC = rows_RC
+        packed.scale_R = scale_R
         return packed
 
     def wide(self) -> Tensor:
@@ -55,7 +68,8 @@ class Packed(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        first, kwargs = args[0], kwargs or {}
+        first = args[0]
+        kwargs = kwargs or {}
         if func is F.embedding and isinstance(matrix := args[1], Packed):
             return matrix.rows_RC[first].float() * matrix.scale_R[first][..., None]
         if func is torch.equal and all(isinstance(one, Packed) for one in args):
@@ -71,7 +85,8 @@ class Packed(Tensor):
 
 
 def write_weights(file: Path, state: dict[str, Tensor], *, dtype: str = "float32") -> None:
-    """Write weights: `float32` as they are, `float16` in half precision, `int8` with matrices row by row in 8 bits."""
+    """Write weights: `float32` as they are, `float16` in half precision, `int8` with matrices row by row in 8
+    bits."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     if dtype == "float32":
         save_file(state, file)
@@ -83,7 +98,8 @@ def write_weights(file: Path, state: dict[str, Tensor], *, dtype: str = "float32
             continue
         if dtype == "int8" and tensor.ndim == 2:
             scale_R = tensor.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-            packed[name], packed[name + _SCALE] = (tensor / scale_R[:, None]).round().to(torch.int8), scale_R
+            packed[name] = (tensor / scale_R[:, None]).round().to(torch.int8)
+            packed[name + _SCALE] = scale_R
         else:
             packed[name] = tensor.half() if tensor.ndim > 1 or dtype == "float16" else tensor
     save_file(packed, file, {"same": json.dumps(same)})
@@ -101,7 +117,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(str(error)) from error
     state = {name: _wide(name, tensors) for name in tensors if not name.endswith(_SCALE)}
-    return state | {name: state[twin] if isinstance(state[twin], Packed) else state[twin].clone() for name, twin in same.items()}
+    return state | {
+        name: state[twin] if isinstance(state[twin], Packed) else state[twin].clone()
+        for name, twin in same.items()
+    }
 
 
 def _wide(name: str, tensors: dict[str, Tensor]) -> Tensor:

@@ -30,8 +30,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a retriever offers for reading: passages best first, their scores f(x,z), and f(x,∅): −inf where the
-    null document has no weight, None where it is not offered at all."""
+    """What a retriever offers for reading: passages best first, their scores f(x,z), and f(x,∅): −inf where
+    the null document has no weight, None where it is not offered at all."""
 
     ids_BK: Tensor
     scores_BK: Tensor
@@ -62,8 +62,13 @@ class NoRetriever:
 class LearnedRetriever:
     """The model's own towers over an index, as they are at each call: they may be in training."""
 
-    def __init__(self, model: Realm, wordpieces: Wordpieces, index: Index, *, null_D: Tensor | None = None) -> None:
-        self.model, self.wordpieces, self.index, self._null_D = model, wordpieces, index, null_D
+    def __init__(
+        self, model: Realm, wordpieces: Wordpieces, index: Index, *, null_D: Tensor | None = None
+    ) -> None:
+        self.model = model
+        self.wordpieces = wordpieces
+        self.index = index
+        self._null_D = null_D
 
     @classmethod
     def settled(cls, model: Realm, wordpieces: Wordpieces, index: Index) -> "LearnedRetriever":
@@ -72,17 +77,23 @@ class LearnedRetriever:
 
     @torch.inference_mode()
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
-        inputs = query_inputs([query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query)
+        inputs = query_inputs(
+            [query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query
+        )
         query_BD = self.model.query(inputs.to(self.model.device))
         null_D = null_vector(self.model, self.wordpieces) if self._null_D is None else self._null_D
         hits = self.index.search(query_BD, k, exclude_QE=sources(queries))
         null_B = (
-            inner_products(query_BD, null_D[None])[:, 0] if self.model.config.null_document else torch.full((len(queries),), -torch.inf)
+            inner_products(query_BD, null_D[None])[:, 0]
+            if self.model.config.null_document
+            else torch.full((len(queries),), -torch.inf)
         )
         return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), null_B.cpu())
 
 
-def embed_documents(model: Realm, wordpieces: Wordpieces, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+def embed_documents(
+    model: Realm, wordpieces: Wordpieces, titles: list[np.ndarray], bodies: list[np.ndarray]
+) -> Tensor:
     """Embed_doc with gradient."""
     inputs = document_inputs(titles, bodies, wordpieces, max_length=model.config.max_document)
     return model.document(inputs.to(model.device))
@@ -95,9 +106,16 @@ def null_vector(model: Realm, wordpieces: Wordpieces) -> Tensor:
 
 
 def fresh_scores(
-    model: Realm, wordpieces: Wordpieces, corpus: Corpus, query_BD: Tensor, ids_BK: Tensor, *, with_null: bool = True
+    model: Realm,
+    wordpieces: Wordpieces,
+    corpus: Corpus,
+    query_BD: Tensor,
+    ids_BK: Tensor,
+    *,
+    with_null: bool = True,
 ) -> Tensor:
-    """f(x,z) of the retrieved passages, recomputed with the current weights, gradient into both towers; the null document in column 0.
+    """f(x,z) of the retrieved passages, recomputed with the current weights, gradient into both towers; the
+    null document in column 0.
 
     A passage retrieved for several queries is embedded once.
     """
@@ -114,6 +132,7 @@ def check_readable(model_name: str, model: Realm, wordpieces: Wordpieces, corpus
     check_same_tokenizer(corpus.wordpieces, wordpieces, first_name=str(corpus.folder), second_name=model_name)
     if corpus.max_wordpieces > model.config.max_passage:
         raise Mismatch(
-            f"{corpus.folder} has passages of up to {corpus.max_wordpieces} wordpieces, {model_name} reads {model.config.max_passage}; "
+            f"{corpus.folder} has passages of up to {corpus.max_wordpieces} wordpieces, {model_name} reads "
+            f"{model.config.max_passage}; "
             f"make the corpus again with --max-wordpieces {model.config.max_passage}"
         )

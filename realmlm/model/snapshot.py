@@ -21,10 +21,13 @@ class DocumentEncoder:
     """Titles and bodies in wordpieces to vectors; what the index is built with."""
 
     def __init__(self, config: ModelConfig, tower: Tower, wordpieces: Wordpieces) -> None:
-        self.tower, self._wordpieces, self._max_document = tower, wordpieces, config.max_document
+        self.tower = tower
+        self._wordpieces = wordpieces
+        self._max_document = config.max_document
         self.fingerprint = tower_fingerprint(config, tower)
         self._stands_in = self.fingerprint == config.stand_in
-        self.dim, self.device = tower.projection.out_features, tower.projection.weight.device
+        self.dim = tower.projection.out_features
+        self.device = tower.projection.weight.device
 
     @classmethod
     def of(cls, model: Realm, wordpieces: Wordpieces) -> "DocumentEncoder":
@@ -50,7 +53,9 @@ class DocumentEncoder:
 def write_snapshot(folder: Path, model: Realm, wordpieces: Wordpieces, *, step: int) -> None:
     """Hand the document tower's weights of this step over, atomically."""
     with publish(folder, kind="snapshot") as draft:
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.document.state_dict().items()}
+        state = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in model.document.state_dict().items()
+        }
         save_file(state, draft.path / "document.safetensors")
         wordpieces.save(draft.path / "tokenizer.json")
         (draft.path / "model.json").write_text(json.dumps(asdict(model.config)), "utf-8")

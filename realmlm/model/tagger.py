@@ -1,4 +1,5 @@
-"""A learned tagger: an encoder with a label for each word, trained on sentences with marked names (IOB2), dates by patterns.
+"""A learned tagger: an encoder with a label for each word, trained on sentences with marked names (IOB2),
+dates by patterns.
 
 N sentences, L wordpieces, H hidden size, C labels.
 """
@@ -28,7 +29,9 @@ from realmlm.model.packing import read_weights, write_weights
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LANGUAGE = re.compile(r"^[a-z]{2,3}:(?=.)")  # WikiAnn writes the language before each word
 _LONGEST = 128  # wordpieces of a sentence that are looked at
-_BATCH, _BATCH_GPU = 64, 512  # sentences
+# sentences
+_BATCH = 64
+_BATCH_GPU = 512
 _IGNORED = -100  # the label of wordpieces that do not begin a word
 
 
@@ -41,18 +44,26 @@ class Labelled:
 
 
 def read_labelled(file: Path) -> list[Labelled]:
-    """Sentences in the form of CoNLL and WikiAnn: a word and its label (last column) a line, an empty line between sentences."""
+    """Sentences in the form of CoNLL and WikiAnn: a word and its label (last column) a line, an empty line
+    between sentences."""
     sentences = []
     for block in re.split(r"\n[ \t]*\n", read_text(file).strip()):
-        rows = [line.split() for line in block.splitlines() if line.strip() and not line.startswith("-DOCSTART-")]
+        rows = [
+            line.split() for line in block.splitlines() if line.strip() and not line.startswith("-DOCSTART-")
+        ]
         for row in rows:
             if len(row) < 2 or not re.fullmatch(r"O|[BI]-\S+", row[-1]):
-                raise BadInput(f"{file}: '{' '.join(row)}' is no word with a label (O, B-…, I-…); one word a line")
+                raise BadInput(
+                    f"{file}: '{' '.join(row)}' is no word with a label (O, B-…, I-…); one word a line"
+                )
         if rows:
             words = tuple(_LANGUAGE.sub("", row[0]) for row in rows)
             sentences.append(Labelled(words, tuple(row[-1] for row in rows)))
     if not sentences:
-        raise BadInput(f"{file}: no sentence in it; write one word with its label a line, an empty line between sentences")
+        raise BadInput(
+            f"{file}: no sentence in it; write one word with its label a line, an empty line between "
+            "sentences"
+        )
     return sentences
 
 
@@ -75,8 +86,11 @@ class LearnedTagger:
     """Names as the classifier finds them, dates and quantities by patterns."""
 
     def __init__(self, folder: Path, device: str = "auto") -> None:
-        self._folder, self._device = folder, device
-        manifest = open_artefact(folder, kind="tagger", hint=f"train one: realmlm tagger --train FILE --test FILE --out {folder}")
+        self._folder = folder
+        self._device = device
+        manifest = open_artefact(
+            folder, kind="tagger", hint=f"train one: realmlm tagger --train FILE --test FILE --out {folder}"
+        )
         self.name = f"learned:{manifest.fingerprint[:12]}"
         self.labels: list[str] = manifest.config["labels"]
         self.wordpieces = Wordpieces.load(folder)
@@ -101,15 +115,22 @@ class LearnedTagger:
         for first in range(0, len(sentences), at_once):
             some = sentences[first : first + at_once]
             words = [[match.span() for match in _WORD.finditer(sentence)] for sentence in some]
-            texts = [[sentence[start:end] for start, end in spans] for sentence, spans in zip(some, words, strict=True)]
-            for sentence, spans, labels in zip(some, words, predict(self.model, self.wordpieces, self.labels, texts), strict=True):
+            texts = [
+                [sentence[start:end] for start, end in spans]
+                for sentence, spans in zip(some, words, strict=True)
+            ]
+            for sentence, spans, labels in zip(
+                some, words, predict(self.model, self.wordpieces, self.labels, texts), strict=True
+            ):
                 names = [Mention(spans[a][0], spans[b - 1][1], "name") for a, b, _ in entities(labels)]
                 marked.append(with_numbers(sentence, names))
         return marked
 
 
 @torch.inference_mode()
-def predict(model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+def predict(
+    model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], sentences: Sequence[Sequence[str]]
+) -> list[list[str]]:
     """A label for each word of each sentence; O for words beyond what is looked at."""
     split = [_pieces(wordpieces, words) for words in sentences]
     device = model.head.weight.device.type
@@ -134,21 +155,25 @@ def _pieces(wordpieces: Wordpieces, words: Sequence[str]) -> tuple[np.ndarray, l
 
 def entities(labels: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """(first, past the last, kind) of every name; an I- that continues nothing begins one."""
-    start, kind = 0, ""
+    start = 0
+    kind = ""
     for place, label in enumerate([*labels, "O"]):
         if kind and label != f"I-{kind}":
             yield start, place, kind
             kind = ""
         if label != "O" and not kind:
-            start, kind = place, label[2:]
+            start = place
+            kind = label[2:]
 
 
 def score(truth: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> float:
     """F1 over whole names of the right kind."""
     common = total = 0
     for right, ours in zip(truth, found, strict=True):
-        expected, seen = set(entities(right)), set(entities(ours))
-        common, total = common + len(expected & seen), total + len(expected) + len(seen)
+        expected = set(entities(right))
+        seen = set(entities(ours))
+        common = common + len(expected & seen)
+        total = total + len(expected) + len(seen)
     return 2 * common / total if total else 0.0
 
 
@@ -166,9 +191,11 @@ def train_tagger(
     device: str,
 ) -> float:
     """Train on marked sentences and write the tagger; gives F1 on the test sentences."""
-    taught, asked = read_labelled(train), read_labelled(test)
+    taught = read_labelled(train)
+    asked = read_labelled(test)
     labels = sorted({label for sentence in taught for label in sentence.labels})
-    wordpieces, chosen = Wordpieces.load(tokenizer or checkpoint), pick_device(device)
+    wordpieces = Wordpieces.load(tokenizer or checkpoint)
+    chosen = pick_device(device)
     torch.manual_seed(seed)
     body = load_encoder(checkpoint)
     with publish(out, kind="tagger") as draft:
@@ -177,7 +204,9 @@ def train_tagger(
         model.eval()
         found = []
         for first in range(0, len(asked), _BATCH):
-            found += predict(model, wordpieces, labels, [sentence.words for sentence in asked[first : first + _BATCH]])
+            found += predict(
+                model, wordpieces, labels, [sentence.words for sentence in asked[first : first + _BATCH]]
+            )
         f1 = score([sentence.labels for sentence in asked], found)
         write_weights(draft.path / "model.safetensors", model.state_dict())
         wordpieces.save(draft.path / "tokenizer.json")
@@ -186,12 +215,17 @@ def train_tagger(
     return f1
 
 
-def _fit(model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], taught: list[Labelled], **how: Any) -> None:
+def _fit(
+    model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], taught: list[Labelled], **how: Any
+) -> None:
     number = {label: place for place, label in enumerate(labels)}
     steps = how["epochs"] * (len(taught) // how["batch"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=how["lr"], weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, how["lr"], total_steps=max(steps, 1), pct_start=0.1, anneal_strategy="linear")
-    rng, device = np.random.default_rng(how["seed"]), model.head.weight.device
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, how["lr"], total_steps=max(steps, 1), pct_start=0.1, anneal_strategy="linear"
+    )
+    rng = np.random.default_rng(how["seed"])
+    device = model.head.weight.device
     model.train()
     with progress("training the tagger", steps, unit="steps") as bar:
         for _ in range(how["epochs"]):
@@ -199,14 +233,20 @@ def _fit(model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], taug
             for first in range(0, len(order) - how["batch"] + 1, how["batch"]):
                 some = [taught[place] for place in order[first : first + how["batch"]]]
                 split = [_pieces(wordpieces, sentence.words) for sentence in some]
-                target_NL = np.full((len(some), min(_LONGEST, max(len(tokens) for tokens, _ in split))), _IGNORED)
+                target_NL = np.full(
+                    (len(some), min(_LONGEST, max(len(tokens) for tokens, _ in split))), _IGNORED
+                )
                 for row, (sentence, (_, firsts)) in enumerate(zip(some, split, strict=True)):
                     for label, place in zip(sentence.labels, firsts, strict=True):
                         if 0 <= place < target_NL.shape[1]:
                             target_NL[row, place] = number[label]
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
                     log_NLC = model([tokens for tokens, _ in split], wordpieces)
-                loss = F.nll_loss(log_NLC.flatten(0, 1), torch.from_numpy(target_NL).flatten().to(device), ignore_index=_IGNORED)
+                loss = F.nll_loss(
+                    log_NLC.flatten(0, 1),
+                    torch.from_numpy(target_NL).flatten().to(device),
+                    ignore_index=_IGNORED,
+                )
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,1 +1,2 @@
-"""Checkpoints of the published REALM (transformers' layout, the authors' variables): brought in, and written back."""
+"""Checkpoints of the published REALM (transformers' layout, the authors' variables): brought in, and written
+back."""

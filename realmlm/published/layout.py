@@ -65,7 +65,8 @@ ARCHITECTURES = {
 }
 BLOCKS = "block_emb"  # RealmForOpenQA's passage vectors
 
-# (here, there); the reader's masked-LM head writes with the word embeddings, so its decoder has no weights of its own here.
+# (here, there); the reader's masked-LM head writes with the word embeddings, so its decoder has no weights of
+# its own here.
 _TOWER = (("encoder.body.", "realm."), ("projection.", "cls.dense."), ("norm.", "cls.LayerNorm."))
 _MASKS = (
     ("encoder.body.", "realm."),
@@ -80,7 +81,8 @@ _SPANS = (
 )
 NAMES = {"embedder": _TOWER, "query embedder": _TOWER, "encoder": _MASKS, "reader": _MASKS + _SPANS}
 
-# Weights that no output depends on: an embedder's masked-LM head, a reader's pooler and untied decoder, buffers of old versions.
+# Weights that no output depends on: an embedder's masked-LM head, a reader's pooler and untied decoder,
+# buffers of old versions.
 _BUFFERS = ("realm.embeddings.position_ids", "realm.embeddings.token_type_ids")
 UNUSED = {
     "embedder": ("cls.predictions.", *_BUFFERS),
@@ -91,8 +93,11 @@ UNUSED = {
 
 
 def their_name(part: str, ours: str) -> str | None:
-    """The name of one of our weights (within its tower or reader) in their layout; None where they have no such weight."""
-    return next((theirs + ours.removeprefix(own) for own, theirs in NAMES[part] if ours.startswith(own)), None)
+    """The name of one of our weights (within its tower or reader) in their layout; None where they have no
+    such weight."""
+    return next(
+        (theirs + ours.removeprefix(own) for own, theirs in NAMES[part] if ours.startswith(own)), None
+    )
 
 
 def is_unused(architecture: str, key: str) -> bool:
@@ -104,25 +109,38 @@ def model_settings(config: dict[str, Any]) -> dict[str, Any]:
     """ModelConfig's fields from a RealmConfig."""
     full = DEFAULTS | {name: value for name, value in config.items() if value is not None}
     for name, usual in DEFAULTS.items():
-        fits = isinstance(full[name], (int, float) if isinstance(usual, int | float) else str) and not isinstance(full[name], bool)
-        if not fits or (isinstance(usual, int) and not (isinstance(full[name], int) and full[name] >= (0 if name.endswith("_id") else 1))):
+        fits = isinstance(
+            full[name], (int, float) if isinstance(usual, int | float) else str
+        ) and not isinstance(full[name], bool)
+        if not fits or (
+            isinstance(usual, int)
+            and not (isinstance(full[name], int) and full[name] >= (0 if name.endswith("_id") else 1))
+        ):
             raise BadInput(f"config.json has {name} = {full[name]!r}; the published REALM's is {usual!r}")
     if full["pad_token_id"] >= full["vocab_size"] or full["hidden_size"] % full["num_attention_heads"]:
-        raise BadInput("config.json contradicts itself: the padding is no wordpiece, or the hidden size is no multiple of the heads")
+        raise BadInput(
+            "config.json contradicts itself: the padding is no wordpiece, or the hidden size is no multiple "
+            "of the heads"
+        )
     kind = full.get("position_embedding_type") or "absolute"
     if kind != "absolute" or full.get("is_decoder"):
         raise BadInput(
-            f"a REALM with {kind} positions, decoder {bool(full.get('is_decoder'))} cannot be imported: the published ones are BERT"
+            f"a REALM with {kind} positions, decoder {bool(full.get('is_decoder'))} cannot be imported: the "
+            "published ones are BERT"
         )
     if full["reader_layer_norm_eps"] != DEFAULTS["reader_layer_norm_eps"]:
         raise BadInput(
-            f"reader_layer_norm_eps {full['reader_layer_norm_eps']} cannot be imported, only {DEFAULTS['reader_layer_norm_eps']}"
+            f"reader_layer_norm_eps {full['reader_layer_norm_eps']} cannot be imported, only "
+            f"{DEFAULTS['reader_layer_norm_eps']}"
         )
     encoder = {"model_type": "bert", **{name: full[name] for name in _ENCODER}}
     positions = full["max_position_embeddings"]
     together = min(full["reader_seq_len"], positions)
     if together < 2 * MOST_SPECIAL or positions < MAX_TITLE + 2 * MOST_SPECIAL:
-        raise BadInput(f"config.json has max_position_embeddings {positions}, reader_seq_len {full['reader_seq_len']}: too short to read")
+        raise BadInput(
+            f"config.json has max_position_embeddings {positions}, reader_seq_len {full['reader_seq_len']}: "
+            "too short to read"
+        )
     return {
         "tower": encoder,
         "reader": encoder,
@@ -143,17 +161,32 @@ def model_settings(config: dict[str, Any]) -> dict[str, Any]:
 def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | None) -> dict[str, Any]:
     """A RealmConfig from ModelConfig's fields; an error names what that layout has no place for."""
     kinds = ARCHITECTURES[architecture].values()
-    embeds, reads = any("embedder" in kind for kind in kinds), any(kind in ("encoder", "reader") for kind in kinds)
+    embeds = any("embedder" in kind for kind in kinds)
+    reads = any(kind in ("encoder", "reader") for kind in kinds)
     encoder = settings["tower"] if embeds else settings["reader"]
     needed = {"projection_norm": True, "scale_scores": False, "pooling": "pooler"} if embeds else {}
     needed |= {"reading": "released"} if "reader" in kinds else {}
     wrong = [f"{name} = {settings[name]}" for name, value in needed.items() if settings[name] != value]
-    wrong += [f"an encoder of the family {encoder.get('model_type')}"] if encoder.get("model_type") != "bert" else []
-    wrong += ["another encoder in the reader than in the towers"] if embeds and reads and settings["reader"] != settings["tower"] else []
+    wrong += (
+        [f"an encoder of the family {encoder.get('model_type')}"]
+        if encoder.get("model_type") != "bert"
+        else []
+    )
+    wrong += (
+        ["another encoder in the reader than in the towers"]
+        if embeds and reads and settings["reader"] != settings["tower"]
+        else []
+    )
     if architecture == "RealmScorer" and not settings["share_projection"]:
-        wrong.append("queries and documents embedded by different weights (transformers would load one for both): take RealmEmbedder")
+        wrong.append(
+            "queries and documents embedded by different weights (transformers would load one for both): "
+            "take RealmEmbedder"
+        )
     if wrong:
-        raise Mismatch(f"transformers' REALM layout has no place for this model: {'; '.join(wrong)}; only models of that layout fit")
+        raise Mismatch(
+            f"transformers' REALM layout has no place for this model: {'; '.join(wrong)}; only models of "
+            "that layout fit"
+        )
     return {
         "model_type": "realm",
         "architectures": [architecture],
@@ -162,7 +195,11 @@ def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | N
         "max_span_width": settings["max_answer"],
         "reader_seq_len": settings["max_together"] or DEFAULTS["reader_seq_len"],
         "span_hidden_size": settings["span_hidden"],
-        **({} if blocks is None else {"num_block_records": blocks, "reader_beam_size": min(DEFAULTS["reader_beam_size"], blocks)}),
+        **(
+            {}
+            if blocks is None
+            else {"num_block_records": blocks, "reader_beam_size": min(DEFAULTS["reader_beam_size"], blocks)}
+        ),
     }
 
 

@@ -1,7 +1,9 @@
-"""`block_records.npy`: the texts of the published REALM, a pickled numpy array of bytes, read without unpickling.
+"""`block_records.npy`: the texts of the published REALM, a pickled numpy array of bytes, read without
+unpickling.
 
-A pickle is a program. This reader goes through its instructions one by one, carries none of them out, and takes only the texts of the
-one list such an array consists of. Whatever else a file contains, it is refused by name.
+A pickle is a program. This reader goes through its instructions one by one, carries none of them out, and
+takes only the texts of the one list such an array consists of. Whatever else a file contains, it is refused
+by name.
 """
 
 import pickletools
@@ -21,11 +23,26 @@ _ARRAY = {
     "numpy ndarray",
     "numpy dtype",
 }  # what an array of objects names
-_PLAIN = {"PROTO", "FRAME", "MARK", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE", "BUILD", "STOP"}
+_PLAIN = {
+    "PROTO",
+    "FRAME",
+    "MARK",
+    "EMPTY_TUPLE",
+    "TUPLE",
+    "TUPLE1",
+    "TUPLE2",
+    "TUPLE3",
+    "REDUCE",
+    "BUILD",
+    "STOP",
+}
 _PLAIN |= {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
-_BYTES, _STRINGS = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}, {"SHORT_BINUNICODE", "BINUNICODE"}
-_REMEMBER, _RECALL = {"MEMOIZE", "BINPUT", "LONG_BINPUT"}, {"BINGET", "LONG_BINGET"}
-_IN_LIST, _AFTER_LIST = {"FRAME", "MARK", "APPEND", "APPENDS"}, {"TUPLE", "BUILD", "STOP"}
+_BYTES = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
+_STRINGS = {"SHORT_BINUNICODE", "BINUNICODE"}
+_REMEMBER = {"MEMOIZE", "BINPUT", "LONG_BINPUT"}
+_RECALL = {"BINGET", "LONG_BINGET"}
+_IN_LIST = {"FRAME", "MARK", "APPEND", "APPENDS"}
+_AFTER_LIST = {"TUPLE", "BUILD", "STOP"}
 
 
 def count_records(file: Path) -> int:
@@ -43,7 +60,13 @@ def read_records(file: Path) -> Iterator[bytes]:
             for record in _list_of_bytes(stream, again, file):
                 found += 1
                 yield record
-        except (ValueError, EOFError, IndexError, OverflowError, MemoryError) as error:  # pickletools on a file that is cut off
+        except (
+            ValueError,
+            EOFError,
+            IndexError,
+            OverflowError,
+            MemoryError,
+        ) as error:  # pickletools on a file that is cut off
             raise BadInput(f"{file} is damaged after {found:,} texts ({error}); fetch it again") from error
     if found != expected:
         raise BadInput(f"{file} holds {found:,} texts where its header says {expected:,}; fetch it again")
@@ -52,19 +75,34 @@ def read_records(file: Path) -> Iterator[bytes]:
 def _header(stream: BinaryIO, file: Path) -> int:
     try:
         version = npy.read_magic(stream)
-        shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(stream)
+        shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(
+            stream
+        )
     except Exception as error:  # numpy's parser of headers raises many kinds
-        raise BadInput(f"{file} is not a numpy file ({error}); block records are an array of texts saved by numpy") from error
+        raise BadInput(
+            f"{file} is not a numpy file ({error}); block records are an array of texts saved by numpy"
+        ) from error
     if dtype != np.dtype(object) or len(shape) != 1:
-        raise BadInput(f"{file} holds an array of {dtype} with the shape {shape}; block records are one row of texts (bytes objects)")
+        raise BadInput(
+            f"{file} holds an array of {dtype} with the shape {shape}; block records are one row of texts "
+            "(bytes objects)"
+        )
     return int(shape[0])
 
 
 def _list_of_bytes(stream: BinaryIO, again: BinaryIO, file: Path) -> Iterator[bytes]:
-    """What stands in the one list of the pickle. Nothing in it is called: its instructions are read, not followed."""
-    memo = array("q")  # where in the file a remembered literal stands, -1 for other things: the texts themselves would fill the memory
+    """What stands in the one list of the pickle. Nothing in it is called: its instructions are read, not
+    followed."""
+    memo = array(
+        "q"
+        # where in the file a remembered literal stands, -1 for other things: the texts themselves would fill
+        # the memory
+    )
     strings: list[str] = []
-    literal, part, stray = -1, "before", False  # before the list, in it, after it
+    # before the list, in it, after it
+    literal = -1
+    part = "before"
+    stray = False
     code: pickletools.OpcodeInfo
     argument: Any
     position: Any
@@ -88,7 +126,9 @@ def _list_of_bytes(stream: BinaryIO, again: BinaryIO, file: Path) -> Iterator[by
         if part == "in" and name in _AFTER_LIST:
             part = "after"
         if stray or (part == "in" and name not in _IN_LIST | _BYTES):
-            raise _refusal(file, f"there is something else than bytes among its texts ({'a string' if stray else name})")
+            raise _refusal(
+                file, f"there is something else than bytes among its texts ({'a string' if stray else name})"
+            )
         if part == "after" and name not in _AFTER_LIST:
             raise _refusal(file, f"it goes on after its texts ({name})")
         if name in _BYTES:
@@ -125,8 +165,12 @@ def write_records(file: Path, records: Iterable[bytes], count: int) -> None:
     """Write such a file for numpy's `load`: the instructions that make an array of `count` bytes objects."""
     with open(file, "wb") as stream:
         npy.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": (count,)})
-        stream.write(b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R")  # an empty array
-        stream.write(b"(K\x01J" + count.to_bytes(4, "little") + b"\x85cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R")  # of objects
+        stream.write(
+            b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+        )  # an empty array
+        stream.write(
+            b"(K\x01J" + count.to_bytes(4, "little") + b"\x85cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R"
+        )  # of objects
         stream.write(b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb\x89]")
         for record in records:
             stream.write(b"B" + len(record).to_bytes(4, "little") + record + b"a")

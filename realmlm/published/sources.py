@@ -1,4 +1,5 @@
-"""Opening a published checkpoint: a folder or a hub's repository in transformers' layout, or the authors' TensorFlow variables."""
+"""Opening a published checkpoint: a folder or a hub's repository in transformers' layout, or the authors'
+TensorFlow variables."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from realmlm.published.layout import ARCHITECTURES, listing
 from realmlm.published.variables import is_tensorflow, read_variables
 
 RECORDS = "block_records.npy"
-_SAFE, _TORCH = "model.safetensors", "pytorch_model.bin"
+_SAFE = "model.safetensors"
+_TORCH = "pytorch_model.bin"
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,13 @@ def open_source(name: str) -> Source:
     named = config.get("architectures")
     architecture = str(named[0] if isinstance(named, list) and named else named)
     if architecture not in ARCHITECTURES:
-        raise BadInput(f"{name} says its architecture is {architecture}; known are {', '.join(ARCHITECTURES)}")
+        raise BadInput(
+            f"{name} says its architecture is {architecture}; known are {', '.join(ARCHITECTURES)}"
+        )
     records = folder / RECORDS
-    return Source(name, architecture, config, tensors, _wordpieces(folder), records if records.is_file() else None)
+    return Source(
+        name, architecture, config, tensors, _wordpieces(folder), records if records.is_file() else None
+    )
 
 
 def _fetch(name: str) -> Path:
@@ -59,14 +65,19 @@ def _fetch(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # the hub's library raises a dozen kinds, from bad names to no network
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"no checkpoint at '{name}': it is neither a folder nor a repository that can be fetched ({why})") from error
+        raise BadInput(
+            f"no checkpoint at '{name}': it is neither a folder nor a repository that can be fetched ({why})"
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read as JSON ({type(error).__name__}); it belongs beside a checkpoint's weights") from error
+        raise BadInput(
+            f"{file} cannot be read as JSON ({type(error).__name__}); it belongs beside a checkpoint's "
+            "weights"
+        ) from error
     if not isinstance(record, dict):
         raise BadInput(f"{file} holds no JSON object; fetch it again")
     return record
@@ -104,7 +115,9 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", mmap=zipped, weights_only=True)
     except Exception as error:  # torch raises UnpicklingError, RuntimeError, OSError …
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{file} cannot be read as weights only ({why}); use a file you trust, or safetensors") from error
+        raise BadInput(
+            f"{file} cannot be read as weights only ({why}); use a file you trust, or safetensors"
+        ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadInput(f"{file} holds something else than a table of weights; use the checkpoint's own file")
     return state
@@ -118,7 +131,8 @@ def _wordpieces(folder: Path) -> Wordpieces | None:
 
 
 def wordpieces_from_list(file: Path) -> Wordpieces:
-    """BERT's tokenizer from its list of pieces, one a line, with the settings in `tokenizer_config.json` beside it."""
+    """BERT's tokenizer from its list of pieces, one a line, with the settings in `tokenizer_config.json`
+    beside it."""
     try:
         pieces = file.read_text("utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -127,7 +141,8 @@ def wordpieces_from_list(file: Path) -> Wordpieces:
         raise BadInput(f"{file} is no list of BERT's wordpieces: it has no [UNK], or a piece twice")
     beside = file.with_name("tokenizer_config.json")
     settings = _read_json(beside) if beside.is_file() else {}
-    lowercase, accents = settings.get("do_lower_case", True), settings.get("strip_accents")
+    lowercase = settings.get("do_lower_case", True)
+    accents = settings.get("strip_accents")
     return Wordpieces.from_list(
         pieces,
         lowercase=lowercase is not False,

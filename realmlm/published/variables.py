@@ -14,7 +14,9 @@ from torch import Tensor
 from realmlm.errors import BadInput, require
 from realmlm.published.layout import BLOCKS
 
-_OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|AdamWeightDecayOptimizer\w*|global_step|beta[12]_power|Adam\w*)(/|$)")
+_OPTIMIZER = re.compile(
+    r"(^|/)(adam_[mv]|AdamWeightDecayOptimizer\w*|global_step|beta[12]_power|Adam\w*)(/|$)"
+)
 _READER = {
     "reader/dense_1/": "reader/qa_outputs/dense_output/",
     "reader/dense/": "reader/qa_outputs/dense_intermediate/",
@@ -37,17 +39,24 @@ def _prefix(place: Path) -> Path | None:
 
 
 def read_variables(place: Path) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    """Architecture, config and weights of a checkpoint, as transformers would have them; sizes are those of the weights."""
+    """Architecture, config and weights of a checkpoint, as transformers would have them; sizes are those of
+    the weights."""
     tensorflow = require("tensorflow", extra="tensorflow", why="reading the authors' checkpoints")
     try:
         reader = tensorflow.train.load_checkpoint(str(_prefix(place)))
         names = list(reader.get_variable_to_shape_map())
     except Exception as error:  # TensorFlow's own kinds
-        raise BadInput(f"{place} cannot be read as a TensorFlow checkpoint ({type(error).__name__}); fetch it again") from error
-    return translate({name: reader.get_tensor(name) for name in names if their_key(name) is not None}, name=str(place))
+        raise BadInput(
+            f"{place} cannot be read as a TensorFlow checkpoint ({type(error).__name__}); fetch it again"
+        ) from error
+    return translate(
+        {name: reader.get_tensor(name) for name in names if their_key(name) is not None}, name=str(place)
+    )
 
 
-def translate(variables: dict[str, np.ndarray], *, name: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+def translate(
+    variables: dict[str, np.ndarray], *, name: str
+) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
     """The same as `read_variables`, from arrays."""
     tensors: dict[str, Tensor] = {}
     for variable, array in variables.items():
@@ -60,38 +69,56 @@ def translate(variables: dict[str, np.ndarray], *, name: str) -> tuple[str, dict
         raise BadInput(f"{name} holds no variables of REALM: neither an embedder nor a reader nor BERT")
     if has_embedder and has_reader:
         return "RealmForOpenQA", _config(tensors, name), tensors
-    architecture = "RealmReader" if has_reader else "RealmEmbedder" if has_embedder else "RealmKnowledgeAugEncoder"
+    architecture = (
+        "RealmReader" if has_reader else "RealmEmbedder" if has_embedder else "RealmKnowledgeAugEncoder"
+    )
     bare = {key.removeprefix("reader.").removeprefix("embedder."): tensor for key, tensor in tensors.items()}
     return architecture, _config(bare, name), bare
 
 
 def their_key(variable: str) -> str | None:
-    """The name in RealmForOpenQA's layout; a pre-trained encoder (`bert/…`, `cls/…`) has no prefix. None: not a weight of REALM."""
-    if _OPTIMIZER.search(variable) or "cls/seq_relationship/" in variable:  # BERT's other head, of which REALM makes no use
+    """The name in RealmForOpenQA's layout; a pre-trained encoder (`bert/…`, `cls/…`) has no prefix. None: not
+    a weight of REALM."""
+    if (
+        _OPTIMIZER.search(variable) or "cls/seq_relationship/" in variable
+    ):  # BERT's other head, of which REALM makes no use
         return None
     if variable == BLOCKS:
         return variable
     path = variable
     if path.startswith("reader/"):
-        path = next((new + path.removeprefix(old) for old, new in _READER.items() if path.startswith(old)), path)
+        path = next(
+            (new + path.removeprefix(old) for old, new in _READER.items() if path.startswith(old)), path
+        )
     elif path.startswith("module/"):
         rest = re.sub(r"^(module/)+", "", path)
-        path = "embedder/" + next((new + rest.removeprefix(old) for old, new in _EMBEDDER.items() if rest.startswith(old)), rest)
+        path = "embedder/" + next(
+            (new + rest.removeprefix(old) for old, new in _EMBEDDER.items() if rest.startswith(old)), rest
+        )
     elif path.startswith("bert/"):
         path = "realm/" + path.removeprefix("bert/")
     *scopes, last = path.split("/")
     scopes = [re.sub(r"^layer_(\d+)$", r"layer.\1", scope) for scope in scopes]
-    ending = {"kernel": ["weight"], "gamma": ["weight"], "beta": ["bias"], "output_bias": ["bias"]}.get(last, [last])
+    ending = {"kernel": ["weight"], "gamma": ["weight"], "beta": ["bias"], "output_bias": ["bias"]}.get(
+        last, [last]
+    )
     return ".".join(scopes + (ending if not last.endswith("_embeddings") else [last, "weight"]))
 
 
 def _config(tensors: dict[str, Tensor], name: str) -> dict[str, Any]:
     """The settings that shapes tell; heads are 64 wide, as in every BERT."""
     prefix = next(
-        (prefix for prefix in ("", "reader.", "embedder.") if f"{prefix}realm.embeddings.word_embeddings.weight" in tensors), None
+        (
+            prefix
+            for prefix in ("", "reader.", "embedder.")
+            if f"{prefix}realm.embeddings.word_embeddings.weight" in tensors
+        ),
+        None,
     )
     if prefix is None:
-        raise BadInput(f"{name} has no word embeddings; a checkpoint of embedder, encoder or reader is needed")
+        raise BadInput(
+            f"{name} has no word embeddings; a checkpoint of embedder, encoder or reader is needed"
+        )
 
     def rows(key: str) -> int:
         if f"{prefix}{key}" not in tensors:
@@ -99,7 +126,9 @@ def _config(tensors: dict[str, Tensor], name: str) -> dict[str, Any]:
         return len(tensors[f"{prefix}{key}"])
 
     vocabulary, hidden = tensors[f"{prefix}realm.embeddings.word_embeddings.weight"].shape
-    layers = {int(found[1]) for key in tensors if (found := re.search(r"realm\.encoder\.layer\.(\d+)\.", key))}
+    layers = {
+        int(found[1]) for key in tensors if (found := re.search(r"realm\.encoder\.layer\.(\d+)\.", key))
+    }
     config = {
         "model_type": "realm",
         "vocab_size": vocabulary,

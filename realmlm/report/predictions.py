@@ -59,7 +59,9 @@ def read_predictions(file: Path) -> dict[tuple[str, str], Prediction]:
     predictions = {}
     for number, row in json_lines(read_text(file)):
         if isinstance(row, dict) and "question" in row and "evidence" not in row:
-            raise BadInput(f"{file}:{number}: nothing was read for this question; evaluate with --read 1 or more")
+            raise BadInput(
+                f"{file}:{number}: nothing was read for this question; evaluate with --read 1 or more"
+            )
         try:
             read = [
                 Read(
@@ -76,16 +78,22 @@ def read_predictions(file: Path) -> dict[tuple[str, str], Prediction]:
                 answer=str(row["answer"]),
                 correct=bool(row["correct"]),
                 log_p=None if row["log_p"] is None else float(row["log_p"]),
-                rank=None if row["first_passage_with_answer"] is None else max(1, int(row["first_passage_with_answer"])),
+                rank=None
+                if row["first_passage_with_answer"] is None
+                else max(1, int(row["first_passage_with_answer"])),
                 read=tuple(sorted(read, key=lambda one: -one.share)),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BadInput(f"{file}:{number}: not a prediction; make such a file: realmlm evaluate … --predictions {file}") from error
+            raise BadInput(
+                f"{file}:{number}: not a prediction; make such a file: realmlm evaluate … --predictions "
+                f"{file}"
+            ) from error
     return predictions
 
 
 def compare(before: dict[Key, Prediction], after: dict[Key, Prediction], *, examples: int) -> Change:
-    """Where retrieval changed most: so many questions whose first passage with the answer came nearer, as many where it moved away."""
+    """Where retrieval changed most: so many questions whose first passage with the answer came nearer, as
+    many where it moved away."""
     pairs = [(before[key], after[key]) for key in before if key in after]
     pairs.sort(key=lambda pair: amount(*pair), reverse=True)
     nearer = [(old, new) for old, new in pairs if new.nearness > old.nearness]
@@ -102,10 +110,13 @@ def compare(before: dict[Key, Prediction], after: dict[Key, Prediction], *, exam
 
 
 def amount(old: Prediction, new: Prediction) -> tuple[float, float, float]:
-    """How much retrieval changed: the distance of p(z|x) before and after (½ Σ_z |p − q|), to two digits; then what it did."""
+    """How much retrieval changed: the distance of p(z|x) before and after (½ Σ_z |p − q|), to two digits;
+    then what it did."""
     shares: list[dict[int | None, float]] = [{one.id: one.share for one in side.read} for side in (old, new)]
     ids = shares[0].keys() | shares[1].keys()
-    distance = math.fsum(abs(shares[0].get(number, 0.0) - shares[1].get(number, 0.0)) for number in ids) / 2  # fsum: in any order the same
+    distance = (
+        math.fsum(abs(shares[0].get(number, 0.0) - shares[1].get(number, 0.0)) for number in ids) / 2
+    )  # fsum: in any order the same
     gain = 0.0 if old.log_p is None or new.log_p is None else abs(new.log_p - old.log_p)
     return round(distance, 2), abs(new.nearness - old.nearness), gain
 

@@ -16,7 +16,9 @@ from realmlm.names import short_names
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns
 Interval = tuple[float, float, float]  # a mean, and the lower and the upper end of its 95% interval
-Points = list[tuple[float | None, ...]]  # (step, value), the value None where it is not finite; or (step, mean, lowest, highest)
+Points = list[
+    tuple[float | None, ...]
+]  # (step, value), the value None where it is not finite; or (step, mean, lowest, highest)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -37,7 +39,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor infinite
 
 
-# --- runs -----------------------------------------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,12 @@ def read_run(folder: Path, name: str) -> Iterator[Run]:
     if not (folder / "run.json").is_file() and (folder / ADAPTING / "run.json").is_file():
         folder /= ADAPTING
     if not (folder / "run.json").is_file():
-        raise ArtefactMissing(f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain, finetune or adapt")
-    files = sorted(folder.glob("metrics.jsonl")) or sorted(folder.glob("*/metrics.jsonl"))  # a warm-up has parts
+        raise ArtefactMissing(
+            f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain, finetune or adapt"
+        )
+    files = sorted(folder.glob("metrics.jsonl")) or sorted(
+        folder.glob("*/metrics.jsonl")
+    )  # a warm-up has parts
     curves = {file: points for file in files if (points := _read_curves(file))}
     if not curves:
         raise ArtefactMissing(f"{folder} has no metrics yet; wait for its first row, or leave it out")
@@ -66,12 +72,15 @@ def read_run(folder: Path, name: str) -> Iterator[Run]:
             stage = str(record["stage"])
             settings = {"command": stage} | dict(_flat(_of_the_whole(file.parent, stage) or record["config"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ArtefactDamaged(f"{file.parent / 'run.json'} is damaged ({type(error).__name__}); leave the run out") from error
+            raise ArtefactDamaged(
+                f"{file.parent / 'run.json'} is damaged ({type(error).__name__}); leave the run out"
+            ) from error
         yield Run(name if file.parent == folder else f"{name}/{file.parent.name}", settings, points)
 
 
 def _of_the_whole(folder: Path, stage: str) -> dict[str, Any]:
-    """The settings of a part of a warm-up: the whole has them; how its weights move under the name that other runs have for it."""
+    """The settings of a part of a warm-up: the whole has them; how its weights move under the name that other
+    runs have for it."""
     whole, _, part = stage.partition("-")
     try:
         record = json.loads((folder.resolve().parent / "run.json").read_text("utf-8"))
@@ -84,7 +93,8 @@ def _of_the_whole(folder: Path, stage: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an `adapt` decided, as its folder tells it: each measure on what was held out, before and after, and the gain."""
+    """What an `adapt` decided, as its folder tells it: each measure on what was held out, before and after,
+    and the gain."""
 
     name: str
     held_out: int
@@ -101,11 +111,18 @@ def read_verdict(folder: Path, name: str) -> Verdict | None:
         return None
     try:
         record = json.loads(read_text(file))
-        measures = {title: (_interval(sides["before"]), _interval(sides["after"])) for title, sides in record["measures"].items()}
+        measures = {
+            title: (_interval(sides["before"]), _interval(sides["after"]))
+            for title, sides in record["measures"].items()
+        }
         gain = _interval({"value": record["gain"], **record})
-        return Verdict(name, int(record["held_out"]), measures, str(record["gained"]), gain, bool(record["kept"]))
+        return Verdict(
+            name, int(record["held_out"]), measures, str(record["gained"]), gain, bool(record["kept"])
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); remove it, or leave the run out") from error
+        raise ArtefactDamaged(
+            f"{file} is damaged ({type(error).__name__}); remove it, or leave the run out"
+        ) from error
 
 
 def _interval(score: dict[str, Any]) -> Interval:
@@ -121,13 +138,16 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _read_curves(file: Path) -> dict[str, Points]:
-    """The curves of a metrics file. What follows its last whole line is still being written, or was cut off by a kill."""
+    """The curves of a metrics file. What follows its last whole line is still being written, or was cut off
+    by a kill."""
     curves: dict[str, Points] = {}
     whole = read_text(file).rpartition("\n")[0]
     for number, row in json_lines(whole):
         step: Any = row.get("step") if isinstance(row, dict) else None
         if not _is_number(step):
-            raise ArtefactDamaged(f"{file}:{number}: not a row of metrics; remove the line, or leave the run out")
+            raise ArtefactDamaged(
+                f"{file}:{number}: not a row of metrics; remove the line, or leave the run out"
+            )
         for name, value in row.items():
             if name != "step" and type(value) in (int, float):
                 curves.setdefault(name, []).append((step, value if _is_number(value) else None))
@@ -135,19 +155,26 @@ def _read_curves(file: Path) -> dict[str, Points]:
 
 
 def bundle(points: Points, *, most: int = MOST_POINTS) -> Points:
-    """At most so many points. Of more, each stretch becomes one: its last step, then mean, lowest and highest value."""
+    """At most so many points. Of more, each stretch becomes one: its last step, then mean, lowest and highest
+    value."""
     if len(points) <= most:
         return points
-    width, bundled = math.ceil(len(points) / most), []
+    width = math.ceil(len(points) / most)
+    bundled = []
     for first in range(0, len(points), width):
         stretch = points[first : first + width]
         values = [point[1] for point in stretch if point[1] is not None]
         whole = len(values) == len(stretch)
-        bundled.append((stretch[-1][0], *((float(f"{fmean(values):.6g}"), min(values), max(values)) if whole else (None,))))
+        bundled.append(
+            (
+                stretch[-1][0],
+                *((float(f"{fmean(values):.6g}"), min(values), max(values)) if whole else (None,)),
+            )
+        )
     return bundled
 
 
-# --- evaluations ----------------------------------------------------------------------------------------------------------------------
+# --- evaluations --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, order=True)
@@ -180,12 +207,19 @@ def read_evaluation(file: Path, name: str) -> Evaluation:
         for number, (title, score) in enumerate(record["nats"].items()):
             found[Column(1, "nats", number, title)] = score
         strings = f"recall of the answer string ({record['recall_definition']}), %"
-        for place, (key, group) in enumerate({"recall": strings, "gold_recall": "recall of the gold passage, %"}.items(), 2):
+        for place, (key, group) in enumerate(
+            {"recall": strings, "gold_recall": "recall of the gold passage, %"}.items(), 2
+        ):
             for k, score in record[key].items():
                 found[Column(place, group, int(k), f"@{k}")] = score
         scores = {column: _interval(score) for column, score in found.items()}
-        about: tuple[str, ...] = (f"{int(record['questions']):,} questions", f"{record['retriever']}, {int(record['read'])} read")
-        about += tuple(f"{part} {short_path(str(record[part]))}" for part in ("model", "corpus") if record.get(part))
+        about: tuple[str, ...] = (
+            f"{int(record['questions']):,} questions",
+            f"{record['retriever']}, {int(record['read'])} read",
+        )
+        about += tuple(
+            f"{part} {short_path(str(record[part]))}" for part in ("model", "corpus") if record.get(part)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{file} is not a report; make one: realmlm evaluate … --report {file}") from error
     return Evaluation(name, about, scores)

@@ -25,7 +25,9 @@ from realmlm.model.realm import Realm
 from realmlm.model.retrieval import LearnedRetriever, NoRetriever, check_readable
 
 Out = TypeVar("Out")
-PATIENCE_S = 5.0  # seconds that a question waits for files that changed to be read; then it is answered from what was there before
+# seconds that a question waits for files that changed to be read; then it is answered from what was there
+# before
+PATIENCE_S = 5.0
 
 
 class Engine:
@@ -47,8 +49,12 @@ class Engine:
     ) -> None:
         """`docs` are folders and files of documents instead of a corpus; with neither, `read` comes first."""
         if corpus is not None and docs:
-            raise BadInput("a corpus and documents cannot be searched together; give one of them, or add the documents with `realmlm edit`")
-        place, where = model_place(model), pick_device(device)
+            raise BadInput(
+                "a corpus and documents cannot be searched together; give one of them, or add the documents "
+                "with `realmlm edit`"
+            )
+        place = model_place(model)
+        where = pick_device(device)
         with kept_packed() if where.type == "cpu" else nullcontext():
             self.model, self.wordpieces = Realm.from_pretrained(place, device=where)
         self.model.compute_quickly()
@@ -65,12 +71,17 @@ class Engine:
             self.read(docs)
 
     def read(self, *docs: str | Path | Sequence[str | Path]) -> "Engine":
-        """Answer from these folders and files from now on, beside what was read before; what changes in them later is known within seconds.
+        """Answer from these folders and files from now on, beside what was read before; what changes in them
+        later is known within seconds.
 
-        What is made of them is kept in a cache: only what changed is embedded again. "pocket" is the encyclopedia that comes with realmlm.
+        What is made of them is kept in a cache: only what changed is embedded again. "pocket" is the
+        encyclopedia that comes with realmlm.
         """
         if self._state is not None and self._watch is None:
-            raise BadInput(f"{self.corpus.folder} is being searched; add documents to it with `realmlm edit`, or load the model without it")
+            raise BadInput(
+                f"{self.corpus.folder} is being searched; add documents to it with `realmlm edit`, or load "
+                "the model without it"
+            )
         if self._catching_up is not None:
             wait([self._catching_up])
             self._catching_up = None
@@ -98,7 +109,8 @@ class Engine:
     def _known(self) -> "_State":
         if self._state is None:
             raise BadInput(
-                'nothing has been read yet; .read("notes/") a folder or file of yours, or .read(realmlm.pocket), an encyclopedia'
+                'nothing has been read yet; .read("notes/") a folder or file of yours, or '
+                ".read(realmlm.pocket), an encyclopedia"
             )
         return self._state
 
@@ -147,7 +159,9 @@ class Engine:
         queries = [self._answerer.sentence(sentence)]
         retrieved = self._answerer.retriever(queries, self._at_most(read))
         reading = self._answerer.read_masks(queries, retrieved)
-        return zip(self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True)
+        return zip(
+            self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True
+        )
 
     @property
     def editable(self) -> bool:
@@ -159,7 +173,13 @@ class Engine:
         """Was all that changed taken up? If not, it is being read, or could not be and it was said why."""
         return not self._trouble and self._catching_up is None
 
-    def edit(self, *, add: Iterable[Article] = (), replace: Mapping[int, Article] | None = None, remove: Iterable[int] = ()) -> list[int]:
+    def edit(
+        self,
+        *,
+        add: Iterable[Article] = (),
+        replace: Mapping[int, Article] | None = None,
+        remove: Iterable[int] = (),
+    ) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
         if not self.editable:
             raise BadInput("passages of documents come from their files; change the files")
@@ -169,18 +189,24 @@ class Engine:
         return added
 
     def follow(self) -> None:
-        """Take up what others changed since: edits of a corpus at once, files of documents within seconds. Who asks or edits does it first.
+        """Take up what others changed since: edits of a corpus at once, files of documents within seconds.
+        Who asks or edits does it first.
 
-        What takes long to read is read in the background. Until then, and where something cannot be taken up, which is said once, the
-        former state goes on answering. An edit is tried again each time, files when they change again.
+        What takes long to read is read in the background. Until then, and where something cannot be taken up,
+        which is said once, the former state goes on answering. An edit is tried again each time, files when
+        they change again.
         """
         if self._state is None:
             return
         try:
             current = self._follow_edits() if self._watch is None else self._follow_files(self._watch)
-        except Exception as error:  # whatever it is: a question that the former state can answer must not fail for it
+        except (
+            Exception
+        ) as error:  # whatever it is: a question that the former state can answer must not fail for it
             why = str(error) or type(error).__name__
-            trouble = getattr(error, "strerror", None) or why  # without the name of a file, which may be another each time
+            trouble = (
+                getattr(error, "strerror", None) or why
+            )  # without the name of a file, which may be another each time
             if trouble != self._trouble:
                 say(f"changes could not be loaded, answers come from what was there before: {why}")
             self._trouble = trouble
@@ -201,7 +227,8 @@ class Engine:
             wait([self._catching_up], PATIENCE_S)
         if not self._catching_up.done():
             return False
-        ended, self._catching_up = self._catching_up, None
+        ended = self._catching_up
+        self._catching_up = None
         self._state, self._watch = ended.result()
         return True
 
@@ -251,14 +278,21 @@ def _in_background(work: Callable[[], Out]) -> "Future[Out]":
     return future
 
 
-def make_index(*, model: Path, corpus: Path, out: Path | None, kind: str, dtype: str | None, device: str) -> str:
+def make_index(
+    *, model: Path, corpus: Path, out: Path | None, kind: str, dtype: str | None, device: str
+) -> str:
     """Build an index ahead of its use; gives a line that says what was made."""
     realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
     known = Corpus.open(corpus)
     check_readable(str(model), realm, wordpieces, known)
-    index = index_for(realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype) if dtype else None)
+    index = index_for(
+        realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype) if dtype else None
+    )
     made = f"{len(index):,} passages, {index.dim} numbers each"
     if isinstance(index, IVFIndex):
         asked = "for queries made of a quarter of the words of sentences from the passages"
-        made += f"; recall against exact search {index.recall:.3f}, the worse of 1 and {index.settings.k} hits, {asked}"
+        made += (
+            f"; recall against exact search {index.recall:.3f}, the worse of 1 and {index.settings.k} hits, "
+            f"{asked}"
+        )
     return made

@@ -1,4 +1,5 @@
-"""The service over HTTP: its routes as one application, described by OpenAPI; limits, and one shape for every error."""
+"""The service over HTTP: its routes as one application, described by OpenAPI; limits, and one shape for every
+error."""
 
 import asyncio
 import time
@@ -31,12 +32,20 @@ PAGE = Path(__file__).parent / "page"
 
 
 def create_app(
-    engine: Engine, *, host: str = "", token: str | None = None, queue: int = 256, batch: int = 16, runs: Sequence[Path] = ()
+    engine: Engine,
+    *,
+    host: str = "",
+    token: str | None = None,
+    queue: int = 256,
+    batch: int = 16,
+    runs: Sequence[Path] = (),
 ) -> FastAPI:
-    """The service over an engine. With a token every change of a passage needs it; a queue of `queue` requests is full.
+    """The service over an engine. With a token every change of a passage needs it; a queue of `queue`
+    requests is full.
 
-    Where `host`, the address it listens at, is this machine's own, only what is addressed to this machine is answered: a page from
-    elsewhere may let its own name point here. `runs` are folders with training runs to show.
+    Where `host`, the address it listens at, is this machine's own, only what is addressed to this machine is
+    answered: a page from elsewhere may let its own name point here. `runs` are folders with training runs to
+    show.
     """
     meters = Meters()
     worker = Worker(most_waiting=queue, most_together=batch, on_batch=meters.on_batch)
@@ -46,7 +55,9 @@ def create_app(
         yield
         await asyncio.to_thread(worker.close)  # what is waiting is still answered
 
-    shapes: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in (400, 401, 404, 413, 422, 503)}
+    shapes: dict[int | str, dict[str, Any]] = {
+        status: {"model": Failure} for status in (400, 401, 404, 413, 422, 503)
+    }
     app = FastAPI(
         title="realmlm",
         version=__version__,
@@ -74,7 +85,7 @@ def create_app(
     return app
 
 
-# --- errors and limits -----------------------------------------------------------------------------------------------------------------
+# --- errors and limits --------------------------------------------------------------------------------------
 
 _CODES = {
     400: "bad_input",
@@ -107,8 +118,12 @@ def _handle_errors(app: FastAPI) -> None:
         if isinstance(error.__cause__, UnicodeDecodeError):
             return _failure(400, "the body is not UTF-8; send JSON in UTF-8")
         headers = dict(error.headers or {})
-        if error.status_code == 405:  # starlette names the methods of one function alone, not of the whole route
-            described = app.openapi()["paths"].get(getattr(request.scope.get("route"), "path_format", None), {})
+        if (
+            error.status_code == 405
+        ):  # starlette names the methods of one function alone, not of the whole route
+            described = app.openapi()["paths"].get(
+                getattr(request.scope.get("route"), "path_format", None), {}
+            )
             headers["Allow"] = ", ".join(method.upper() for method in described) or headers.get("Allow", "")
         return _failure(error.status_code, str(error.detail), **headers)
 
@@ -118,7 +133,9 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return _failure(500, f"something went wrong here ({type(error).__name__}); the service's log says more")
+        return _failure(
+            500, f"something went wrong here ({type(error).__name__}); the service's log says more"
+        )
 
 
 def _what_is_wrong(first: dict[str, Any]) -> str:
@@ -134,12 +151,15 @@ def _what_is_wrong(first: dict[str, Any]) -> str:
 
 
 def _known_parameters(request: Request) -> None:
-    """Refuses parameters in the address that the route does not know: a misspelt one would be passed over in silence."""
+    """Refuses parameters in the address that the route does not know: a misspelt one would be passed over in
+    silence."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
             raise HTTPException(
-                422, f"{name}: there is no such parameter; " + (f"use {', '.join(known)}" if known else "this route takes none")
+                422,
+                f"{name}: there is no such parameter; "
+                + (f"use {', '.join(known)}" if known else "this route takes none"),
             )
 
 
@@ -156,13 +176,17 @@ class _Around:
     """Refuses what is too large or meant for another host, and counts and times every request."""
 
     def __init__(self, app: ASGIApp, *, meters: Meters, loopback: bool) -> None:
-        self._app, self._meters, self._loopback = app, meters, loopback
+        self._app = app
+        self._meters = meters
+        self._loopback = loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status, size = time.perf_counter(), 500, 0
+        begun = time.perf_counter()
+        status = 500
+        size = 0
 
         async def counting() -> Message:
             nonlocal size
@@ -180,7 +204,10 @@ class _Around:
         host = Headers(scope=scope).get("host", "")
         try:
             if self._loopback and not is_loopback(host):
-                refusal = _failure(421, f"this service answers to localhost, not to '{host}'; a proxy must send Host: localhost")
+                refusal = _failure(
+                    421,
+                    f"this service answers to localhost, not to '{host}'; a proxy must send Host: localhost",
+                )
                 await refusal(scope, receive, noting)
             else:
                 await self._app(scope, counting, noting)

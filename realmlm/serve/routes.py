@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -35,12 +42,13 @@ MOMENT_S = 0.5  # seconds that the numbers of the service wait for what changed 
 
 
 async def _follow(engine: Engine, worker: Worker, *, most_s: float | None = None) -> None:
-    """Take up what others changed, waiting no longer than that. Not while the worker is busy: whoever it works for does it first."""
+    """Take up what others changed, waiting no longer than that. Not while the worker is busy: whoever it
+    works for does it first."""
     if not worker.busy:
         await asyncio.wait([asyncio.wrap_future(worker.alone(engine.follow))], timeout=most_s)
 
 
-# --- questions --------------------------------------------------------------------------------------------------------------------------
+# --- questions ----------------------------------------------------------------------------------------------
 
 
 class _TakesJson(APIRoute):
@@ -63,7 +71,9 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
 
     @routes.post("/ask", summary="Answer a question")
     async def ask(asked: Question) -> Answered:
-        answer = await together(lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read))
+        answer = await together(
+            lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read)
+        )
         sure = {"relevance": answer.relevance, "confidence": answer.confidence}
         shown = Answered(**_answer(answer), **sure, others=list(answer.others))
         if asked.without_reading:
@@ -74,18 +84,27 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
     @routes.post("/fill", summary="Fill in a masked sentence")
     async def fill(asked: Sentence) -> Filled:
         key = ("fill", asked.read)
-        answer, masks = await together(lambda texts: engine.fill_all(texts, read=asked.read), asked.sentence, key=key)
-        return Filled(**_answer(answer), masks=[Mask(read=list(mask.read), unread=list(mask.unread)) for mask in masks])
+        answer, masks = await together(
+            lambda texts: engine.fill_all(texts, read=asked.read), asked.sentence, key=key
+        )
+        return Filled(
+            **_answer(answer), masks=[Mask(read=list(mask.read), unread=list(mask.unread)) for mask in masks]
+        )
 
     return routes
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
     evidence = [Read(**vars(one)) for one in answer.evidence]
-    return {"answer": answer.answer, "probability": answer.probability, "evidence": evidence, "caution": answer.caution}
+    return {
+        "answer": answer.answer,
+        "probability": answer.probability,
+        "evidence": evidence,
+        "caution": answer.caution,
+    }
 
 
-# --- passages ---------------------------------------------------------------------------------------------------------------------------
+# --- passages -----------------------------------------------------------------------------------------------
 
 
 def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIRouter:
@@ -93,7 +112,9 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     routes = APIRouter()
 
     def allowed(authorization: Annotated[str | None, Header()] = None) -> None:
-        if token is not None and not hmac.compare_digest((authorization or "").encode("latin-1"), f"Bearer {token}".encode()):
+        if token is not None and not hmac.compare_digest(
+            (authorization or "").encode("latin-1"), f"Bearer {token}".encode()
+        ):
             why = "changing passages needs the service's token: send it as 'Authorization: Bearer TOKEN'"
             raise HTTPException(401, why, headers={"WWW-Authenticate": "Bearer"})
 
@@ -121,7 +142,12 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
 
     @routes.get("/passages", summary="Find passages")
     async def find(
-        text: Annotated[str, Query(max_length=200, description="What title, text or source must contain; empty: the first ones.")] = "",
+        text: Annotated[
+            str,
+            Query(
+                max_length=200, description="What title, text or source must contain; empty: the first ones."
+            ),
+        ] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> Passages:
         await _follow(engine, worker)
@@ -155,7 +181,9 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
 
         return await alone(work)
 
-    @routes.delete("/passages/{number}", summary="Remove a passage", status_code=204, dependencies=[Depends(allowed)])
+    @routes.delete(
+        "/passages/{number}", summary="Remove a passage", status_code=204, dependencies=[Depends(allowed)]
+    )
     async def remove(number: int) -> None:
         def work() -> None:
             known(number)
@@ -168,7 +196,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     return routes
 
 
-# --- operations -------------------------------------------------------------------------------------------------------------------------
+# --- operations ---------------------------------------------------------------------------------------------
 
 
 class Meters:
@@ -176,11 +204,22 @@ class Meters:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter("realmlm_requests", "Requests by route and status.", ["route", "status"], registry=self.registry)
-        self.seconds = Histogram("realmlm_request_seconds", "Seconds from request to answer.", ["route"], registry=self.registry)
+        self.requests = Counter(
+            "realmlm_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "realmlm_request_seconds", "Seconds from request to answer.", ["route"], registry=self.registry
+        )
         sizes = (1, 2, 4, 8, 16, 32, 64)
-        self.batch = Histogram("realmlm_batch_size", "Requests that were answered together.", buckets=sizes, registry=self.registry)
-        self.waited = Histogram("realmlm_queue_seconds", "Seconds that a batch waited.", registry=self.registry)
+        self.batch = Histogram(
+            "realmlm_batch_size",
+            "Requests that were answered together.",
+            buckets=sizes,
+            registry=self.registry,
+        )
+        self.waited = Histogram(
+            "realmlm_queue_seconds", "Seconds that a batch waited.", registry=self.registry
+        )
         self.waiting = Gauge("realmlm_waiting", "Requests waiting.", registry=self.registry)
         self.passages = Gauge("realmlm_passages", "Passages searched.", registry=self.registry)
 

@@ -19,9 +19,13 @@ def run_routes(folders: Sequence[Path]) -> APIRouter:
 
     def watched() -> dict[str, Path]:
         """Name of each run -> its metrics; a folder may hold several runs."""
-        files = [file for folder in folders for file in sorted(folder.glob("**/metrics.jsonl")) if file.is_file()]
+        files = [
+            file for folder in folders for file in sorted(folder.glob("**/metrics.jsonl")) if file.is_file()
+        ]
         places = list(dict.fromkeys(Path(os.path.abspath(file)).parent for file in files))
-        return {name: place / "metrics.jsonl" for name, place in zip(short_names(places), places, strict=True)}
+        return {
+            name: place / "metrics.jsonl" for name, place in zip(short_names(places), places, strict=True)
+        }
 
     @routes.get("/runs", summary="Training runs shown on the page")
     async def list_runs() -> list[str]:

@@ -1,4 +1,5 @@
-"""What goes over the wire: the requests the service takes and the answers it gives, as OpenAPI describes them."""
+"""What goes over the wire: the requests the service takes and the answers it gives, as OpenAPI describes
+them."""
 
 from typing import Annotated, Any
 
@@ -38,7 +39,9 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 class Question(Request):
-    question: str = Field(min_length=1, max_length=MOST_CHARACTERS, examples=["Who painted the ceiling of the Sistine Chapel?"])
+    question: str = Field(
+        min_length=1, max_length=MOST_CHARACTERS, examples=["Who painted the ceiling of the Sistine Chapel?"]
+    )
     read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
     without_reading: bool = Field(False, description="Also give the answer without any passage.")
 
@@ -60,9 +63,13 @@ class Read(BaseModel):
     passage_id: int | None
     title: str
     passage: str
-    start: int | None = Field(description="Where the answer is in the passage, in characters; null if it is not there.")
+    start: int | None = Field(
+        description="Where the answer is in the passage, in characters; null if it is not there."
+    )
     end: int | None
-    retrieval_probability: float = Field(description="p(z|x): how much the passage weighs (docs/decisions/001).")
+    retrieval_probability: float = Field(
+        description="p(z|x): how much the passage weighs (docs/decisions/001)."
+    )
     reading_probability: float = Field(description="p(y|z,x): how likely it gives this answer.")
     file: str = Field(description="The file the passage comes from.")
 
@@ -71,9 +78,15 @@ class Answered(BaseModel):
     answer: str
     probability: float = Field(description="p(y|x)")
     evidence: list[Read]
-    relevance: float | None = Field(description="max f(x,z) over what was read; it falls where no passage is about the question.")
-    confidence: float | None = Field(description="How often such answers were right when the model was calibrated; null if it was not.")
-    caution: str = Field(description="A warning for whoever asked, if the documents may not say it; else empty.")
+    relevance: float | None = Field(
+        description="max f(x,z) over what was read; it falls where no passage is about the question."
+    )
+    confidence: float | None = Field(
+        description="How often such answers were right when the model was calibrated; null if it was not."
+    )
+    caution: str = Field(
+        description="A warning for whoever asked, if the documents may not say it; else empty."
+    )
     others: list[Words] = Field(description="The next likeliest answers.")
     without_reading: Words | None = Field(None, description="The answer without any passage, if asked for.")
 
@@ -87,11 +100,15 @@ class Filled(BaseModel):
     answer: str
     probability: float
     evidence: list[Read]
-    caution: str = Field(description="If the words are part of a longer word in the passage, that word; else empty.")
+    caution: str = Field(
+        description="If the words are part of a longer word in the passage, that word; else empty."
+    )
     masks: list[Mask]
 
 
-Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT, examples=["The lighthouse of Orvane was lit in 1731."])]
+Text = Annotated[
+    str, Field(min_length=1, max_length=MOST_TEXT, examples=["The lighthouse of Orvane was lit in 1731."])
+]
 
 
 class NewPassage(Request):
@@ -100,7 +117,9 @@ class NewPassage(Request):
 
 
 class ChangedPassage(Request):
-    title: str | None = Field(None, max_length=500, examples=["Orvane"], description="Without one the passage keeps its title.")
+    title: str | None = Field(
+        None, max_length=500, examples=["Orvane"], description="Without one the passage keeps its title."
+    )
     text: Text
 
 
@@ -109,7 +128,9 @@ class KnownPassage(BaseModel):
     title: str
     text: str
     source: str
-    file: str = Field(description="The file it comes from: its source without the checksum that it may carry.")
+    file: str = Field(
+        description="The file it comes from: its source without the checksum that it may carry."
+    )
 
 
 class Passages(BaseModel):
@@ -122,7 +143,12 @@ class Health(BaseModel):
     version: str
     passages: int
     waiting: int
-    editable: bool = Field(description="Can passages be changed here? Those of documents come from their files.")
+    editable: bool = Field(
+        description="Can passages be changed here? Those of documents come from their files."
+    )
     up_to_date: bool = Field(
-        description="Have all changes in files or corpus been loaded? If not, they are being read, or the service's output says why not."
+        description=(
+            "Have all changes in files or corpus been loaded? If not, they are being read, or the service's "
+            "output says why not."
+        )
     )

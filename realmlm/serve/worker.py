@@ -30,9 +30,14 @@ class Worker:
     Nothing waits for company: what comes while a batch is worked off makes up the next one.
     """
 
-    def __init__(self, *, most_waiting: int, most_together: int, on_batch: Callable[[int, float], None] | None = None) -> None:
-        """`on_batch` is told the size of each batch of jobs that may go together, and the seconds that its first one waited."""
-        self._most_waiting, self._most_together, self._on_batch = most_waiting, most_together, on_batch
+    def __init__(
+        self, *, most_waiting: int, most_together: int, on_batch: Callable[[int, float], None] | None = None
+    ) -> None:
+        """`on_batch` is told the size of each batch of jobs that may go together, and the seconds that its
+        first one waited."""
+        self._most_waiting = most_waiting
+        self._most_together = most_together
+        self._on_batch = on_batch
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._open = True
@@ -46,7 +51,8 @@ class Worker:
         return len(self._jobs)
 
     def together(self, work: Callable[[list[Any]], list[Any]], item: Any, *, key: Any) -> "Future[Any]":
-        """Work on the item, possibly together with others of an equal key: `work` gets different items and gives as many results."""
+        """Work on the item, possibly together with others of an equal key: `work` gets different items and
+        gives as many results."""
         return self._put(_Job(work, key, item))
 
     def alone(self, work: Callable[[], Any]) -> "Future[Any]":
@@ -72,14 +78,17 @@ class Worker:
 
     def _run(self) -> None:
         while taken := self._next():
-            batch = [job for job in taken if job.future.set_running_or_notify_cancel()]  # some may have been given up
+            batch = [
+                job for job in taken if job.future.set_running_or_notify_cancel()
+            ]  # some may have been given up
             if batch:
                 if self._on_batch is not None and batch[0].together is not None:
                     self._on_batch(len(batch), time.monotonic() - batch[0].since)
                 _work_off(batch)
 
     def _next(self) -> list[_Job]:
-        """The first job and those that go with it, none from behind a job that runs alone; nothing when all is done and closed."""
+        """The first job and those that go with it, none from behind a job that runs alone; nothing when all
+        is done and closed."""
         with self._changed:
             while not self._jobs:
                 self.busy = False

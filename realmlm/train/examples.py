@@ -1,5 +1,5 @@
-"""Examples by (seed, position): what a step learns from depends on nothing but its number, so a resumed run sees exactly the same,
-and so does one that works its batches off in parts."""
+"""Examples by (seed, position): what a step learns from depends on nothing but its number, so a resumed run
+sees exactly the same, and so does one that works its batches off in parts."""
 
 from array import array
 from collections.abc import Iterable
@@ -23,9 +23,15 @@ def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def epoch_positions(size: int, *, seed: int, first: int, count: int) -> np.ndarray:
-    """`count` of `size` things from position `first` on: every thing once in each epoch, each epoch in another order."""
+    """`count` of `size` things from position `first` on: every thing once in each epoch, each epoch in
+    another order."""
     positions = np.arange(first, first + count)
-    return np.array([_permutation(size, seed, epoch)[place] for epoch, place in zip(positions // size, positions % size, strict=True)])
+    return np.array(
+        [
+            _permutation(size, seed, epoch)[place]
+            for epoch, place in zip(positions // size, positions % size, strict=True)
+        ]
+    )
 
 
 def generator(seed: int, position: int) -> np.random.Generator:
@@ -74,19 +80,27 @@ class SentenceSource:
         recurring: bool = False,
         glimpses: float = 0.0,
     ) -> None:
-        """Sentences of the passages `held_out` are never drawn; with `recurring` only words that another passage has too are hidden;
-        of a share `glimpses` of them the query tower is to see a glimpse only."""
-        self.corpus, self._wordpieces, self._max_query, self._seed = corpus, wordpieces, max_query, seed
+        """Sentences of the passages `held_out` are never drawn; with `recurring` only words that another
+        passage has too are hidden; of a share `glimpses` of them the query tower is to see a glimpse only."""
+        self.corpus = corpus
+        self._wordpieces = wordpieces
+        self._max_query = max_query
+        self._seed = seed
         self._masking: Masking = masking(scheme, wordpieces) if isinstance(scheme, str) else scheme
         self._glimpses = glimpses
-        sentences = Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
+        sentences = (
+            Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
+        )
         sentences = sentences.recurring(corpus) if recurring else sentences
         if len(sentences) == 0:
-            raise NotEnough(f"{corpus.folder} has no sentence to mask; use another --masking or a larger corpus")
+            raise NotEnough(
+                f"{corpus.folder} has no sentence to mask; use another --masking or a larger corpus"
+            )
         self.sentences = sentences.without(held_out)
         if len(self.sentences) == 0:
             raise NotEnough(
-                f"--hold-out leaves no sentence of {corpus.folder} to mask: copies of held-out passages are held out too; "
+                f"--hold-out leaves no sentence of {corpus.folder} to mask: copies of held-out passages are "
+                "held out too; "
                 "hold out fewer sentences, or use a larger corpus"
             )
 
@@ -94,8 +108,13 @@ class SentenceSource:
         """The examples from position `first` on, masked."""
         examples = self.examples(first, count)
         masked = self.masked(examples)
-        seen = [self._seen(*pair, first + place) for place, pair in enumerate(zip(examples, masked.queries, strict=True))]
-        return MaskedSentences(masked, np.array([example.passage for example in examples], dtype=np.int64), seen)
+        seen = [
+            self._seen(*pair, first + place)
+            for place, pair in enumerate(zip(examples, masked.queries, strict=True))
+        ]
+        return MaskedSentences(
+            masked, np.array([example.passage for example in examples], dtype=np.int64), seen
+        )
 
     def _seen(self, example: "Example", query: np.ndarray, position: int) -> np.ndarray:
         if not self._glimpses:
@@ -106,8 +125,11 @@ class SentenceSource:
     def examples(self, first: int, count: int) -> list[Example]:
         """The examples from position `first` on."""
         found = []
-        for place, number in enumerate(epoch_positions(len(self.sentences), seed=self._seed, first=first, count=count)):
-            sentence, rng = self.sentences[int(number)], generator(self._seed, first + place)
+        for place, number in enumerate(
+            epoch_positions(len(self.sentences), seed=self._seed, first=first, count=count)
+        ):
+            sentence = self.sentences[int(number)]
+            rng = generator(self._seed, first + place)
             tokens = self.corpus.tokens(sentence.passage)[sentence.start : sentence.end]
             hidden = np.asarray(self._masking.choose(tokens, sentence.spans, rng))
             _check_hidden(hidden, len(tokens), self._masking)
@@ -117,21 +139,32 @@ class SentenceSource:
     def example(self, number: int, positions: np.ndarray) -> Example:
         """A sentence with these of its wordpieces hidden."""
         sentence = self.sentences[number]
-        return self._cut(self.corpus.tokens(sentence.passage)[sentence.start : sentence.end], positions, sentence.passage)
+        return self._cut(
+            self.corpus.tokens(sentence.passage)[sentence.start : sentence.end], positions, sentence.passage
+        )
 
     def _cut(self, tokens: np.ndarray, positions: np.ndarray, passage: int) -> Example:
         return Example(*window(tokens, positions, self._max_query), passage)
 
     def masked(self, examples: list[Example]) -> Masked:
-        return mask_queries([example.tokens for example in examples], [example.positions for example in examples], self._wordpieces)
+        return mask_queries(
+            [example.tokens for example in examples],
+            [example.positions for example in examples],
+            self._wordpieces,
+        )
 
 
 def _check_hidden(positions: np.ndarray, length: int, scheme: Masking) -> None:
     """Does a scheme, which may be one's own, keep to what `Masking` promises?"""
-    inside = positions.ndim == 1 and positions.dtype.kind in "iu" and 1 <= len(positions) <= max(1, length - 1)
-    if not (inside and positions[0] >= 0 and positions[-1] < length and (positions[1:] > positions[:-1]).all()):
+    inside = (
+        positions.ndim == 1 and positions.dtype.kind in "iu" and 1 <= len(positions) <= max(1, length - 1)
+    )
+    if not (
+        inside and positions[0] >= 0 and positions[-1] < length and (positions[1:] > positions[:-1]).all()
+    ):
         raise BadInput(
-            f"{type(scheme).__qualname__}.choose gave {positions.tolist()} for a sentence of {length} wordpieces; give positions in it, "
+            f"{type(scheme).__qualname__}.choose gave {positions.tolist()} for a sentence of {length} "
+            "wordpieces; give positions in it, "
             "ascending, at least one and never all (docs/own.md)"
         )
 
@@ -155,18 +188,22 @@ RECURRING_SHARE = 0.45
 class ReadingPairs:
     """Masked sentences, each with a passage to read beside it: what the reader warms up on.
 
-    `own` is the sentence's passage; `sibling` another one of its article, if there is one; `recurring` one of its article in which the
-    hidden words stand too in nearly half of the cases, else a sibling. One pair in ten has no
-    passage: a reader must know how little it knows.
+    `own` is the sentence's passage; `sibling` another one of its article, if there is one; `recurring` one of
+    its article in which the hidden words stand too in nearly half of the cases, else a sibling. One pair in
+    ten has no passage: a reader must know how little it knows.
     """
 
     def __init__(self, source: SentenceSource, *, pairing: str, seed: int) -> None:
-        self._source, self._pairing, self._seed = source, pairing, seed
+        self._source = source
+        self._pairing = pairing
+        self._seed = seed
         self._recurrences = Recurrences(source.corpus, source.sentences) if pairing == "recurring" else None
 
     def draw(self, first: int, count: int) -> tuple[Masked, list[int | None]]:
-        """Masked sentences from position `first` on, and the passage that lies beside each (None: no passage)."""
-        examples, passages = [], list[int | None]()
+        """Masked sentences from position `first` on, and the passage that lies beside each (None: no
+        passage)."""
+        examples = []
+        passages = list[int | None]()
         for place, example in enumerate(self._source.examples(first, count)):
             rng = generator(self._seed + 1, first + place)
             chance = rng.random()
@@ -190,11 +227,14 @@ class Recurrences:
 
     def __init__(self, corpus: Corpus, sentences: Spans) -> None:
         flat = array("q")  # words, passage, sentence, and the span within the sentence, of every span
-        title, passage, tokens = 0, -1, np.zeros(0, dtype=np.int64)
+        title = 0
+        passage = -1
+        tokens = np.zeros(0, dtype=np.int64)
         for number in range(len(sentences)):
             sentence = sentences[number]
             if sentence.passage != passage:
-                passage, tokens = sentence.passage, corpus.tokens(sentence.passage)
+                passage = sentence.passage
+                tokens = corpus.tokens(sentence.passage)
                 title = crc32(corpus.title_tokens(passage).tobytes())
             for start, end in sentence.spans.tolist():
                 words = crc32(tokens[sentence.start + start : sentence.start + end].tobytes(), title)
@@ -203,10 +243,15 @@ class Recurrences:
         table_M5 = table_M5[np.lexsort(table_M5.T[::-1])]
         borders = np.append(np.flatnonzero(np.diff(table_M5[:, 0], prepend=-1)), len(table_M5))
         groups_G2 = np.stack([borders[:-1], borders[1:]], axis=1)
-        self._groups_G2 = groups_G2[table_M5[groups_G2[:, 0], 1] != table_M5[groups_G2[:, 1] - 1, 1]]  # in two passages or more
+        self._groups_G2 = groups_G2[
+            table_M5[groups_G2[:, 0], 1] != table_M5[groups_G2[:, 1] - 1, 1]
+        ]  # in two passages or more
         self._table_M5 = table_M5
         if not len(self):
-            raise NotEnough(f"{corpus.folder} has no marked words that occur in two passages of the same title; use --pairing sibling")
+            raise NotEnough(
+                f"{corpus.folder} has no marked words that occur in two passages of the same title; use "
+                "--pairing sibling"
+            )
 
     def __len__(self) -> int:
         return len(self._groups_G2)
@@ -230,14 +275,19 @@ class SentencePairs:
 
 
 class ClozePairs:
-    """Inverse cloze task: a sentence and its passage, the sentence taken out of it most of the time (Lee et al. 2019)."""
+    """Inverse cloze task: a sentence and its passage, the sentence taken out of it most of the time (Lee et
+    al. 2019)."""
 
     def __init__(self, corpus: Corpus, *, remove: float, seed: int, held_out: Iterable[int] = ()) -> None:
-        self._corpus, self._remove, self._seed, held_out = corpus, remove, seed, list(held_out)
+        self._corpus = corpus
+        self._remove = remove
+        self._seed = seed
+        held_out = list(held_out)
         self._passages = corpus.ids[(corpus.sentence_counts >= 2) & ~np.isin(corpus.ids, held_out)]
         if len(self._passages) < 2:
             raise NotEnough(
-                f"{corpus.folder} has fewer than two passages of several sentences{' that --hold-out leaves' if held_out else ''}: "
+                f"{corpus.folder} has fewer than two passages of several "
+                f"sentences{' that --hold-out leaves' if held_out else ''}: "
                 "ICT has nothing to learn retrieval from; add documents, or skip it: --retriever.steps 0"
             )
 
@@ -246,14 +296,20 @@ class ClozePairs:
 
     def draw(self, first: int, count: int) -> SentencePairs:
         """The pairs from position `first` on."""
-        sentences, titles, bodies = [], [], []
+        sentences = []
+        titles = []
+        bodies = []
         passages = self._passages[epoch_positions(len(self), seed=self._seed, first=first, count=count)]
         for place, number in enumerate(passages):
             rng = generator(self._seed, first + place)
-            tokens, borders = self._corpus.tokens(number), self._corpus.sentences(number)
+            tokens = self._corpus.tokens(number)
+            borders = self._corpus.sentences(number)
             chosen = rng.integers(len(borders) - 1)
-            start, end = borders[chosen], borders[chosen + 1]
+            start = borders[chosen]
+            end = borders[chosen + 1]
             sentences.append(tokens[start:end])
             titles.append(self._corpus.title_tokens(number))
-            bodies.append(np.concatenate([tokens[:start], tokens[end:]]) if rng.random() < self._remove else tokens)
+            bodies.append(
+                np.concatenate([tokens[:start], tokens[end:]]) if rng.random() < self._remove else tokens
+            )
         return SentencePairs(sentences, titles, bodies, passages)

@@ -25,17 +25,29 @@ _FEW = 8  # chunks; fewer are searched here, sooner than workers could start
 
 
 class Gold:
-    """Questions in wordpieces, and for each the passages and spans (in wordpieces of the passage) that equal an answer."""
+    """Questions in wordpieces, and for each the passages and spans (in wordpieces of the passage) that equal
+    an answer."""
 
-    def __init__(self, corpus: Corpus, asked: list[Question], answers: list[np.ndarray], arrays: dict[str, np.ndarray]) -> None:
-        """The i-th question's places are the rows borders[i] to borders[i + 1] of `passages` and `spans`; questions beyond the last border
-        have patterns that are looked for in a passage when it is asked about."""
-        self.texts, self.answers = [question.text for question in asked], answers
+    def __init__(
+        self, corpus: Corpus, asked: list[Question], answers: list[np.ndarray], arrays: dict[str, np.ndarray]
+    ) -> None:
+        """The i-th question's places are the rows borders[i] to borders[i + 1] of `passages` and `spans`;
+        questions beyond the last border have patterns that are looked for in a passage when it is asked
+        about."""
+        self.texts = [question.text for question in asked]
+        self.answers = answers
         self.questions = [corpus.wordpieces.encode(text) for text in self.texts]
-        self._borders, self._passages, self._spans = arrays["borders"], arrays["passages"], arrays["spans"]
-        self._corpus, self._asked = corpus, asked
-        self._looked_up: dict[int, np.ndarray] = {}  # by question the passages, ascending; 8 bytes each, for most have nothing
-        self._found: dict[tuple[int, int], np.ndarray] = {}  # (question, passage) -> spans, where there are some
+        self._borders = arrays["borders"]
+        self._passages = arrays["passages"]
+        self._spans = arrays["spans"]
+        self._corpus = corpus
+        self._asked = asked
+        self._looked_up: dict[
+            int, np.ndarray
+        ] = {}  # by question the passages, ascending; 8 bytes each, for most have nothing
+        self._found: dict[
+            tuple[int, int], np.ndarray
+        ] = {}  # (question, passage) -> spans, where there are some
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -45,7 +57,8 @@ class Gold:
         if question >= len(self._borders) - 1:
             self._look_up(question, ids_C.numpy())
             return torch.tensor([(question, passage) in self._found for passage in ids_C.tolist()])
-        found, ids = self._passages[self._borders[question] : self._borders[question + 1]], ids_C.numpy()
+        found = self._passages[self._borders[question] : self._borders[question + 1]]
+        ids = ids_C.numpy()
         place = np.searchsorted(found, ids)  # found is ascending; np.isin would sort it at every step
         return torch.from_numpy((place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids))
 
@@ -54,7 +67,8 @@ class Gold:
         if question >= len(self._borders) - 1:
             self._look_up(question, np.array([passage]))
             return self._found.get((question, passage), _NO_SPANS)
-        first, last = self._borders[question], self._borders[question + 1]
+        first = self._borders[question]
+        last = self._borders[question + 1]
         start, end = np.searchsorted(self._passages[first:last], [passage, passage + 1]) + first
         return self._spans[start:end]
 
@@ -72,33 +86,48 @@ class Gold:
 
 
 def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int | None = None) -> Gold:
-    """Find every answer of every question in every passage; what was found is kept beside the corpus for the next run with these questions.
+    """Find every answer of every question in every passage; what was found is kept beside the corpus for the
+    next run with these questions.
 
-    Questions whose answer stands nowhere are left out of training, and counted. A pattern costs a hundred times what a string does: where
-    only a small part of the passages will be asked about (`candidates` for each question), patterns are looked up then and not before.
+    Questions whose answer stands nowhere are left out of training, and counted. A pattern costs a hundred
+    times what a string does: where only a small part of the passages will be asked about (`candidates` for
+    each question), patterns are looked up then and not before.
     """
     questions = [_worth_finding(question) for question in questions]
     later = candidates is not None and candidates * _RARE < len(corpus)
     patterns = [question for question in questions if question.is_regex and later]
     questions = [question for question in questions if not (question.is_regex and later)]
     arrays = kept_beside(
-        corpus, "answers", sought="questions", fingerprint=_fingerprint(questions), find=lambda: _locate(corpus, questions)
+        corpus,
+        "answers",
+        sought="questions",
+        fingerprint=_fingerprint(questions),
+        find=lambda: _locate(corpus, questions),
     )
     found = np.unique(arrays["questions"])
     if not len(found) and not patterns:
-        raise BadInput("none of the answers occurs in the corpus: nothing to learn from; give questions about these documents")
+        raise BadInput(
+            "none of the answers occurs in the corpus: nothing to learn from; give questions about these "
+            "documents"
+        )
     say(f"{len(found):,} of {len(questions):,} questions have an answer in the corpus")
     if patterns:
         say(f"{len(patterns):,} more have patterns, which are looked for in the passages retrieved")
     borders = np.append(np.searchsorted(arrays["questions"], found), len(arrays["questions"]))
-    answers = [_first_answer(corpus, arrays, int(first), questions[number]) for number, first in zip(found, borders, strict=False)]
+    answers = [
+        _first_answer(corpus, arrays, int(first), questions[number])
+        for number, first in zip(found, borders, strict=False)
+    ]
     answers += [np.zeros(0, dtype=np.int64)] * len(patterns)  # not known: nothing to learn by heart
     asked = [*(questions[number] for number in found), *patterns]
-    return Gold(corpus, asked, answers, {"borders": borders, "passages": arrays["passages"], "spans": arrays["spans"]})
+    return Gold(
+        corpus, asked, answers, {"borders": borders, "passages": arrays["passages"], "spans": arrays["spans"]}
+    )
 
 
 def _in_wordpieces(chars_T2: np.ndarray, spans: list[Span]) -> np.ndarray:
-    """Spans of characters as spans of the wordpieces they touch [n, 2]; those that touch none are left out."""
+    """Spans of characters as spans of the wordpieces they touch [n, 2]; those that touch none are left
+    out."""
     starts_N, ends_N = np.array(spans, dtype=np.int64).reshape(-1, 2).T
     firsts_N = np.searchsorted(chars_T2[:, 1], starts_N, side="right")
     lasts_N = np.searchsorted(chars_T2[:, 0], ends_N, side="left")
@@ -106,7 +135,8 @@ def _in_wordpieces(chars_T2: np.ndarray, spans: list[Span]) -> np.ndarray:
 
 
 def _worth_finding(question: Question) -> Question:
-    """Without the answers that have no letter or digit: the aliases of TriviaQA hold a comma, which stands in every passage."""
+    """Without the answers that have no letter or digit: the aliases of TriviaQA hold a comma, which stands in
+    every passage."""
     if question.is_regex:
         return question
     kept = tuple(answer for answer in question.answers if any(letter.isalnum() for letter in answer))
@@ -114,7 +144,8 @@ def _worth_finding(question: Question) -> Question:
 
 
 def _first_answer(corpus: Corpus, arrays: dict[str, np.ndarray], row: int, question: Question) -> np.ndarray:
-    """The answer in wordpieces: as given, or as it stands in the first passage found if the question gives only a pattern."""
+    """The answer in wordpieces: as given, or as it stands in the first passage found if the question gives
+    only a pattern."""
     if not question.is_regex:
         return corpus.wordpieces.encode(question.answers[0])
     start, end = arrays["spans"][row]
@@ -122,11 +153,14 @@ def _first_answer(corpus: Corpus, arrays: dict[str, np.ndarray], row: int, quest
 
 
 def _fingerprint(questions: list[Question]) -> str:
-    return hashlib.sha256(repr([(question.text, question.answers, question.is_regex) for question in questions]).encode()).hexdigest()
+    return hashlib.sha256(
+        repr([(question.text, question.answers, question.is_regex) for question in questions]).encode()
+    ).hexdigest()
 
 
 def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
-    """Every place where an answer stands, ordered by question, passage and place: one pass over the corpus, in parallel."""
+    """Every place where an answer stands, ordered by question, passage and place: one pass over the corpus,
+    in parallel."""
     chunks = [corpus.ids[first : first + _CHUNK] for first in range(0, len(corpus), _CHUNK)]
     setting = (corpus.folder, corpus.edits, questions)
     tables = [np.zeros((0, 4), dtype=np.int64)]
@@ -142,7 +176,8 @@ def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
 
 
 def _finder(folder: Path, edits: int, questions: list[Question]) -> Callable[[np.ndarray], np.ndarray]:
-    corpus, matcher = Corpus.open(folder, edits=edits), AnswerMatcher(questions)
+    corpus = Corpus.open(folder, edits=edits)
+    matcher = AnswerMatcher(questions)
 
     def find(ids: np.ndarray) -> np.ndarray:
         """(question, passage, first wordpiece, past the last) of every place in these passages."""
@@ -150,7 +185,10 @@ def _finder(folder: Path, edits: int, questions: list[Question]) -> Callable[[np
         for number in ids.tolist():
             chars_T2 = corpus.token_chars(number)
             for question, start, end in matcher.find(corpus[number].text):
-                rows += [(question, number, first, last) for first, last in _in_wordpieces(chars_T2, [(start, end)]).tolist()]
+                rows += [
+                    (question, number, first, last)
+                    for first, last in _in_wordpieces(chars_T2, [(start, end)]).tolist()
+                ]
         return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
     return find

@@ -14,21 +14,32 @@ from realmlm.log import progress, say
 from realmlm.train.kept import kept_beside
 
 _RUN = 4  # words in a row: fewer of a sentence, at the edge of a passage, say nothing of where they come from
-_WORD = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")  # Chinese and Japanese put no space between words: each character is one
+_WORD = re.compile(
+    r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+"
+)  # Chinese and Japanese put no space between words: each character is one
 
 
 def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
-    """The passages that have one of the masked sentences of a file, or as much of it as a cut elsewhere has left; ascending."""
+    """The passages that have one of the masked sentences of a file, or as much of it as a cut elsewhere has
+    left; ascending."""
     if hold_out is None:
         return []
     questions = read_questions(hold_out)
     sentences = [_filled_in(question) for question in questions]
     fingerprint = hashlib.sha256(repr(sentences).encode()).hexdigest()
     kept = kept_beside(
-        corpus, "held-out", sought="sentences", fingerprint=fingerprint, find=lambda: {"passages": _search(corpus, sentences)}
+        corpus,
+        "held-out",
+        sought="sentences",
+        fingerprint=fingerprint,
+        find=lambda: {"passages": _search(corpus, sentences)},
     )
     # a sentence that begins or ends within a word is found only where it names its passage
-    named = [question.source for question in questions if question.source is not None and _stands_in_source(corpus, question)]
+    named = [
+        question.source
+        for question in questions
+        if question.source is not None and _stands_in_source(corpus, question)
+    ]
     passages = sorted({*kept["passages"].tolist(), *named})
     if not passages:
         say(f"none of the sentences of {hold_out} is in {corpus.folder}: nothing needs to be held out")
@@ -37,7 +48,8 @@ def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
 
 def _search(corpus: Corpus, texts: list[str]) -> np.ndarray:
     """The passages that have one of these sentences."""
-    sentences, found = _Sentences(texts), []
+    sentences = _Sentences(texts)
+    found = []
     with progress("looking for what is held out", len(corpus), unit="passages") as bar:
         for number in corpus.ids.tolist():
             if sentences.overlap(corpus[number].text):
@@ -51,15 +63,22 @@ def _filled_in(question: Question) -> str:
 
 
 def _stands_in_source(corpus: Corpus, question: Question) -> bool:
-    return question.source is not None and question.source in corpus and _filled_in(question) in corpus[question.source].text
+    return (
+        question.source is not None
+        and question.source in corpus
+        and _filled_in(question) in corpus[question.source].text
+    )
 
 
 class _Sentences:
-    """Sentences that are recognised in a passage, whole or cut off at its edge; only their words count, in lower case."""
+    """Sentences that are recognised in a passage, whole or cut off at its edge; only their words count, in
+    lower case."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._begin: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)  # by their first words
-        self._go_on: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)  # what is left of them from these words on
+        self._go_on: dict[tuple[str, ...], list[list[str]]] = defaultdict(
+            list
+        )  # what is left of them from these words on
         self._short: list[str] = []
         for text in texts:
             words = _words(text)

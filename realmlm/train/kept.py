@@ -1,4 +1,5 @@
-"""What a look through a whole corpus found: looked for once, and kept beside the corpus for the next run that wants it."""
+"""What a look through a whole corpus found: looked for once, and kept beside the corpus for the next run that
+wants it."""
 
 from collections.abc import Callable
 
@@ -12,7 +13,8 @@ from realmlm.errors import Mismatch
 def kept_beside(
     corpus: Corpus, kind: str, *, sought: str, fingerprint: str, find: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """The arrays of `CORPUS/KIND/FINGERPRINT-EDITS`, made by `find` if they are not there; `sought` names what the fingerprint is of."""
+    """The arrays of `CORPUS/KIND/FINGERPRINT-EDITS`, made by `find` if they are not there; `sought` names
+    what the fingerprint is of."""
     parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", sought: fingerprint}
     folder = corpus.folder / kind / f"{fingerprint[:16]}-{corpus.edits}"
     with locked(folder.parent / f".{folder.name}.lock"):  # others may want the same at this moment

@@ -20,7 +20,8 @@ from realmlm.train.run import Run
 
 
 class LiveIndex:
-    """Asks for a refresh every so many steps and swaps the new index in: as soon as it is there, or at a fixed step."""
+    """Asks for a refresh every so many steps and swaps the new index in: as soon as it is there, or at a
+    fixed step."""
 
     def __init__(
         self,
@@ -34,22 +35,40 @@ class LiveIndex:
         frozen: Index | None = None,
     ) -> None:
         """`frozen` is the index itself where the document tower does not learn: it never ages."""
-        self._run, self._model, self._wordpieces, self._corpus = run, model, wordpieces, corpus
-        self._every, self._swap_after = refresh.every_steps, refresh.swap_after
+        self._run = run
+        self._model = model
+        self._wordpieces = wordpieces
+        self._corpus = corpus
+        self._every = refresh.every_steps
+        self._swap_after = refresh.swap_after
         if self._swap_after is None and refresh.process and loop.deterministic:
-            self._swap_after = max(1, self._every // 2)  # where the new index comes in must not depend on how fast the refresher was
-        self._device, self._dtype = model.device, getattr(torch, refresh.dtype)
+            self._swap_after = max(
+                1, self._every // 2
+            )  # where the new index comes in must not depend on how fast the refresher was
+        self._device = model.device
+        self._dtype = getattr(torch, refresh.dtype)
         device = self._refresher_device(refresh)
         beside = refresh.process and self._every > 0
         if beside and device == "cpu" and self._device.type == "cpu" and not loop.threads:
             torch.set_num_threads(max(1, torch.get_num_threads() - 1))
         self._refresher = Refresher(
-            run.folder, corpus, load_snapshot, device=device, dtype=self._dtype, process=beside, shard=refresh.shard
+            run.folder,
+            corpus,
+            load_snapshot,
+            device=device,
+            dtype=self._dtype,
+            process=beside,
+            shard=refresh.shard,
         )
         self._in_line = not refresh.process
-        self._step, self._pending = 0, -1  # the step the index was made at; of the snapshot being embedded, if any
-        self._index, self._frozen = frozen, frozen is not None
-        self._swaps, self._beside = 0, 0
+        self._step, self._pending = (
+            0,
+            -1,
+        )  # the step the index was made at; of the snapshot being embedded, if any
+        self._index = frozen
+        self._frozen = frozen is not None
+        self._swaps = 0
+        self._beside = 0
 
     def _refresher_device(self, refresh: Refresh) -> str:
         if refresh.device != "auto":
@@ -86,7 +105,8 @@ class LiveIndex:
         self._swaps += 1
 
     def _begin(self, step: int) -> None:
-        """First step of this life: drop what a former life left beyond it, open the index it had, or build the first one."""
+        """First step of this life: drop what a former life left beyond it, open the index it had, or build
+        the first one."""
         self._refresher.forget_after(step)
         first = self._refresher.index_folder(self._step)
         if step == 0:
@@ -112,16 +132,25 @@ class LiveIndex:
 
     def _open(self, step: int) -> None:
         self._index = None  # the old one goes before the new one comes: never two in memory
-        self._index = open_index(self._refresher.index_folder(step), device=str(self._device), expect_corpus=self._corpus.fingerprint)
+        self._index = open_index(
+            self._refresher.index_folder(step),
+            device=str(self._device),
+            expect_corpus=self._corpus.fingerprint,
+        )
         self._step = step
-        needed = {step, *(saved[name] for saved in self._run.kept_objectives() for name in ("index", "pending"))}
+        needed = {
+            step,
+            *(saved[name] for saved in self._run.kept_objectives() for name in ("index", "pending")),
+        }
         self._refresher.keep_only(needed)
 
     def state(self) -> dict[str, Any]:
         return {"index": self._step, "pending": self._pending, "swaps": self._swaps, "beside": self._beside}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._step, self._pending, self._swaps, self._beside = (state[name] for name in ("index", "pending", "swaps", "beside"))
+        self._step, self._pending, self._swaps, self._beside = (
+            state[name] for name in ("index", "pending", "swaps", "beside")
+        )
 
     def close(self) -> None:
         self._refresher.close()
@@ -131,4 +160,9 @@ def _fits(index: Path, corpus: Corpus, encode: DocumentEncoder, dtype: torch.dty
     """Is it the one that would be built? Before the first step a run may be given another model or corpus."""
     info = index_info(index)
     made_of = (info.weights, info.corpus, info.corpus_edits, info.dtype)
-    return made_of == (encode.fingerprint, corpus.fingerprint, corpus.edits, str(dtype).removeprefix("torch."))
+    return made_of == (
+        encode.fingerprint,
+        corpus.fingerprint,
+        corpus.edits,
+        str(dtype).removeprefix("torch."),
+    )

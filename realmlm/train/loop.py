@@ -23,22 +23,35 @@ from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import Metrics, Progress, say, show_row
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
-from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, note_amended, seed_everything
+from realmlm.train.run import (
+    Checkpoint,
+    Run,
+    generator_state,
+    load_generator_state,
+    note_amended,
+    seed_everything,
+)
 
 _MOST_WORKERS = 6  # processes that put batches together
 _AHEAD = 4  # batches that each of them may be ahead
-_STOPPING = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what a scheduler (Slurm, Kubernetes) sends before it kills
+_STOPPING = (
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # Ctrl-C; what a scheduler (Slurm, Kubernetes) sends before it kills
 
 
 class Clock:
     """Seconds a step spends in each phase, the mean since the last row.
 
-    A GPU works behind the program's back; waiting for it at every phase would slow it down. So there only one step of each row is measured.
+    A GPU works behind the program's back; waiting for it at every phase would slow it down. So there only one
+    step of each row is measured.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._gpu, self._steps, self._on = device.type == "cuda", 0, False
+        self._gpu = device.type == "cuda"
+        self._steps = 0
+        self._on = False
 
     def begin_step(self, *, first_of_row: bool) -> None:
         self._on = first_of_row or not self._gpu
@@ -72,7 +85,8 @@ class Objective(Protocol):
         """Parameters by name of their learning rate: `reader`, `retriever`."""
 
     def draw(self, first: int, count: int) -> Any:
-        """The examples from position `first` on. It depends on nothing that is learned: it may happen ahead, in another process."""
+        """The examples from position `first` on. It depends on nothing that is learned: it may happen ahead,
+        in another process."""
 
     def loss(self, drawn: Any, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of drawn examples, a step's batch or a part of it, and numbers for the row."""
@@ -81,7 +95,8 @@ class Objective(Protocol):
         """Housekeeping before step number `step` (swap the index); numbers for the row."""
 
     def measure(self, done: int, clock: Clock) -> dict[str, Any]:
-        """What is looked at beside training (a probe) after so many steps; numbers for the row of that step."""
+        """What is looked at beside training (a probe) after so many steps; numbers for the row of that
+        step."""
 
     def state(self) -> dict[str, Any]:
         """What must be saved beside weights and optimizer, as JSON."""
@@ -131,12 +146,17 @@ def make_optimizer(groups: dict[str, list[nn.Parameter]], optim: Optim) -> torch
         rest = [parameter for parameter in trained if parameter.ndim <= 1]
         parts.append({"params": matrices, "weight_decay": optim.weight_decay, "rate": name})
         parts.append({"params": rest, "weight_decay": 0.0, "rate": name})
-    # RoBERTa's choice where BERT and REALM have 0.999: gradients are forgotten faster, which suits short runs with large batches
+    # RoBERTa's choice where BERT and REALM have 0.999: gradients are forgotten faster, which suits short runs
+    # with large batches
     return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6)
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {f"{number}.{name}": value for number, entry in optimizer.state_dict()["state"].items() for name, value in entry.items()}
+    return {
+        f"{number}.{name}": value
+        for number, entry in optimizer.state_dict()["state"].items()
+        for name, value in entry.items()
+    }
 
 
 def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -151,17 +171,21 @@ class _Parts(Dataset[Any]):
     """The parts of all steps' batches by number."""
 
     def __init__(self, objective: Objective, examples: int) -> None:
-        self._objective, self._examples = objective, examples
+        self._objective = objective
+        self._examples = examples
 
     def __getitem__(self, number: int) -> Any:
         try:
             return self._objective.draw(number * self._examples, self._examples)
-        except RealmError as error:  # from another process it would come with that process's traceback as its text
+        except (
+            RealmError
+        ) as error:  # from another process it would come with that process's traceback as its text
             return error
 
 
 def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> Generator[Any, None, None]:
-    """What each part of each step from `start` on learns from, drawn when it is needed, or ahead by `workers` processes."""
+    """What each part of each step from `start` on learns from, drawn when it is needed, or ahead by `workers`
+    processes."""
     examples = optim.batch // optim.accumulate
     parts = _Parts(objective, examples)
     numbers = range(start * optim.accumulate, optim.steps * optim.accumulate)
@@ -169,9 +193,16 @@ def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> G
         for number in numbers:
             yield objective.draw(number * examples, examples)
         return
-    ahead: dict[str, Any] = {"num_workers": workers, "prefetch_factor": _AHEAD, "multiprocessing_context": "fork", "collate_fn": _as_drawn}
+    ahead: dict[str, Any] = {
+        "num_workers": workers,
+        "prefetch_factor": _AHEAD,
+        "multiprocessing_context": "fork",
+        "collate_fn": _as_drawn,
+    }
     ahead["generator"] = torch.Generator()  # the loader would draw from the one that training draws from
-    for drawn in DataLoader(parts, batch_size=None, sampler=numbers, worker_init_fn=_wait_for_the_trainer, **ahead):
+    for drawn in DataLoader(
+        parts, batch_size=None, sampler=numbers, worker_init_fn=_wait_for_the_trainer, **ahead
+    ):
         if isinstance(drawn, RealmError):
             raise drawn
         yield drawn
@@ -188,7 +219,8 @@ def _wait_for_the_trainer(_: int) -> None:
 
 
 def _default_workers(device: torch.device) -> int:
-    """A GPU would wait for one process's batches. Where processes cannot be forked, there is only this one."""
+    """A GPU would wait for one process's batches. Where processes cannot be forked, there is only this
+    one."""
     return min(_MOST_WORKERS, cores() - 1) if device.type == "cuda" and hasattr(os, "fork") else 0
 
 
@@ -202,26 +234,36 @@ class _Rows:
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach().clone()
+            self._sums[name] = (
+                self._sums[name] + value.detach() if name in self._sums else value.detach().clone()
+            )
         self._count += 1
 
     def take(self) -> dict[str, Any]:
         means = {name: round(float(total) / self._count, 5) for name, total in self._sums.items()}
         row = means | self.latest
-        self._sums, self._count, self.latest = {}, 0, {}
+        self._sums = {}
+        self._count = 0
+        self.latest = {}
         return row
 
     def state(self) -> dict[str, Any]:
         """What was collected of the row so far, as JSON."""
-        return {"sums": {name: float(total) for name, total in self._sums.items()}, "count": self._count, "latest": self.latest}
+        return {
+            "sums": {name: float(total) for name, total in self._sums.items()},
+            "count": self._count,
+            "latest": self.latest,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._sums = {name: torch.tensor(total) for name, total in state["sums"].items()}
-        self._count, self.latest = state["count"], state["latest"]
+        self._count = state["count"]
+        self.latest = state["latest"]
 
 
 class _Stop:
-    """Ctrl-C, or a scheduler's wish, waits for the step to end, so that it can be saved; a second one does not wait."""
+    """Ctrl-C, or a scheduler's wish, waits for the step to end, so that it can be saved; a second one does
+    not wait."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -243,19 +285,38 @@ class _Stop:
             signal.signal(number, before)
 
 
-def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loop, device: torch.device, title: str) -> None:
+def fit(
+    model: Realm,
+    objective: Objective,
+    run: Run,
+    *,
+    optim: Optim,
+    loop: Loop,
+    device: torch.device,
+    title: str,
+) -> None:
     """Train to the last step; begin at the run's newest checkpoint if it has one."""
-    groups, clock, rows = objective.groups(), Clock(device), _Rows()
+    groups = objective.groups()
+    clock = Clock(device)
+    rows = _Rows()
     optimizer = make_optimizer(groups, optim)
     start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
-    metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1)  # what was measured before the first step will be again
+    metrics = Metrics(
+        run.folder / "metrics.jsonl", keep_until=start or -1
+    )  # what was measured before the first step will be again
     bar = Progress(title, optim.steps, unit="steps", start=start)
-    drawn = _drawn(objective, start, optim=optim, workers=_default_workers(device) if loop.workers is None else loop.workers)
+    drawn = _drawn(
+        objective,
+        start,
+        optim=optim,
+        workers=_default_workers(device) if loop.workers is None else loop.workers,
+    )
     if loop.compile:
         model.compile_layers()
     model.train()
     model.config = replace(model.config, calibration=None)  # it was of the weights as they were
-    begun, counted = time.monotonic(), start
+    begun = time.monotonic()
+    counted = start
     last: dict[str, Any] = {}
     try:
         with _Stop() as stop, closing(drawn):
@@ -265,7 +326,19 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
                 if step == 0 and (measured := objective.measure(0, clock)):
                     metrics.row({"step": 0, **measured})
                     say(show_row({"step": 0, **measured}))
-                rows.add(_one_step(objective, optimizer, groups, step, drawn=drawn, optim=optim, loop=loop, device=device, clock=clock))
+                rows.add(
+                    _one_step(
+                        objective,
+                        optimizer,
+                        groups,
+                        step,
+                        drawn=drawn,
+                        optim=optim,
+                        loop=loop,
+                        device=device,
+                        clock=clock,
+                    )
+                )
                 note_amended()
                 bar.advance()
                 done = step + 1
@@ -282,20 +355,29 @@ def fit(model: Realm, objective: Objective, run: Run, *, optim: Optim, loop: Loo
                     bar.clear()
                     say(show_row(row))
                     last = row
-                    begun, counted = time.monotonic(), done
+                    begun = time.monotonic()
+                    counted = done
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
                     with clock("checkpoint"):
                         run.save(_state(model, objective, optimizer, rows, done))
                     if stop.asked:
                         raise KeyboardInterrupt
     except torch.OutOfMemoryError as error:
-        raise NotEnough(f"out of memory on {device} with a batch of {optim.batch}; raise `accumulate` or lower `batch`") from error
+        raise NotEnough(
+            f"out of memory on {device} with a batch of {optim.batch}; raise `accumulate` or lower `batch`"
+        ) from error
     finally:
         metrics.close()
     bar.close()
     if last.get("null_share", 0) > 0.9:
-        say("nearly everything goes to the null document: retrieval was not learned. Warm up longer, lower --optim.retriever-lr, or cut")
-        say("the documents into smaller passages (--max-wordpieces), so that there is something to retrieve besides a sentence's own.")
+        say(
+            "nearly everything goes to the null document: retrieval was not learned. Warm up longer, lower "
+            "--optim.retriever-lr, or cut"
+        )
+        say(
+            "the documents into smaller passages (--max-wordpieces), so that there is something to retrieve "
+            "besides a sentence's own."
+        )
 
 
 def train_model(
@@ -318,13 +400,16 @@ def train_model(
     return place
 
 
-def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, run: Run, *, steps: int) -> int:
+def _restore(
+    model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, run: Run, *, steps: int
+) -> int:
     checkpoint = run.newest()
     if checkpoint is None:
         return 0
     if checkpoint.step > steps:
         raise BadInput(
-            f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for; ask for more, or start a new run"
+            f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for; ask "
+            "for more, or start a new run"
         )
     model.load_own_state(checkpoint.weights)
     _load_optimizer_tensors(optimizer, checkpoint.optimizer)
@@ -336,7 +421,9 @@ def _restore(model: Realm, objective: Objective, optimizer: torch.optim.Optimize
     return checkpoint.step
 
 
-def _state(model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, step: int) -> Checkpoint:
+def _state(
+    model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, step: int
+) -> Checkpoint:
     return Checkpoint(
         step=step,
         weights=model.own_state(),
@@ -359,7 +446,10 @@ def _one_step(
     device: torch.device,
     clock: Clock,
 ) -> dict[str, Tensor]:
-    peaks = {"reader": optim.lr, "retriever": optim.retriever_lr if isinstance(optim, JointOptim) else optim.lr}
+    peaks = {
+        "reader": optim.lr,
+        "retriever": optim.retriever_lr if isinstance(optim, JointOptim) else optim.lr,
+    }
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=peaks[group["rate"]])
     optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,8 @@
-"""Pointing: the reader marks where in a passage the hidden words of a sentence stand, as it will mark answers to questions.
+"""Pointing: the reader marks where in a passage the hidden words of a sentence stand, as it will mark answers
+to questions.
 
-N pairs of sentence and passage, n of them with the words in the passage, L wordpieces, H hidden size, W span widths.
+N pairs of sentence and passage, n of them with the words in the passage, L wordpieces, H hidden size, W span
+widths.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,8 @@ from realmlm.train.examples import places_of
 
 
 def standing(runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], inputs: Inputs) -> np.ndarray:
-    """Where each run of hidden words stands in the passage beside it: (row, start, width − 1) of every place [spans, 3]."""
+    """Where each run of hidden words stands in the passage beside it: (row, start, width − 1) of every place
+    [spans, 3]."""
     found = [np.zeros((0, 3), dtype=np.int64)]
     length = inputs.tokens_NL.shape[1]
     for row, (words, body, second) in enumerate(zip(runs, bodies, inputs.second_N.tolist(), strict=True)):
@@ -24,12 +27,15 @@ def standing(runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], in
             continue
         places = places_of(words, body)
         places = places[places + second + len(words) <= length] + second
-        found.append(np.stack([np.full_like(places, row), places, np.full_like(places, len(words) - 1)], axis=1))
+        found.append(
+            np.stack([np.full_like(places, row), places, np.full_like(places, len(words) - 1)], axis=1)
+        )
     return np.concatenate(found)
 
 
 def point(reader: Reader, hidden_NLH: Tensor, inputs: Inputs, gold_N3: np.ndarray) -> tuple[Tensor, Tensor]:
-    """log p(the words where they stand|z,x) [N], −inf where they do not; and where they do [N]. Only those rows are computed."""
+    """log p(the words where they stand|z,x) [N], −inf where they do not; and where they do [N]. Only those
+    rows are computed."""
     log_p_N = torch.full((len(inputs),), -torch.inf, device=hidden_NLH.device)
     rows_n, gold_rows = np.unique(gold_N3[:, 0], return_inverse=True)
     if not len(rows_n):

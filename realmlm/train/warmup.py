@@ -1,6 +1,8 @@
-"""Warm-up: the reader learns to read passages by masked LM, the retriever to find them by the inverse cloze task.
+"""Warm-up: the reader learns to read passages by masked LM, the retriever to find them by the inverse cloze
+task.
 
-Without the second everything goes to the null document; without the first a reader that cannot read ruins the retriever.
+Without the second everything goes to the null document; without the first a reader that cannot read ruins the
+retriever.
 """
 
 from collections.abc import Callable
@@ -28,14 +30,22 @@ from realmlm.train.run import Run
 
 
 class MaskedReading(Stateless):
-    """−log p(y|z,x) with a passage given, not retrieved; and where y stands in z, −log of the probability that the reader points at it.
+    """−log p(y|z,x) with a passage given, not retrieved; and where y stands in z, −log of the probability
+    that the reader points at it.
 
-    The first is the mean over a sentence's masks, so that a long span weighs no more than a word; joint training, whose marginal is over
-    all of y, takes the sum. So the losses of the two are on different scales.
+    The first is the mean over a sentence's masks, so that a long span weighs no more than a word; joint
+    training, whose marginal is over all of y, takes the sum. So the losses of the two are on different
+    scales.
     """
 
-    def __init__(self, model: Realm, wordpieces: Wordpieces, corpus: Corpus, pairs: ReadingPairs, *, pointing: float) -> None:
-        self._model, self._wordpieces, self._corpus, self._pairs, self._pointing = model, wordpieces, corpus, pairs, pointing
+    def __init__(
+        self, model: Realm, wordpieces: Wordpieces, corpus: Corpus, pairs: ReadingPairs, *, pointing: float
+    ) -> None:
+        self._model = model
+        self._wordpieces = wordpieces
+        self._corpus = corpus
+        self._pairs = pairs
+        self._pointing = pointing
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"reader": list(self._model.reader.parameters())}
@@ -46,10 +56,18 @@ class MaskedReading(Stateless):
         config = self._model.config
         inputs = joint_inputs(masked.queries, passages, self._corpus, self._wordpieces, config)
         bodies = [NULL if number is None else self._corpus.tokens(number) for number in passages]
-        return masked, inputs, standing(masked.runs(config.max_answer), bodies, inputs) if self._pointing else None
+        return (
+            masked,
+            inputs,
+            standing(masked.runs(config.max_answer), bodies, inputs) if self._pointing else None,
+        )
 
-    def loss(self, drawn: tuple[Masked, Inputs, np.ndarray | None], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        masked, inputs, gold_N3 = drawn[0].to(self._model.device), drawn[1].to(self._model.device), drawn[2]
+    def loss(
+        self, drawn: tuple[Masked, Inputs, np.ndarray | None], step: int, clock: Clock
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        masked = drawn[0].to(self._model.device)
+        inputs = drawn[1].to(self._model.device)
+        gold_N3 = drawn[2]
         with clock("read"):
             hidden_BLH = self._model.reader.encoder(inputs)
             vocabulary_BMV = self._model.reader.masks_from(hidden_BLH, inputs, masked.positions_BM)
@@ -63,7 +81,10 @@ class MaskedReading(Stateless):
         with clock("point"):
             point_B, held_B = point(self._model.reader, hidden_BLH, inputs, gold_N3)
             point_B = torch.where(held_B, point_B, 0.0)
-        numbers |= {"held": held_B.float().mean(), "pointed": point_B.exp().masked_fill(~held_B, 0.0).sum() / held_B.sum().clamp(min=1)}
+        numbers |= {
+            "held": held_B.float().mean(),
+            "pointed": point_B.exp().masked_fill(~held_B, 0.0).sum() / held_B.sum().clamp(min=1),
+        }
         return (loss_B - self._pointing * point_B).mean(), numbers
 
 
@@ -71,23 +92,32 @@ class InverseCloze(Stateless):
     """−log p(z|x) among the passages of the batch."""
 
     def __init__(self, model: Realm, wordpieces: Wordpieces, pairs: ClozePairs) -> None:
-        self._model, self._wordpieces, self._pairs = model, wordpieces, pairs
+        self._model = model
+        self._wordpieces = wordpieces
+        self._pairs = pairs
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"retriever": self._model.retriever_parameters()}
 
     def draw(self, first: int, count: int) -> tuple[Inputs, Inputs, np.ndarray]:
         """Sentences, passages, and the passages' numbers."""
-        pairs, config = self._pairs.draw(first, count), self._model.config
+        pairs = self._pairs.draw(first, count)
+        config = self._model.config
         queries = query_inputs(pairs.sentences, self._wordpieces, max_query=config.max_query)
-        documents = document_inputs(pairs.titles, pairs.bodies, self._wordpieces, max_length=config.max_document)
+        documents = document_inputs(
+            pairs.titles, pairs.bodies, self._wordpieces, max_length=config.max_document
+        )
         return queries, documents, pairs.passages
 
-    def loss(self, drawn: tuple[Inputs, Inputs, np.ndarray], step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, drawn: tuple[Inputs, Inputs, np.ndarray], step: int, clock: Clock
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         queries, documents, passages = drawn
         device = self._model.device
         with clock("embed"):
-            scores_BB = inner_products(self._model.query(queries.to(device)), self._model.document(documents.to(device)))
+            scores_BB = inner_products(
+                self._model.query(queries.to(device)), self._model.document(documents.to(device))
+            )
             loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
         return loss_B.mean(), {"found": found_B.float().mean()}
 
@@ -122,7 +152,14 @@ def warm_up(
 
         def reading(realm: Realm, wordpieces: Wordpieces) -> MaskedReading:
             max_query = realm.config.max_query
-            source = SentenceSource(known, scheme=masking, wordpieces=wordpieces, max_query=max_query, seed=loop.seed, held_out=held_out())
+            source = SentenceSource(
+                known,
+                scheme=masking,
+                wordpieces=wordpieces,
+                max_query=max_query,
+                seed=loop.seed,
+                held_out=held_out(),
+            )
             pairs = ReadingPairs(source, pairing=pairing, seed=loop.seed)
             return MaskedReading(realm, wordpieces, known, pairs, pointing=pointing)
 
@@ -143,9 +180,17 @@ def warm_up(
 
 
 def _stage(
-    name: str, model: Path, whole: Run, corpus: Corpus, make: Callable[[Realm, Wordpieces], Objective], *, optim: Optim, loop: Loop
+    name: str,
+    model: Path,
+    whole: Run,
+    corpus: Corpus,
+    make: Callable[[Realm, Wordpieces], Objective],
+    *,
+    optim: Optim,
+    loop: Loop,
 ) -> Path:
-    """One of the two, from `model` on; gives the place of the model it ends with, the same one if it has no steps."""
+    """One of the two, from `model` on; gives the place of the model it ends with, the same one if it has no
+    steps."""
     if optim.steps == 0:
         return model
     with Run.begin(whole.folder / name, stage=f"warmup-{name}", config={}) as run:
@@ -154,8 +199,11 @@ def _stage(
         device = prepare(loop)
         realm, wordpieces = Realm.from_pretrained(model, device=device)
         check_readable(str(model), realm, wordpieces, corpus)
-        taught, title = make(realm, wordpieces), f"warm-up, {name}"
-        return train_model(realm, wordpieces, taught, run, corpus=corpus, optim=optim, loop=loop, device=device, title=title)
+        taught = make(realm, wordpieces)
+        title = f"warm-up, {name}"
+        return train_model(
+            realm, wordpieces, taught, run, corpus=corpus, optim=optim, loop=loop, device=device, title=title
+        )
 
 
 def run_warmup(config: Warmup) -> Path:

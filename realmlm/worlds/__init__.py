@@ -1,8 +1,9 @@
 """Fictional worlds: the project's scientific instrument.
 
-A world is made of entities that do not exist, so nothing but its passages tells about them, and for every sentence and question the passage
-that holds the answer is known. On it a small model learns from scratch on a CPU in minutes, and retrieval that emerges, or does not, is
-measured exactly. Some entities appear in the passages only: what is measured on them was learned, not memorised.
+A world is made of entities that do not exist, so nothing but its passages tells about them, and for every
+sentence and question the passage that holds the answer is known. On it a small model learns from scratch on a
+CPU in minutes, and retrieval that emerges, or does not, is measured exactly. Some entities appear in the
+passages only: what is measured on them was learned, not memorised.
 """
 
 import json
@@ -58,7 +59,8 @@ class Statement:
 
 @dataclass(frozen=True)
 class World:
-    """All of it: passages (title, text), and the facts of entities seen in training text and of those held out."""
+    """All of it: passages (title, text), and the facts of entities seen in training text and of those held
+    out."""
 
     passages: list[tuple[str, str]]
     seen: list[Fact]
@@ -66,7 +68,8 @@ class World:
     common_share: float
 
     def sentences(self, rng: np.random.Generator) -> list[Statement]:
-        """The training text X: every fact of the seen entities in every wording of X, with sentences that need no knowledge between."""
+        """The training text X: every fact of the seen entities in every wording of X, with sentences that
+        need no knowledge between."""
         stated = list(_stated(self.seen))
         for number in range(int(self.common_share / (1 - self.common_share) * len(stated))):
             text, value = COMMON[number % len(COMMON)]
@@ -80,7 +83,12 @@ class World:
     def questions(self, *, held_out: bool) -> list[Statement]:
         facts = self.held_out if held_out else self.seen
         return [
-            Statement(template.replace("{e}", fact.entity), fact.value, fact.passage, f"{fact.relation.name}/{number}")
+            Statement(
+                template.replace("{e}", fact.entity),
+                fact.value,
+                fact.passage,
+                f"{fact.relation.name}/{number}",
+            )
             for fact in facts
             for number, template in enumerate(fact.relation.questions)
         ]
@@ -90,7 +98,8 @@ def make_world(kind: str, *, seed: int = 0) -> World:
     """A world of a kind (`tiny`, `small`, `hard`); the same kind and seed give the same world, anywhere."""
     if kind not in KINDS:
         raise BadInput(f"no world '{kind}'; there are {', '.join(KINDS)}")
-    settings, rng = KINDS[kind], np.random.default_rng([seed, 7])
+    settings = KINDS[kind]
+    rng = np.random.default_rng([seed, 7])
     names = _names(settings.entities, rng)
     held_out = set(names[: int(settings.held_out_share * len(names))])
     passages: list[tuple[str, str]] = []
@@ -98,8 +107,12 @@ def make_world(kind: str, *, seed: int = 0) -> World:
     for name in (names[number] for number in rng.permutation(len(names))):
         order = rng.permutation(len(settings.relations))
         for first in range(0, len(order), settings.facts_a_passage):
-            chosen = [settings.relations[number] for number in order[first : first + settings.facts_a_passage]]
-            said = [Fact(name, relation, str(rng.choice(relation.values)), len(passages)) for relation in chosen]
+            chosen = [
+                settings.relations[number] for number in order[first : first + settings.facts_a_passage]
+            ]
+            said = [
+                Fact(name, relation, str(rng.choice(relation.values)), len(passages)) for relation in chosen
+            ]
             passages.append((name, _tell(said, rng)))
             facts += said
     seen = [fact for fact in facts if fact.entity not in held_out]
@@ -108,7 +121,8 @@ def make_world(kind: str, *, seed: int = 0) -> World:
 
 def write_world(out: str | Path, kind: str, *, seed: int = 0) -> World:
     """Write a world as files that the other commands read."""
-    world, folder = make_world(kind, seed=seed), Path(out)
+    world = make_world(kind, seed=seed)
+    folder = Path(out)
     with publish(folder, kind="world") as draft:
         sentences = world.sentences(np.random.default_rng([seed, 8]))
         tables = {
@@ -122,7 +136,9 @@ def write_world(out: str | Path, kind: str, *, seed: int = 0) -> World:
             lines = [json.dumps(row) for row in rows]
             (draft.path / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines), "utf-8")
             draft.counts[name] = len(lines)
-        phrases = sorted({fact.value for fact in (*world.seen, *world.held_out)} | {value for _, value in COMMON})
+        phrases = sorted(
+            {fact.value for fact in (*world.seen, *world.held_out)} | {value for _, value in COMMON}
+        )
         (draft.path / "phrases.txt").write_text("".join(phrase + "\n" for phrase in phrases), "utf-8")
         world_wordpieces().save(draft.path / "tokenizer.json")
         draft.config = {"kind": kind, "seed": seed}
@@ -130,9 +146,18 @@ def write_world(out: str | Path, kind: str, *, seed: int = 0) -> World:
 
 
 def world_wordpieces() -> Wordpieces:
-    """One fixed vocabulary for all worlds: every word of the templates and values, and syllables for names."""
-    texts = [template for relation in HARD_RELATIONS for template in (*relation.knowledge, *relation.text, *relation.questions)]
-    texts += [value for relation in HARD_RELATIONS for value in relation.values] + [f"{text} {value}" for text, value in COMMON] + ["it"]
+    """One fixed vocabulary for all worlds: every word of the templates and values, and syllables for
+    names."""
+    texts = [
+        template
+        for relation in HARD_RELATIONS
+        for template in (*relation.knowledge, *relation.text, *relation.questions)
+    ]
+    texts += (
+        [value for relation in HARD_RELATIONS for value in relation.values]
+        + [f"{text} {value}" for text, value in COMMON]
+        + ["it"]
+    )
     words = {word for text in texts for word in _plain(text).split()}
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
     marks = list(".,?!'-")
@@ -143,7 +168,9 @@ def world_wordpieces() -> Wordpieces:
 
 
 def _names(count: int, rng: np.random.Generator) -> list[str]:
-    taken = {word for relation in HARD_RELATIONS for value in relation.values for word in _plain(value).split()}
+    taken = {
+        word for relation in HARD_RELATIONS for value in relation.values for word in _plain(value).split()
+    }
     names: dict[str, None] = {}
     while len(names) < count:
         name = "".join(rng.choice(SYLLABLES, size=3))
@@ -165,14 +192,24 @@ def _tell(facts: list[Fact], rng: np.random.Generator) -> str:
 def _stated(facts: list[Fact]) -> Iterator[Statement]:
     for fact in facts:
         for number, template in enumerate(fact.relation.text):
-            yield Statement(template.replace("{e}", fact.entity), fact.value, fact.passage, f"{fact.relation.name}/{number}")
+            yield Statement(
+                template.replace("{e}", fact.entity),
+                fact.value,
+                fact.passage,
+                f"{fact.relation.name}/{number}",
+            )
 
 
 def _questions(statements: list[Statement]) -> Iterator[dict[str, object]]:
     """Lines of a question set; the id begins with the wording, so that what fails can be seen by wording."""
     for number, statement in enumerate(statements):
         text = _capital(statement.text.replace("{v}", "[MASK]"))
-        yield {"id": f"{statement.template}:{number}", "question": text, "answer": [statement.answer], "gold": [statement.passage]}
+        yield {
+            "id": f"{statement.template}:{number}",
+            "question": text,
+            "answer": [statement.answer],
+            "gold": [statement.passage],
+        }
 
 
 def _fill(statement: Statement) -> str:

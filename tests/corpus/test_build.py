@@ -24,13 +24,17 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, MissingExtra
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-WORDPIECES = Wordpieces.from_pieces([*LETTERS, *(f"##{letter}" for letter in LETTERS), *".!?,()\"'-。中文", "the", "##er", "ri", "##ver"])
+WORDPIECES = Wordpieces.from_pieces(
+    [*LETTERS, *(f"##{letter}" for letter in LETTERS), *".!?,()\"'-。中文", "the", "##er", "ri", "##ver"]
+)
 
 
 def byte_level() -> Wordpieces:
     """A tokenizer that sees bytes: several wordpieces a character, the space before a word its own piece."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {piece: number for number, piece in enumerate(["<s>", "</s>", "<pad>", "<unk>", "<mask>", *letters])}
+    vocabulary = {
+        piece: number for number, piece in enumerate(["<s>", "</s>", "<pad>", "<unk>", "<mask>", *letters])
+    }
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +43,19 @@ def byte_level() -> Wordpieces:
 
 SENTENCES = st.lists(
     st.sampled_from(
-        ["The river ran.", "Abc.", "He saw 3.14 m.", "中文。", "(Why?)", "a\n", "\n", "\n\u200b\n", "No!", "Über Weg!", "\u00a0"]
+        [
+            "The river ran.",
+            "Abc.",
+            "He saw 3.14 m.",
+            "中文。",
+            "(Why?)",
+            "a\n",
+            "\n",
+            "\n\u200b\n",
+            "No!",
+            "Über Weg!",
+            "\u00a0",
+        ]
     ),
     max_size=25,
 )
@@ -58,7 +74,8 @@ def cut(flat: np.ndarray, lengths: np.ndarray) -> list[list]:
 
 
 def plain_cut(text: str, most: int) -> list[tuple[str, list[list[int]]]]:
-    """The truth for texts without too long sentences: text and sentences of each passage, one sentence at a time."""
+    """The truth for texts without too long sentences: text and sentences of each passage, one sentence at a
+    time."""
     passages: list[tuple[int, int, list[list[int]]]] = []
     for start, end in split_sentences(text):
         tokens = WORDPIECES.encode(text[start:end]).tolist()
@@ -66,22 +83,38 @@ def plain_cut(text: str, most: int) -> list[tuple[str, list[list[int]]]]:
             passages[-1] = (passages[-1][0], end, [*passages[-1][2], tokens])
         else:
             passages.append((start, end, [tokens]))
-    return [(text[start:end], [tokens for tokens in sentences if tokens]) for start, end, sentences in passages if any(sentences)]
+    return [
+        (text[start:end], [tokens for tokens in sentences if tokens])
+        for start, end, sentences in passages
+        if any(sentences)
+    ]
 
 
 @given(st.lists(PROSE, max_size=4), st.integers(14, 60))
 def test_cutting_agrees_with_one_sentence_at_a_time(texts, most):
-    block = cut_articles([Article(f"t{number}", text) for number, text in enumerate(texts)], WORDPIECES, max_wordpieces=most)
+    block = cut_articles(
+        [Article(f"t{number}", text) for number, text in enumerate(texts)], WORDPIECES, max_wordpieces=most
+    )
     expected = [plain_cut(text, most) for text in texts]
-    assume(all(len(tokens) <= most for passages in expected for _, sentences in passages for tokens in sentences))
+    assume(
+        all(len(tokens) <= most for passages in expected for _, sentences in passages for tokens in sentences)
+    )
     assert texts_of(block) == [text for passages in expected for text, _ in passages]
     tokens = cut(block.tokens, block.token_lengths)
-    assert tokens == [list(chain.from_iterable(sentences)) for passages in expected for _, sentences in passages]
-    starts = [[0, *accumulate(map(len, sentences))][:-1] for passages in expected for _, sentences in passages]
+    assert tokens == [
+        list(chain.from_iterable(sentences)) for passages in expected for _, sentences in passages
+    ]
+    starts = [
+        [0, *accumulate(map(len, sentences))][:-1] for passages in expected for _, sentences in passages
+    ]
     assert cut(block.sentence_starts, block.sentence_lengths) == starts
     kept = [passages for passages in expected if passages]
     assert block.articles.tolist() == [number for number, passages in enumerate(kept) for _ in passages]
-    titles = [bytes(title).decode() for title in np.split(block.titles, np.cumsum(block.title_lengths)[:-1])] if kept else []
+    titles = (
+        [bytes(title).decode() for title in np.split(block.titles, np.cumsum(block.title_lengths)[:-1])]
+        if kept
+        else []
+    )
     assert titles == [f"t{number}" for number, passages in enumerate(expected) if passages]
 
 
@@ -95,9 +128,12 @@ def test_passages_hold_everything_in_order_and_are_encoded_as_themselves(text, m
     if passages:
         assert "".join("".join(passages).split()) == "".join(text.split())
     encodings = WORDPIECES.encode_batch(passages)
-    tokens, chars = cut(block.tokens, block.token_lengths), cut(block.token_chars, block.token_lengths)
+    tokens = cut(block.tokens, block.token_lengths)
+    chars = cut(block.token_chars, block.token_lengths)
     for passage, ids, pairs, encoding in zip(passages, tokens, chars, encodings, strict=True):
-        if not WORDPIECES.continues[ids[0]] and max(map(len, passage.split())) <= most // 2:  # no word was cut
+        if (
+            not WORDPIECES.continues[ids[0]] and max(map(len, passage.split())) <= most // 2
+        ):  # no word was cut
             assert ids == encoding.ids
             assert [tuple(pair) for pair in pairs] == encoding.offsets
 
@@ -115,7 +151,10 @@ def test_a_byte_level_tokenizer_loses_nothing_either(text, most):
         assert all(0 <= start <= end <= len(passage) for start, end in pairs)
 
 
-@pytest.mark.parametrize("text", ["a" * 200_000, "ab " * 60_000, "x " + "中" * 70_000, " " * 70_000 + "a", "\u200b" * 70_000 + " a"])
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 200_000, "ab " * 60_000, "x " + "中" * 70_000, " " * 70_000 + "a", "\u200b" * 70_000 + " a"],
+)
 def test_passages_stay_within_character_offsets(text):
     block = cut_articles([Article("", text)], WORDPIECES, max_wordpieces=2**16 - 1)
     passages = texts_of(block)
@@ -145,14 +184,19 @@ def test_samples_are_evenly_spread_and_as_large_as_may_be(texts, most):
     assert kept == texts[:: steps[0]]
 
 
-# --- whole corpora ------------------------------------------------------------------------------------------------------------------
+# --- whole corpora ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def source(tmp_path) -> Path:
     path = tmp_path / "notes.jsonl"
     lines = [
-        {"id": n, "title": f"Note {n}", "text": f"River {n} runs to the sea. It is {n} km long.\nNobody swims in it."} for n in range(60)
+        {
+            "id": n,
+            "title": f"Note {n}",
+            "text": f"River {n} runs to the sea. It is {n} km long.\nNobody swims in it.",
+        }
+        for n in range(60)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -166,7 +210,9 @@ def test_a_corpus_holds_its_articles_and_does_not_depend_on_workers(tmp_path, so
     whole = build_corpus([source], tmp_path / "whole", train_tokenizer=150, max_wordpieces=16)
     monkeypatch.setattr(build, "_CHUNK", 300)
     for workers in (1, 2):
-        build_corpus([source], tmp_path / f"{workers}", train_tokenizer=150, max_wordpieces=16, workers=workers)
+        build_corpus(
+            [source], tmp_path / f"{workers}", train_tokenizer=150, max_wordpieces=16, workers=workers
+        )
         assert files_of(tmp_path / f"{workers}") == files_of(tmp_path / "whole")
         assert not multiprocessing.active_children()
     manifest = whole.manifest
@@ -218,15 +264,20 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_every_bad_file_is_named_with_the_flag_that_leaves_it_out(tmp_path, name, capsys):
-    bad, good = tmp_path / name, tmp_path / "good.txt"
+    bad = tmp_path / name
+    good = tmp_path / "good.txt"
     good.write_text("The heron stands still.")
     WORDPIECES.save(tmp_path / "tokenizer.json")
     if (data := BAD[name]) is not None:
         bad.write_bytes(data)
     for options in ({"train_tokenizer": 150}, {"tokenizer": str(tmp_path / "tokenizer.json")}):
-        with pytest.raises(BadInput, match=rf"{re.escape(str(bad))}.*; correct it, or leave such input out with --skip-bad$"):
+        with pytest.raises(
+            BadInput, match=rf"{re.escape(str(bad))}.*; correct it, or leave such input out with --skip-bad$"
+        ):
             build_corpus([good, bad], tmp_path / "out", workers=1, **options)
-    corpus = build_corpus([good, bad], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), workers=1, skip_bad=True)
+    corpus = build_corpus(
+        [good, bad], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), workers=1, skip_bad=True
+    )
     assert (len(corpus), corpus.manifest.counts["skipped"]) == (1, 1)
     assert f"left out: {bad}" in capsys.readouterr().err
 
@@ -241,10 +292,17 @@ def test_a_file_whose_library_is_missing_is_named_with_both_ways_on(tmp_path, mo
         bad = tmp_path / "notes" / f"bad.{kind}"
         bad.write_text("# Heron\n\nIt stands still.")
         with pytest.raises(
-            MissingExtra, match=rf"bad\.{kind}: reading .*pip install 'realmlm\[.*\]', or leave such input out with --skip-bad$"
+            MissingExtra,
+            match=rf"bad\.{kind}: reading .*pip install 'realmlm\[.*\]', or leave such input out with --skip-bad$",
         ):
             build_corpus([bad], tmp_path / "out", train_tokenizer=150)
-    corpus = build_corpus([tmp_path / "notes"], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), workers=1, skip_bad=True)
+    corpus = build_corpus(
+        [tmp_path / "notes"],
+        tmp_path / "out",
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        workers=1,
+        skip_bad=True,
+    )
     assert (len(corpus), corpus.manifest.counts["skipped"]) == (1, 4)
     assert capsys.readouterr().err.count("pip install") == 4
 
@@ -265,7 +323,9 @@ def test_settings_that_cannot_work(tmp_path, source):
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
-def test_words_that_the_tokenizer_does_not_know_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_the_tokenizer_does_not_know_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     WORDPIECES.save(tmp_path / "tokenizer.json")
     how = {"tokenizer": str(tmp_path / "tokenizer.json"), "workers": 1}
     for name, text, says in (
@@ -295,12 +355,16 @@ def test_an_interrupted_build_leaves_no_process(tmp_path, sign):
     (tmp_path / "script.py").write_text(INTERRUPTED)
     WORDPIECES.save(tmp_path / "tokenizer.json")
     names = [str(tmp_path / name) for name in ("script.py", "big.jsonl", "out", "tokenizer.json")]
-    process = subprocess.Popen([sys.executable, *names], stderr=subprocess.DEVNULL, preexec_fn=_hear_interrupts)
+    process = subprocess.Popen(
+        [sys.executable, *names], stderr=subprocess.DEVNULL, preexec_fn=_hear_interrupts
+    )
     children: list[int] = []
     until = time.monotonic() + 30
     while len(children) < 3 and time.monotonic() < until:  # two workers and the tracker of their semaphores
         time.sleep(0.05)
-        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        children = [
+            int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ]
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(sign)
@@ -314,7 +378,9 @@ def test_an_interrupted_build_leaves_no_process(tmp_path, sign):
 
 
 def _hear_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started deaf to it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs are started deaf to it
 
 
 def _lives(pid: int) -> bool:
@@ -330,12 +396,17 @@ def test_only_the_first_passages_of_a_document_are_kept(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_text(f"Of {name}. " + " ".join(sentences))
     sources = [tmp_path / "a.txt", tmp_path / "b.txt"]
     whole = build_corpus(sources, tmp_path / "whole", train_tokenizer=200, max_wordpieces=40, workers=1)
-    few = build_corpus(sources, tmp_path / "few", tokenizer=str(whole.folder), max_wordpieces=40, max_passages=2, workers=1)
-    rest = build_corpus(sources, tmp_path / "rest", tokenizer=str(whole.folder), max_wordpieces=40, skip_passages=2, workers=1)
+    few = build_corpus(
+        sources, tmp_path / "few", tokenizer=str(whole.folder), max_wordpieces=40, max_passages=2, workers=1
+    )
+    rest = build_corpus(
+        sources, tmp_path / "rest", tokenizer=str(whole.folder), max_wordpieces=40, skip_passages=2, workers=1
+    )
     assert len(few) == 4 == len(whole) - len(rest)
     for title in ("a", "b"):
         every, first, other = (
-            [corpus[number].text for number in corpus.ids.tolist() if corpus[number].title == title] for corpus in (whole, few, rest)
+            [corpus[number].text for number in corpus.ids.tolist() if corpus[number].title == title]
+            for corpus in (whole, few, rest)
         )
         assert first == every[:2]
         assert other == every[2:]

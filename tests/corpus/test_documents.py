@@ -40,7 +40,9 @@ def texts(corpus: Corpus) -> list[str]:
     return sorted(corpus[number].text for number in corpus.ids.tolist())
 
 
-def test_it_is_made_once_and_follows_the_files(notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_made_once_and_follows_the_files(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus = opened(notes, pieces, tmp_path)
     assert len(corpus) == 4
     assert {corpus[number].file for number in corpus.ids.tolist()} == {
@@ -65,7 +67,11 @@ def test_it_is_made_once_and_follows_the_files(notes: Path, pieces: Wordpieces, 
     (notes / "table.csv").unlink()
     corpus = opened(notes, pieces, tmp_path)
     assert sorted(read) == ["notes/heron.txt", "notes/new.txt"]
-    assert texts(corpus) == ["A new note.", "The badger lives in the forest.", "The stork is the bird of the town."]
+    assert texts(corpus) == [
+        "A new note.",
+        "The badger lives in the forest.",
+        "The stork is the bird of the town.",
+    ]
     (notes / "new.txt").rename(notes / "moved.txt")
     assert texts(opened(notes, pieces, tmp_path)) == texts(corpus)
 
@@ -124,7 +130,10 @@ def test_what_cannot_be_read_is_not_tried_again_until_it_changes(
     for _ in range(2):
         capsys.readouterr()
         assert opened(notes, pieces, tmp_path).edits == 0
-        assert capsys.readouterr().err == "4 passages of 3 files; 2 could not be read (notes/bad.txt, notes/controls.txt)\n"
+        assert (
+            capsys.readouterr().err
+            == "4 passages of 3 files; 2 could not be read (notes/bad.txt, notes/controls.txt)\n"
+        )
     (notes / "bad.txt").write_text("Mended.")
     mended = texts(opened(notes, pieces, tmp_path))
     assert "Mended." in mended
@@ -134,10 +143,25 @@ def test_what_cannot_be_read_is_not_tried_again_until_it_changes(
 
 
 def test_what_was_left_out_is_said_each_time(
-    notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Path,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    command = ["ask", "Which bird?", "--docs", str(notes), "--model", str(tiny_model_folder), "--read", "2", "--device", "cpu"]
+    command = [
+        "ask",
+        "Which bird?",
+        "--docs",
+        str(notes),
+        "--model",
+        str(tiny_model_folder),
+        "--read",
+        "2",
+        "--device",
+        "cpu",
+    ]
     main(command)
     assert "could not be read" not in capsys.readouterr().err
     for name in ("a.json", "b.jpg", "c.jpg"):
@@ -147,9 +171,14 @@ def test_what_was_left_out_is_said_each_time(
     for _ in range(3):
         documents._said.clear()  # each a process of its own
         main(command)
-        (line,) = [line for line in capsys.readouterr().err.split("\n") if "could not be read" in line and "left out" not in line]
+        (line,) = [
+            line
+            for line in capsys.readouterr().err.split("\n")
+            if "could not be read" in line and "left out" not in line
+        ]
         assert line.startswith(
-            "4 passages of 3 files; 5 could not be read (notes/bad0.txt, notes/bad1.txt, notes/bad2.txt …; all, and why: "
+            "4 passages of 3 files; 5 could not be read (notes/bad0.txt, notes/bad1.txt, notes/bad2.txt …; "
+            "all, and why: "
         )
         assert line.endswith("; 3 files of other kinds skipped: .jpg 2, .json 1")
     kept = json.loads(Path(line.partition("why: ")[2].partition(")")[0]).read_text("utf-8"))["unreadable"]
@@ -170,7 +199,10 @@ def test_lines_that_were_left_out_are_said_each_time(
     (notes / "new.txt").write_text("A new note.")  # an edit forgets nothing
     (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")
     opened(notes, pieces, tmp_path)
-    said = "7 passages of 5 files; 1 could not be read (notes/bad.txt); 1 read only in part (notes/birds.jsonl)\n"
+    said = (
+        "7 passages of 5 files; 1 could not be read (notes/bad.txt); 1 read only in part "
+        "(notes/birds.jsonl)\n"
+    )
     assert capsys.readouterr().err.endswith(said)
     (file,) = (tmp_path / "cache" / "documents").glob("*.seen.json")
     (why,) = json.loads(file.read_text("utf-8"))["in_part"].values()
@@ -184,7 +216,11 @@ def test_lines_that_were_left_out_are_said_each_time(
 
 
 def test_who_follows_is_told_once_until_it_changes(
-    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Path,
+    pieces: Wordpieces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (notes / "up").symlink_to(tmp_path)
     (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")
@@ -192,7 +228,9 @@ def test_who_follows_is_told_once_until_it_changes(
 
     def said(*, anew: bool = False) -> list[str]:
         opened(notes, pieces, tmp_path, anew=anew)
-        return [line for line in capsys.readouterr().err.split("\n") if "left out" in line or "could not" in line]
+        return [
+            line for line in capsys.readouterr().err.split("\n") if "left out" in line or "could not" in line
+        ]
 
     first = said(anew=True)
     assert [("is a link" in line, "bad.txt" in line, "badger.md" in line) for line in first[:3]] == [
@@ -216,7 +254,9 @@ def test_who_follows_is_told_once_until_it_changes(
     assert ["is a link" in line for line in said()] == [True]
 
 
-def test_one_is_not_counted_as_several(pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_is_not_counted_as_several(
+    pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "heron.txt").write_text("The heron is the bird of the town.")
@@ -227,10 +267,16 @@ def test_one_is_not_counted_as_several(pieces: Wordpieces, tmp_path: Path, capsy
 
 @pytest.mark.parametrize("entered", ["manifest.json", "notes"], ids=["the folder", "the folder it is in"])
 def test_a_folder_that_may_not_be_read_is_said_to_be_so(
-    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], entered: str
+    notes: Path,
+    pieces: Wordpieces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    entered: str,
 ) -> None:
     (tmp_path / "letter.txt").write_text("The stork brings letters.")
-    stat, scandir = os.stat, os.scandir
+    stat = os.stat
+    scandir = os.scandir
 
     def refused_stat(path: Any, **options: Any) -> os.stat_result:
         if str(path) == str(notes / entered if entered == "manifest.json" else notes):
@@ -249,11 +295,16 @@ def test_a_folder_that_may_not_be_read_is_said_to_be_so(
     if entered == "manifest.json":  # beside others it is left out, as a folder below one is
         with ExitStack() as held:
             places = [notes, tmp_path / "letter.txt"]
-            assert len(open_documents(places, pieces, max_wordpieces=64, held=held, cache=tmp_path / "cache")) == 1
+            assert (
+                len(open_documents(places, pieces, max_wordpieces=64, held=held, cache=tmp_path / "cache"))
+                == 1
+            )
         assert f"left out: {notes} cannot be read (Permission denied)" in capsys.readouterr().err
 
 
-def test_changes_are_counted_by_file(notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_are_counted_by_file(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     opened(notes, pieces, tmp_path)
     capsys.readouterr()
     (notes / "heron.txt").write_text("The stork is the bird of the town.")
@@ -265,7 +316,11 @@ def test_changes_are_counted_by_file(notes: Path, pieces: Wordpieces, tmp_path: 
 
 
 def test_a_file_that_may_not_be_read_is_left_out(
-    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Path,
+    pieces: Wordpieces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     checksum = documents.sha256_of
 
@@ -280,13 +335,20 @@ def test_a_file_that_may_not_be_read_is_left_out(
 
 
 def test_what_waits_for_a_library_is_read_once_it_is_there(
-    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Path,
+    pieces: Wordpieces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "markdown_it", None)
         for _ in range(2):
             assert len(opened(notes, pieces, tmp_path)) == 3
-            assert "badger.md: reading Markdown needs 'markdown_it': pip install 'realmlm[formats]'" in capsys.readouterr().err
+            assert (
+                "badger.md: reading Markdown needs 'markdown_it': pip install 'realmlm[formats]'"
+                in capsys.readouterr().err
+            )
         with pytest.raises(MissingExtra, match=r"realmlm\[formats\]"):
             opened(notes / "deep", pieces, tmp_path)
     assert len(opened(notes, pieces, tmp_path)) == 4
@@ -301,13 +363,17 @@ def test_several_places_are_one_corpus(notes: Path, pieces: Wordpieces, tmp_path
 
     corpus = both(notes, tmp_path / "letter.txt")
     assert len(corpus) == 5
-    assert both(tmp_path / "letter.txt", notes, notes / "deep").folder == corpus.folder  # in any order; what lies within counts once
+    assert (
+        both(tmp_path / "letter.txt", notes, notes / "deep").folder == corpus.folder
+    )  # in any order; what lies within counts once
     assert both(notes).folder != corpus.folder
 
 
 def test_sources_of_all_passages_are_those_of_each(notes: Path, pieces: Wordpieces, tmp_path: Path) -> None:
     opened(notes, pieces, tmp_path)
-    (notes / "table.csv").write_text("title,text\nOtter,The otter swims.\nHare,The hare runs.\nHare,The hare jumps.\n")
+    (notes / "table.csv").write_text(
+        "title,text\nOtter,The otter swims.\nHare,The hare runs.\nHare,The hare jumps.\n"
+    )
     (notes / "heron.txt").unlink()
     corpus = opened(notes, pieces, tmp_path)
     assert corpus.edits == 1
@@ -318,10 +384,25 @@ def test_sources_of_all_passages_are_those_of_each(notes: Path, pieces: Wordpiec
 
 
 def test_the_command_answers_from_a_folder_and_embeds_only_what_changed(
-    notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Path,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    command = ["ask", "Which bird?", "--docs", str(notes), "--model", str(tiny_model_folder), "--read", "2", "--device", "cpu"]
+    command = [
+        "ask",
+        "Which bird?",
+        "--docs",
+        str(notes),
+        "--model",
+        str(tiny_model_folder),
+        "--read",
+        "2",
+        "--device",
+        "cpu",
+    ]
     main(command)
     assert "embedding 4 passages" in capsys.readouterr().err
     main(command)
@@ -337,7 +418,11 @@ def test_the_command_answers_from_a_folder_and_embeds_only_what_changed(
 
 
 def test_several_places_are_answered_from_however_they_are_named(
-    notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Path,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "letter.txt").write_text("The stork brings letters.")
@@ -361,7 +446,9 @@ def test_who_asks_while_another_embeds_gets_what_the_files_say_then(
     note = tmp_path / "note.txt"  # a single file: each change makes the corpus anew
     note.write_text("The heron is the bird of the town.")
     first, second = (Engine(tiny_model_folder, device="cpu") for _ in range(2))
-    begun, go_on, embed = threading.Event(), threading.Event(), encode.embed_passages
+    begun = threading.Event()
+    go_on = threading.Event()
+    embed = encode.embed_passages
 
     def slow(*given: Any, **options: Any) -> Any:
         if not begun.is_set():
@@ -379,7 +466,11 @@ def test_who_asks_while_another_embeds_gets_what_the_files_say_then(
     go_on.set()
     for thread in threads:
         thread.join(60)
-    for engine, bird in ((first, "heron"), (second, "stork"), (Engine(tiny_model_folder, docs=note, device="cpu"), "stork")):
+    for engine, bird in (
+        (first, "heron"),
+        (second, "stork"),
+        (Engine(tiny_model_folder, docs=note, device="cpu"), "stork"),
+    ):
         assert texts(engine.corpus) == [f"The {bird} is the bird of the town."]
         assert [evidence.passage for evidence in engine.ask("Which bird?").evidence] == texts(engine.corpus)
         assert engine.fill("a [MASK]").evidence
@@ -403,13 +494,19 @@ def test_a_cache_that_cannot_be_written_says_what_to_do(
     monkeypatch.setattr(encode, "embed_passages", refused)
     with pytest.raises(PermissionError, match=r"heron\.txt"):
         Engine(tiny_model_folder, docs=notes, device="cpu")
-    elsewhere = PermissionError(30, "Read-only file system", str(tmp_path / "cache" / "realmlm" / "documents" / "x" / "index"))
+    elsewhere = PermissionError(
+        30, "Read-only file system", str(tmp_path / "cache" / "realmlm" / "documents" / "x" / "index")
+    )
     with pytest.raises(BadInput, match=r"Read-only file system.*set XDG_CACHE_HOME"):
         Engine(tiny_model_folder, docs=notes, device="cpu")
 
 
 def test_a_folder_that_may_not_be_read_is_said_and_left_out(
-    notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    notes: Path,
+    pieces: Wordpieces,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (notes / "locked").mkdir()
     scandir = os.scandir
@@ -425,7 +522,9 @@ def test_a_folder_that_may_not_be_read_is_said_and_left_out(
     assert "locked cannot be read (Permission denied)" in said
 
 
-def test_a_cache_without_its_manifest_is_to_be_removed(notes: Path, pieces: Wordpieces, tmp_path: Path) -> None:
+def test_a_cache_without_its_manifest_is_to_be_removed(
+    notes: Path, pieces: Wordpieces, tmp_path: Path
+) -> None:
     (opened(notes, pieces, tmp_path).folder / "manifest.json").unlink()
     with pytest.raises(ArtefactDamaged, match=r"where the cache keeps these documents.*remove it"):
         opened(notes, pieces, tmp_path)

@@ -12,7 +12,8 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 
 WORDPIECES = Wordpieces.from_pieces(["ta", "##ri", "##no", "lu"])
-FIRST, INNER = WORDPIECES.encode("ta")[0], WORDPIECES.encode("tari")[1]
+FIRST = WORDPIECES.encode("ta")[0]
+INNER = WORDPIECES.encode("tari")[1]
 NO_SPANS = np.zeros((0, 2), dtype=np.int64)
 
 
@@ -33,15 +34,21 @@ def draws(scheme: Masking, tokens: np.ndarray, spans: np.ndarray, count: int) ->
 
 @st.composite
 def sentences(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    tokens = np.array([INNER if inner else FIRST for inner in draw(st.lists(st.booleans(), min_size=1, max_size=60))])
+    tokens = np.array(
+        [INNER if inner else FIRST for inner in draw(st.lists(st.booleans(), min_size=1, max_size=60))]
+    )
     length = len(tokens)
-    pairs = draw(st.lists(st.tuples(st.integers(0, length - 1), st.integers(1, length)), min_size=1, max_size=6))
+    pairs = draw(
+        st.lists(st.tuples(st.integers(0, length - 1), st.integers(1, length)), min_size=1, max_size=6)
+    )
     return tokens, np.array([(start, max(start + 1, end)) for start, end in pairs])
 
 
 @settings(max_examples=150, deadline=None)
 @given(sentences(), st.sampled_from(NAMES), st.integers(0, 2**32 - 1))
-def test_every_scheme_keeps_the_promises(sentence: tuple[np.ndarray, np.ndarray], name: str, seed: int) -> None:
+def test_every_scheme_keeps_the_promises(
+    sentence: tuple[np.ndarray, np.ndarray], name: str, seed: int
+) -> None:
     tokens, spans = sentence
     before = tokens.copy()
     scheme = masking(name, WORDPIECES)
@@ -50,14 +57,19 @@ def test_every_scheme_keeps_the_promises(sentence: tuple[np.ndarray, np.ndarray]
     assert set(chosen) <= set(range(len(tokens)))
     assert 1 <= len(chosen) <= max(1, len(tokens) - 1)
     assert (tokens == before).all()
-    assert chosen == scheme.choose(tokens, spans, np.random.default_rng(seed)).tolist(), "the generator alone decides"
+    assert chosen == scheme.choose(tokens, spans, np.random.default_rng(seed)).tolist(), (
+        "the generator alone decides"
+    )
 
 
 @settings(max_examples=150, deadline=None)
 @given(sentences(), st.sampled_from(["whole-word", "random-span"]), st.integers(0, 2**32 - 1))
-def test_words_are_masked_whole_and_within_the_budget(sentence: tuple[np.ndarray, np.ndarray], name: str, seed: int) -> None:
+def test_words_are_masked_whole_and_within_the_budget(
+    sentence: tuple[np.ndarray, np.ndarray], name: str, seed: int
+) -> None:
     tokens, _ = sentence
-    words, budget = words_of(tokens), max(1, round(0.15 * len(tokens)))
+    words = words_of(tokens)
+    budget = max(1, round(0.15 * len(tokens)))
     chosen = set(masking(name, WORDPIECES).choose(tokens, NO_SPANS, np.random.default_rng(seed)).tolist())
     masked = [word for word in words if chosen & set(word)]
     if len(words) > 1:  # of a single word one piece is left to read
@@ -71,7 +83,9 @@ def test_words_are_masked_whole_and_within_the_budget(sentence: tuple[np.ndarray
 
 @settings(max_examples=150, deadline=None)
 @given(sentences(), st.integers(1, 12), st.integers(0, 2**32 - 1))
-def test_salient_takes_a_span_that_is_short_enough(sentence: tuple[np.ndarray, np.ndarray], longest: int, seed: int) -> None:
+def test_salient_takes_a_span_that_is_short_enough(
+    sentence: tuple[np.ndarray, np.ndarray], longest: int, seed: int
+) -> None:
     tokens, spans = sentence
     candidates = [list(range(a, b)) for a, b in spans.tolist()]
     allowed = [span for span in candidates if len(span) <= longest] or [min(candidates, key=len)]
@@ -109,7 +123,8 @@ def test_whole_word_masks_words_of_one_size_alike() -> None:
 
 
 def simulated_runs(length: int, budget: int, coin: random.Random) -> int:
-    """How many separate runs the described process gives in a sentence of one-piece words, by tossing coins."""
+    """How many separate runs the described process gives in a sentence of one-piece words, by tossing
+    coins."""
     masked: set[int] = set()
     while len(masked) < budget:
         size = 11
@@ -125,9 +140,15 @@ def simulated_runs(length: int, budget: int, coin: random.Random) -> int:
 
 
 def test_random_span_makes_runs_like_a_simulation() -> None:
-    coin, count = random.Random(5), 1500
+    coin = random.Random(5)
+    count = 1500
     expected = np.array([simulated_runs(100, 15, coin) for _ in range(count)])
-    observed = np.array([1 + (np.diff(got) > 1).sum() for got in draws(RandomSpan(WORDPIECES), np.full(100, FIRST), NO_SPANS, count)])
+    observed = np.array(
+        [
+            1 + (np.diff(got) > 1).sum()
+            for got in draws(RandomSpan(WORDPIECES), np.full(100, FIRST), NO_SPANS, count)
+        ]
+    )
     assert abs(observed.mean() - expected.mean()) < 5 * ((observed.var() + expected.var()) / count) ** 0.5
     assert observed.var() == pytest.approx(expected.var(), rel=0.25)
 

@@ -30,21 +30,33 @@ def pdf(*pages: list[str], title: str | None = None) -> bytes:
     numbers = range(first, first + 2 * len(pages), 2)
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
-        f"<</Type/Pages/Count {len(pages)}/Kids[{' '.join(f'{number} 0 R' for number in numbers)}]>>".encode(),
+        (
+            f"<</Type/Pages/Count {len(pages)}/Kids[{' '.join(f'{number} 0 R' for number in numbers)}]>>"
+        ).encode(),
         b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
     ]
     for number, lines in zip(numbers, pages, strict=True):
         shown = b"".join(b"(" + line.encode("cp1252") + b") Tj T*\n" for line in lines)
         stream = zlib.compress(b"BT /F 10 Tf 14 TL 50 780 Td\n" + shown + b"ET")
-        page = f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 595 842]/Resources<</Font<</F 3 0 R>>>>/Contents {number + 1} 0 R>>"
-        objects += [page.encode(), f"<</Filter/FlateDecode/Length {len(stream)}>>stream\n".encode() + stream + b"\nendstream"]
+        page = (
+            "<</Type/Page/Parent 2 0 R/MediaBox[0 0 595 842]/Resources<</Font<</F 3 0 R>>>>/Contents "
+            f"{number + 1} 0 R>>"
+        )
+        objects += [
+            page.encode(),
+            f"<</Filter/FlateDecode/Length {len(stream)}>>stream\n".encode() + stream + b"\nendstream",
+        ]
     objects += [b"<<" + (f"/Title({title})" if title else "").encode() + b">>"]
-    data, places = b"%PDF-1.4\n", []
+    data = b"%PDF-1.4\n"
+    places = []
     for number, body in enumerate(objects, 1):
         places.append(len(data))
         data += f"{number} 0 obj\n".encode() + body + b"\nendobj\n"
     table = "".join(f"{place:010d} 00000 n \n" for place in places)
-    end = f"trailer<</Size {len(objects) + 1}/Root 1 0 R/Info {len(objects)} 0 R>>\nstartxref\n{len(data)}\n%%EOF"
+    end = (
+        f"trailer<</Size {len(objects) + 1}/Root 1 0 R/Info {len(objects)} 0 "
+        f"R>>\nstartxref\n{len(data)}\n%%EOF"
+    )
     return data + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
 
 
@@ -61,7 +73,7 @@ def read(file: Path) -> list[Article]:
     return list(read_articles([file], on_bad=on_bad))
 
 
-# --- PDF ----------------------------------------------------------------------------------------------------------------------------------
+# --- PDF ----------------------------------------------------------------------------------------------------
 
 
 def test_lines_become_paragraphs_and_cut_words_are_whole_again() -> None:
@@ -70,7 +82,8 @@ def test_lines_become_paragraphs_and_cut_words_are_whole_again() -> None:
         "The heron stands in shallow water for a long time and waits for a fish to come by. It is a well-",
         "known bird of slow rivers, and people say that its patience can be seen from the oppo-",
         "site bank.",
-        "A second paragraph begins here and speaks of storks, which are well-known as well and nest on roofs.",
+        "A second paragraph begins here and speaks of storks, which are well-known as well and nest on "
+        "roofs.",
         "Storks",
         "They come back in spring.",
     ]
@@ -78,9 +91,11 @@ def test_lines_become_paragraphs_and_cut_words_are_whole_again() -> None:
     assert title == "Birds"
     assert text.split("\n") == [
         "Wading birds",
-        "The heron stands in shallow water for a long time and waits for a fish to come by. It is a well-known bird of slow rivers, "
+        "The heron stands in shallow water for a long time and waits for a fish to come by. It is a "
+        "well-known bird of slow rivers, "
         "and people say that its patience can be seen from the opposite bank.",
-        "A second paragraph begins here and speaks of storks, which are well-known as well and nest on roofs.",
+        "A second paragraph begins here and speaks of storks, which are well-known as well and nest on "
+        "roofs.",
         "Storks",
         "They come back in spring.",
     ]
@@ -107,7 +122,9 @@ def test_what_stands_on_every_page_is_no_text() -> None:
 
 
 def test_rows_of_numbers_are_no_page_numbers() -> None:
-    rows = [[f"{1900 + 10 * page + row} {17 * row + page} {3 * row}" for row in range(10)] for page in range(4)]
+    rows = [
+        [f"{1900 + 10 * page + row} {17 * row + page} {3 * row}" for row in range(10)] for page in range(4)
+    ]
     _, text = pdf_to_text(pdf(*rows))
     assert text.split() == " ".join(row for page in rows for row in page).split()
     cells = [[str((37 * page + 11 * row) % 101) for row in range(10)] for page in range(8)]
@@ -117,7 +134,14 @@ def test_rows_of_numbers_are_no_page_numbers() -> None:
 
 @pytest.mark.parametrize("form", ["{}", "- {} -", "{} / 90", "Page {}", "Page {} of 90"])
 def test_numbers_that_follow_the_pages_are_left_out(form: str) -> None:
-    labels = ["i", "ii", "iii", "iv", *map(str, range(1, 6)), *map(str, range(31, 36))]  # a preface, then a part that is left out
+    labels = [
+        "i",
+        "ii",
+        "iii",
+        "iv",
+        *map(str, range(1, 6)),
+        *map(str, range(31, 36)),
+    ]  # a preface, then a part that is left out
     rows = [[f"{1900 + 10 * page + row} {page}" for row in range(4)] for page in range(len(labels))]
     pages = [[*page, form.format(label)] for page, label in zip(rows, labels, strict=True)]
     _, text = pdf_to_text(pdf(*pages))
@@ -132,7 +156,8 @@ def test_a_number_of_any_length_is_read() -> None:
 def test_a_pdf_is_named_by_its_title_or_its_file(tmp_path: Path) -> None:
     (tmp_path / "letter.pdf").write_bytes(pdf(["Dear friend"]))
     (tmp_path / "named.pdf").write_bytes(pdf(["Dear friend"], title="Microsoft Word - To a friend"))
-    (article,), (named,) = read(tmp_path / "letter.pdf"), read(tmp_path / "named.pdf")
+    (article,) = read(tmp_path / "letter.pdf")
+    (named,) = read(tmp_path / "named.pdf")
     assert (article.title, article.text, article.source) == ("letter", "Dear friend", "letter.pdf")
     assert named.title == "To a friend"
 
@@ -187,7 +212,7 @@ def test_a_pdf_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         pdf_to_text(pdf(["x" * 90] * 20))
 
 
-# --- Word ---------------------------------------------------------------------------------------------------------------------------------
+# --- Word ---------------------------------------------------------------------------------------------------
 
 
 def test_a_page_of_countless_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,11 +268,13 @@ def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None
     table.cell(0, 2).text = "third"
     word = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
     changed = docx.oxml.parse_xml(
-        f'<w:p xmlns:w="{word}"><w:ins><w:r><w:t>added </w:t></w:r></w:ins><w:del><w:r><w:delText>deleted</w:delText></w:r></w:del>'
+        f'<w:p xmlns:w="{word}"><w:ins><w:r><w:t>added '
+        "</w:t></w:r></w:ins><w:del><w:r><w:delText>deleted</w:delText></w:r></w:del>"
         "<w:r><w:t>kept</w:t></w:r></w:p>"
     )
     control = docx.oxml.parse_xml(
-        f'<w:sdt xmlns:w="{word}"><w:sdtContent><w:p><w:r><w:t>within a control</w:t></w:r></w:p></w:sdtContent></w:sdt>'
+        f'<w:sdt xmlns:w="{word}"><w:sdtContent><w:p><w:r><w:t>within a '
+        "control</w:t></w:r></w:p></w:sdtContent></w:sdt>"
     )
     document.element.body.insert(0, changed)
     document.element.body.insert(1, control)
@@ -255,8 +282,12 @@ def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None
 
 
 def word_xml(xml: str) -> object:
-    word, compatibility = "wordprocessingml/2006/main", "markup-compatibility/2006"
-    names = f'xmlns:w="http://schemas.openxmlformats.org/{word}" xmlns:mc="http://schemas.openxmlformats.org/{compatibility}"'
+    word = "wordprocessingml/2006/main"
+    compatibility = "markup-compatibility/2006"
+    names = (
+        f'xmlns:w="http://schemas.openxmlformats.org/{word}" '
+        f'xmlns:mc="http://schemas.openxmlformats.org/{compatibility}"'
+    )
     return docx.oxml.parse_xml(xml.replace(">", f" {names}>", 1))
 
 
@@ -268,7 +299,9 @@ def test_a_table_in_a_table_is_read_once() -> None:
     inner = outer.cell(0, 1).add_table(2, 2)
     for place, text in (((0, 0), "a"), ((0, 1), "b"), ((1, 0), "c"), ((1, 1), "d")):
         inner.cell(*place).text = text
-    controlled = word_xml("<w:sdt><w:sdtContent><w:tc><w:p><w:r><w:t>last</w:t></w:r></w:p></w:tc></w:sdtContent></w:sdt>")
+    controlled = word_xml(
+        "<w:sdt><w:sdtContent><w:tc><w:p><w:r><w:t>last</w:t></w:r></w:p></w:tc></w:sdtContent></w:sdt>"
+    )
     outer.rows[0]._tr.append(controlled)
     assert word_to_text(saved(document))[1] == "left; right a b c d; last"
 
@@ -277,7 +310,10 @@ def test_what_was_moved_stands_where_it_went() -> None:
     document = docx.Document()
     moved = "<w:r><w:t>The heron waits.</w:t></w:r>"
     for way, beside in (("moveTo", "Now here. "), ("moveFrom", "Once here.")):
-        paragraph = word_xml(f"<w:p><w:r><w:t xml:space='preserve'>{beside}</w:t></w:r><w:{way} w:id='1'>{moved}</w:{way}></w:p>")
+        paragraph = word_xml(
+            f"<w:p><w:r><w:t xml:space='preserve'>{beside}</w:t></w:r><w:{way} "
+            f"w:id='1'>{moved}</w:{way}></w:p>"
+        )
         document.element.body.append(paragraph)
     assert word_to_text(saved(document))[1] == "Now here. The heron waits.\nOnce here."
 
@@ -285,7 +321,10 @@ def test_what_was_moved_stands_where_it_went() -> None:
 def test_hyphens_that_do_not_break_are_hyphens() -> None:
     document = docx.Document()
     gone = "<w:del w:id='1'><w:r><w:noBreakHyphen/></w:r></w:del>"
-    years = word_xml(f"<w:p><w:r><w:t>2020</w:t><w:noBreakHyphen/><w:t>2021, so</w:t><w:softHyphen/><w:t>on</w:t></w:r>{gone}</w:p>")
+    years = word_xml(
+        "<w:p><w:r><w:t>2020</w:t><w:noBreakHyphen/><w:t>2021, "
+        f"so</w:t><w:softHyphen/><w:t>on</w:t></w:r>{gone}</w:p>"
+    )
     document.element.body.append(years)
     assert word_to_text(saved(document))[1] == "2020-2021, soon"
 
@@ -318,7 +357,10 @@ def test_what_is_no_word_document_says_so(tmp_path: Path) -> None:
 
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as parts, parts.open("word/document.xml", "w", force_zip64=True) as part:
+    with (
+        zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as parts,
+        parts.open("word/document.xml", "w", force_zip64=True) as part,
+    ):
         for _ in range(80):
             part.write(bytes(2**20))
     assert len(stream.getvalue()) < 2**20
@@ -327,7 +369,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyP
         word_to_text(stream.getvalue())
 
 
-# --- both ---------------------------------------------------------------------------------------------------------------------------------
+# --- both ---------------------------------------------------------------------------------------------------
 
 
 def test_they_are_packed_and_built_like_any_other(tmp_path: Path, world: Path) -> None:
@@ -336,7 +378,9 @@ def test_they_are_packed_and_built_like_any_other(tmp_path: Path, world: Path) -
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.pdf").write_bytes(pdf(["The heron is a bird."]))
     (tmp_path / "notes" / "b.docx").write_bytes(saved(document))
-    corpus = build_corpus([tmp_path / "notes"], tmp_path / "corpus", tokenizer=str(world / "tokenizer.json"), workers=1)
+    corpus = build_corpus(
+        [tmp_path / "notes"], tmp_path / "corpus", tokenizer=str(world / "tokenizer.json"), workers=1
+    )
     assert [corpus[number].source for number in corpus.ids.tolist()] == ["notes/a.pdf", "notes/b.docx"]
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from realmlm.corpus.questions import FORMATS, Question, read_questions
 from realmlm.errors import BadInput
 
-texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r"), min_size=1).filter(str.strip)
+texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r"), min_size=1).filter(
+    str.strip
+)
 sets = st.lists(st.tuples(texts, st.lists(texts, min_size=1, max_size=4)), min_size=1, max_size=5)
 
 
@@ -33,7 +35,10 @@ def expected(pairs):
 def test_nq_open(write):
     first = '{"question": "who tamed Zarn", "answer": ["Quill", "quill", "Quill"]}'
     path = write(first + '\n\n{"question": "when", "answers": ["1871"], "gold": [4, 2]}\n')
-    assert read_questions(path) == [Question("who tamed Zarn", ("Quill", "quill")), Question("when", ("1871",), gold=(4, 2))]
+    assert read_questions(path) == [
+        Question("who tamed Zarn", ("Quill", "quill")),
+        Question("when", ("1871",), gold=(4, 2)),
+    ]
 
 
 def test_a_single_json_line(write):
@@ -54,18 +59,29 @@ def test_dpr_with_quoting(write):
 
 def test_curated_trec_patterns_and_quotation_marks(write):
     path = write('7\tfactoid\t"How" tall is Mount Tove?\t2,?30[0-9]\\s*m|"high"\n')
-    assert read_questions(path) == [Question('"How" tall is Mount Tove?', ('2,?30[0-9]\\s*m|"high"',), is_regex=True, id="7")]
+    assert read_questions(path) == [
+        Question('"How" tall is Mount Tove?', ('2,?30[0-9]\\s*m|"high"',), is_regex=True, id="7")
+    ]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_squad_leaves_out_the_unanswerable(write, indent):
-    answered = {"id": "s1", "question": "who?", "answers": [{"text": "Ida", "answer_start": 3}, {"text": "Ida", "answer_start": 9}]}
+    answered = {
+        "id": "s1",
+        "question": "who?",
+        "answers": [{"text": "Ida", "answer_start": 3}, {"text": "Ida", "answer_start": 9}],
+    }
     unanswerable = {"id": "s2", "question": "why?", "answers": [], "is_impossible": True}
-    document = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "c", "qas": [answered, unanswerable]}]}]}
+    document = {
+        "version": "v2.0",
+        "data": [{"title": "t", "paragraphs": [{"context": "c", "qas": [answered, unanswerable]}]}],
+    }
     assert read_questions(write(json.dumps(document, indent=indent))) == [Question("who?", ("Ida",), id="s1")]
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
+)
 def test_packed(write, suffix, pack):
     content = '\ufeff{"question": "q", "answer": ["é"]}\n'.encode()
     assert read_questions(write(pack(content), f"q.jsonl{suffix}")) == [Question("q", ("é",))]
@@ -78,19 +94,34 @@ def test_packed(write, suffix, pack):
     [
         ('{"question": "q", "answer": ["a"]}\n{"question": "q", \n', r"questions\.txt:2: not valid JSON"),
         ('{"question": "q", "answer": ["a"', r"questions\.txt:1: not valid JSON"),
-        ('{"question": "q", "answer": ["a"]}\n{"question": "q", "answer": "a"}\n', r"questions\.txt:2: the answers are 'a'"),
-        ('{"question": "q", "answer": ["a"]}\n{"question": "q", "answer": [" "]}\n', r"questions\.txt:2: the question has no answer"),
-        ('{"question": "q", "answer": ["a"]}\n{"question": 3, "answer": ["a"]}\n', r"questions\.txt:2: the question is 3"),
+        (
+            '{"question": "q", "answer": ["a"]}\n{"question": "q", "answer": "a"}\n',
+            r"questions\.txt:2: the answers are 'a'",
+        ),
+        (
+            '{"question": "q", "answer": ["a"]}\n{"question": "q", "answer": [" "]}\n',
+            r"questions\.txt:2: the question has no answer",
+        ),
+        (
+            '{"question": "q", "answer": ["a"]}\n{"question": 3, "answer": ["a"]}\n',
+            r"questions\.txt:2: the question is 3",
+        ),
         ('{"question": "q", "answer": ["a"], "gold": [true]}', r"'gold' must be a list"),
         ('[{"qText": "q", "answers": ["a"]}, {"qText": "q"}]', r"entry 2: neither 'answer' nor 'answers'"),
         ("[1]", r"entry 1: expected an object"),
         ("[]", r"no question in it"),
-        ('{"data": [{"paragraphs": [{"qas": [{"question": "q"}]}]}]}', r"after question 1 \(KeyError\('answers'\)\)"),
+        (
+            '{"data": [{"paragraphs": [{"qas": [{"question": "q"}]}]}]}',
+            r"after question 1 \(KeyError\('answers'\)\)",
+        ),
         ('{"data": 3}', r"not nested as in SQuAD"),
         ("q\t['a']\nq\t['a'\n", r"questions\.txt:2: the answers are not a list"),
         ("q\t['a']\nq\t[open('x')]\n", r"questions\.txt:2: the answers are not a list"),
         ("q\t['a']\nq\n", r"questions\.txt:2: 1 columns"),
-        ("1\tf\tq\tfine\n2\tf\tq\t(broken\n", r"questions\.txt:2: the answer '\(broken' is not a valid regular expression"),
+        (
+            "1\tf\tq\tfine\n2\tf\tq\t(broken\n",
+            r"questions\.txt:2: the answer '\(broken' is not a valid regular expression",
+        ),
         ("1\tf\tq\tfine\n2\tf\tq\n", r"questions\.txt:2: 3 columns"),
         (b"q\t['a']\nq\xff\t['a']\n", r"questions\.txt:2: not UTF-8"),
         (b" \n\n", r"the file is empty"),
@@ -123,7 +154,9 @@ def read_back(tmp_path_factory, content):
 
 @given(sets, st.booleans())
 def test_json_lines_round_trip(tmp_path_factory, pairs, ascii_only):
-    lines = [json.dumps({"question": text, "answer": answers}, ensure_ascii=ascii_only) for text, answers in pairs]
+    lines = [
+        json.dumps({"question": text, "answer": answers}, ensure_ascii=ascii_only) for text, answers in pairs
+    ]
     want = [Question(text, tuple(dict.fromkeys(filter(str.strip, answers)))) for text, answers in pairs]
     assert read_back(tmp_path_factory, "\n".join(lines) + "\n") == want
 
@@ -131,8 +164,12 @@ def test_json_lines_round_trip(tmp_path_factory, pairs, ascii_only):
 @given(sets)
 def test_dpr_round_trip(tmp_path_factory, pairs):
     stream = io.StringIO(newline="")
-    csv.writer(stream, delimiter="\t", lineterminator="\n").writerows([(f"q {text}", repr(answers)) for text, answers in pairs])
-    assert read_back(tmp_path_factory, stream.getvalue()) == expected([(f"q {text}", answers) for text, answers in pairs])
+    csv.writer(stream, delimiter="\t", lineterminator="\n").writerows(
+        [(f"q {text}", repr(answers)) for text, answers in pairs]
+    )
+    assert read_back(tmp_path_factory, stream.getvalue()) == expected(
+        [(f"q {text}", answers) for text, answers in pairs]
+    )
 
 
 @given(st.text(alphabet=st.sampled_from(list("{}[]\"',:\t\n\\q1|( é")), max_size=40))

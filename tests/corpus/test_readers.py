@@ -21,7 +21,12 @@ from realmlm.corpus.store import Article
 from realmlm.errors import BadInput
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
-PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
 FULL = PLAIN.filter(lambda text: text.strip() and "\0" not in text)
 
 
@@ -120,7 +125,9 @@ def test_a_folder_that_may_not_be_read_is_said(tmp_path, monkeypatch):
     for name in ("notes/a.txt", "notes/private/b.txt", "notes/.git/c.txt", "only/private/d.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
-    notes, only, private = tmp_path / "notes", tmp_path / "only", tmp_path / "notes/private"
+    notes = tmp_path / "notes"
+    only = tmp_path / "only"
+    private = tmp_path / "notes/private"
     lock(monkeypatch, private, notes / ".git", only / "private")
     articles, bad = read_skipping(notes)
     assert [article.source for article in articles] == ["notes/a.txt"]
@@ -171,7 +178,9 @@ def test_linked_folders_are_read_once(tmp_path):
     (tmp_path / "far/up").symlink_to(tmp_path)
     articles, bad = read_skipping(tmp_path / "notes")
     assert len(articles) == 4
-    assert bad == [f"{tmp_path / 'notes/c/up'} is a link to {tmp_path}, a folder that contains it; remove the link"]
+    assert bad == [
+        f"{tmp_path / 'notes/c/up'} is a link to {tmp_path}, a folder that contains it; remove the link"
+    ]
 
 
 def test_names_that_are_not_utf_8_are_left_out_alone(tmp_path):
@@ -182,10 +191,15 @@ def test_names_that_are_not_utf_8_are_left_out_alone(tmp_path):
             file.write("text")
     articles, bad = read_skipping(tmp_path / "notes")
     assert [article.source for article in articles] == ["notes/café.txt"]
-    assert bad == [f"{tmp_path}/notes/{name} has a name that is not UTF-8; rename it" for name in ("caf\\xe9", "caf\\xe9.txt")]
+    assert bad == [
+        f"{tmp_path}/notes/{name} has a name that is not UTF-8; rename it"
+        for name in ("caf\\xe9", "caf\\xe9.txt")
+    ]
     with pytest.raises(BadInput, match=r"caf\\xe9\.txt has a name that is not UTF-8; rename it"):
         read(Path(os.fsdecode(notes + b"/caf\xe9.txt")))
-    assert [article.source for article in read(Path(os.fsdecode(notes + b"/caf\xe9/a.txt")))] == ["a.txt"]  # what it lies in has no say
+    assert [article.source for article in read(Path(os.fsdecode(notes + b"/caf\xe9/a.txt")))] == [
+        "a.txt"
+    ]  # what it lies in has no say
 
 
 def test_skipping_goes_on_after_the_fault(tmp_path):
@@ -201,7 +215,11 @@ def test_byte_order_marks_and_line_ends(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufefféa\r\nb".encode())
     (tmp_path / "b.jsonl").write_bytes('\ufeff{"text": "c"}\r\n'.encode())
     (tmp_path / "c.csv").write_bytes('\ufefftext,title\r\n"d,\ne","f ""g"""\r\n'.encode())
-    assert [(a.title, a.text) for a in read(*sorted(tmp_path.iterdir()))] == [("a", "éa\r\nb"), ("", "c"), ('f "g"', "d,\ne")]
+    assert [(a.title, a.text) for a in read(*sorted(tmp_path.iterdir()))] == [
+        ("a", "éa\r\nb"),
+        ("", "c"),
+        ('f "g"', "d,\ne"),
+    ]
 
 
 def test_a_table_without_a_text_is_one_document_a_line_a_row(tmp_path, monkeypatch):
@@ -225,7 +243,11 @@ def test_a_table_without_a_text_is_one_document_a_line_a_row(tmp_path, monkeypat
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("packing", sorted(PACKERS))
 def test_texts_of_other_encodings_are_read(tmp_path, encoding, packing, capsys):
-    texts = {"a.txt": "Café “Zoë”,\r\nOslo", "b.csv": "name,city\r\nZoë,Orléans\r\nJosé,Köln\r\n", "c.md": "# Café\n\nZoë"}
+    texts = {
+        "a.txt": "Café “Zoë”,\r\nOslo",
+        "b.csv": "name,city\r\nZoë,Orléans\r\nJosé,Köln\r\n",
+        "c.md": "# Café\n\nZoë",
+    }
     for name, text in texts.items():
         (tmp_path / (name + packing)).write_bytes(PACKERS[packing](text.encode(encoding)))
     assert [(article.title, article.text) for article in read(tmp_path)] == [
@@ -238,7 +260,8 @@ def test_texts_of_other_encodings_are_read(tmp_path, encoding, packing, capsys):
 
 
 POLISH = "Łukasz Wiśniewski z Łodzi"
-LATVIAN = "Āgenskalns is a part of the city of Riga, on the left bank of the Daugava."  # Ā has a NUL byte where other letters have none
+# Ā has a NUL byte where other letters have none
+LATVIAN = "Āgenskalns is a part of the city of Riga, on the left bank of the Daugava."
 
 
 @pytest.mark.parametrize(
@@ -285,7 +308,12 @@ def test_a_declared_encoding_is_no_guess(tmp_path, declaration, guessed, capsys)
     assert ("read as Windows-1252" in capsys.readouterr().err) == guessed
 
 
-@given(st.binary(max_size=40), st.sampled_from(["utf-8", "iso-8859-2", "big5", "iso-2022-jp", "idna", "punycode", "hex", "undefined", "x"]))
+@given(
+    st.binary(max_size=40),
+    st.sampled_from(
+        ["utf-8", "iso-8859-2", "big5", "iso-2022-jp", "idna", "punycode", "hex", "undefined", "x"]
+    ),
+)
 def test_any_bytes_under_any_declaration_are_a_text_or_none(data, name):
     text = declared_text(f'<meta charset="{name}">'.encode() + data)
     assert text is None or text.startswith(f'<meta charset="{name}">')
@@ -294,7 +322,11 @@ def test_any_bytes_under_any_declaration_are_a_text_or_none(data, name):
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("packing", sorted(PACKERS))
 def test_utf_16_without_a_mark_is_told_by_its_nul_bytes(tmp_path, encoding, packing, capsys):
-    texts = {"a.txt": f"{LATVIAN}\r\nOslo", "b.csv": "name,city\r\nZoë,Orléans\r\nJosé,Łódź\r\n", "c.html": f"<h1>Café</h1><p>{POLISH}"}
+    texts = {
+        "a.txt": f"{LATVIAN}\r\nOslo",
+        "b.csv": "name,city\r\nZoë,Orléans\r\nJosé,Łódź\r\n",
+        "c.html": f"<h1>Café</h1><p>{POLISH}",
+    }
     for name, text in texts.items():
         (tmp_path / (name + packing)).write_bytes(PACKERS[packing](text.encode(encoding)))
     assert [(article.title, article.text) for article in read(tmp_path)] == [
@@ -305,7 +337,9 @@ def test_utf_16_without_a_mark_is_told_by_its_nul_bytes(tmp_path, encoding, pack
     assert capsys.readouterr().err.count("no byte order mark, read as UTF-16") == 3
 
 
-@pytest.mark.parametrize("data", [bytes(100), b"a\0b", b"ab\0" * 40, bytes(range(32, 64)) + bytes(200), b"plain text\0" * 20])
+@pytest.mark.parametrize(
+    "data", [bytes(100), b"a\0b", b"ab\0" * 40, bytes(range(32, 64)) + bytes(200), b"plain text\0" * 20]
+)
 def test_other_bytes_with_nuls_are_no_text(tmp_path, data):
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(BadInput, match="holds NUL bytes"):
@@ -328,7 +362,9 @@ def test_tables_and_json_lines_give_back_what_was_written(tmp_path_factory, rows
     for name, delimiter in (("b.csv", ","), ("c.tsv", "\t")):
         table = io.StringIO()
         writer = csv.writer(table, delimiter=delimiter, quoting=csv.QUOTE_ALL)
-        writer.writerows([("text", "title"), *((text.replace("\0", ""), title.replace("\0", "")) for title, text in rows)])
+        writer.writerows(
+            [("text", "title"), *((text.replace("\0", ""), title.replace("\0", "")) for title, text in rows)]
+        )
         (folder / f"{name}{packing}").write_bytes(pack(table.getvalue().encode()))
     expected = [(" ".join(title.split()), text) for title, text in rows]
     assert [(a.title, a.text) for a in read(folder / f"a.jsonl{packing}")] == expected
@@ -360,7 +396,10 @@ DUMP = """<mediawiki xmlns="http://example.org/" version="0.11"><siteinfo><names
 
 def test_dumps_keep_articles_only(tmp_path):
     (tmp_path / "d.xml.bz2").write_bytes(bz2.compress(DUMP.encode()))
-    assert read(tmp_path / "d.xml.bz2") == [Article("Velm", "Velm & sea.", "d.xml.bz2#3"), Article("Ostra", "Prose.", "d.xml.bz2#8")]
+    assert read(tmp_path / "d.xml.bz2") == [
+        Article("Velm", "Velm & sea.", "d.xml.bz2#3"),
+        Article("Ostra", "Prose.", "d.xml.bz2#8"),
+    ]
 
 
 def test_a_cut_off_dump_keeps_what_came_before(tmp_path):
@@ -393,7 +432,8 @@ def test_whatever_a_reader_stumbles_over_is_a_complaint_that_names_the_file(tmp_
 
 def test_wiki_markup():
     text = wiki_to_text(
-        "{{Box|a=1}}'''Velm''' ({{lang|x}}) is a [[stream]]s' [[river|source]].<ref>Book</ref> It&nbsp;runs __NOTOC__\n"
+        "{{Box|a=1}}'''Velm''' ({{lang|x}}) is a [[stream]]s' [[river|source]].<ref>Book</ref> It&nbsp;runs "
+        "__NOTOC__\n"
         "== Past ==\n* one\n* [http://a.example site] [[:Category:Seen]]\n{| class=x\n|-\n| cell\n|}\n"
         "[[File:a.jpg|thumb|A [[b]] c]]<math>x</math>H<sub>2</sub>O <!-- c --><br/>end\n[[Category:Rivers]]"
     )
@@ -402,7 +442,8 @@ def test_wiki_markup():
 
 def test_html():
     page = (
-        "<html><head><title> A\n b</title><style>p{}</style></head><body><nav>menu</nav><h1>Head</h1><p>One <b>t</b>wo\n three"
+        "<html><head><title> A\n b</title><style>p{}</style></head><body><nav>menu</nav><h1>Head</h1><p>One "
+        "<b>t</b>wo\n three"
         "<p>Four<br>five<ul><li>x<li>y</ul><pre>k\nl</pre><script>no()</script>end"
     )
     assert html_to_text(page) == ("A b", "Head\nOne two three\nFour\nfive\nx\ny\nk\nl\nend")
@@ -412,11 +453,18 @@ def test_html():
 
 def test_rows_of_html_tables_are_lines_with_the_headers_words():
     head = "<thead><tr><th>Supplies<th>Supplier</thead>"
-    page = f"<p>Who:<table><caption>Of 2026</caption>{head}<tr><td>Glass<td><p>Vitrum <b>Ltd</b></p><tr><td colspan=2>more</table>end"
+    page = (
+        f"<p>Who:<table><caption>Of 2026</caption>{head}<tr><td>Glass<td><p>Vitrum <b>Ltd</b></p><tr><td "
+        "colspan=2>more</table>end"
+    )
     assert html_to_text(page)[1] == "Who:\nOf 2026\nSupplies: Glass; Supplier: Vitrum Ltd\nmore\nend"
-    assert html_to_text("<table><tr><td>Glass<td><td>Vitrum<tr><td>Sand<td>x<td>y</table>")[1] == "Glass; Vitrum\nSand; x; y"
+    assert (
+        html_to_text("<table><tr><td>Glass<td><td>Vitrum<tr><td>Sand<td>x<td>y</table>")[1]
+        == "Glass; Vitrum\nSand; x; y"
+    )
     assert html_to_text("<table><tr><th>Only<th>heads</table>")[1] == "Only; heads"
-    arranged = "<table><tr><td>menu<td><p>One.<p>Two.<table><tr><td>a<td>b</table></table>"  # no table, but a page's columns
+    # no table, but a page's columns
+    arranged = "<table><tr><td>menu<td><p>One.<p>Two.<table><tr><td>a<td>b</table></table>"
     assert html_to_text(arranged)[1] == "menu\nOne.\nTwo.\na; b"
     assert html_to_text("<table></table><table><tr></table>x")[1] == "x"
     assert html_to_text("<table><tr><td>" * 5_000 + "deep")[1] == "deep"
@@ -424,9 +472,13 @@ def test_rows_of_html_tables_are_lines_with_the_headers_words():
 
 def test_markdown():
     source = (
-        "# Head *it*\n\nPara `code` [link](http://x) ![alt](y)\nsoft\n\n- a\n- b\n\n|x|y|\n|-|-|\n|1|2|\n\n```\nfn()\n```\n<div>raw</div>\n"
+        "# Head *it*\n\nPara `code` [link](http://x) ![alt](y)\nsoft\n\n- a\n- "
+        "b\n\n|x|y|\n|-|-|\n|1|2|\n\n```\nfn()\n```\n<div>raw</div>\n"
     )
-    assert markdown_to_text(source) == ("Head it", "Head it\nPara code link alt soft\na\nb\nx: 1; y: 2\nfn()\nraw")
+    assert markdown_to_text(source) == (
+        "Head it",
+        "Head it\nPara code link alt soft\na\nb\nx: 1; y: 2\nfn()\nraw",
+    )
     assert markdown_to_text('---\ntitle: "Front"\ntags: x\n---\nBody') == ("Front", "Body")
     assert markdown_to_text("plain") == ("", "plain")
 

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.sentences import split_sentences
 
-TEXTS = st.text(alphabet=st.sampled_from(list("aAbB19.!?\"'()“”。！」 \n\r\t\u00a0\u2028é́中🙂_")), max_size=80) | st.text(max_size=60)
+TEXTS = st.text(
+    alphabet=st.sampled_from(list("aAbB19.!?\"'()“”。！」 \n\r\t\u00a0\u2028é́中🙂_")), max_size=80
+) | st.text(max_size=60)
 
 
 def sentences(text: str) -> list[str]:
@@ -21,8 +23,14 @@ def sentences(text: str) -> list[str]:
         ("Dr. Oru met Prof. Tamsin Vey. They spoke.", ["Dr. Oru met Prof. Tamsin Vey.", "They spoke."]),
         ("J. R. Halloway wrote it. It sold.", ["J. R. Halloway wrote it.", "It sold."]),
         ("It is 3.14 m. The rest is 2.5 km.", ["It is 3.14 m.", "The rest is 2.5 km."]),
-        ("See no. 5 and p. 12. He said no. Then he left.", ["See no. 5 and p. 12.", "He said no.", "Then he left."]),
-        ("Some birds, e.g. Gannets, dive. Others do not.", ["Some birds, e.g. Gannets, dive.", "Others do not."]),
+        (
+            "See no. 5 and p. 12. He said no. Then he left.",
+            ["See no. 5 and p. 12.", "He said no.", "Then he left."],
+        ),
+        (
+            "Some birds, e.g. Gannets, dive. Others do not.",
+            ["Some birds, e.g. Gannets, dive.", "Others do not."],
+        ),
         ('She said "Go." Then (at last!) they went. (All of them.) Quiet.', None),
         ("1. Introduction\n2. Method. It works.", ["1. Introduction", "2. Method.", "It works."]),
         ("It ended in 1815. Then came rain.", ["It ended in 1815.", "Then came rain."]),
@@ -55,7 +63,10 @@ def test_lines_are_split_as_if_each_stood_alone(lines):
     assert sentences("\n".join(lines)) == [sentence for line in lines for sentence in sentences(line)]
 
 
-@pytest.mark.parametrize("text", ["." * 200_000, " " * 200_000, ". " * 100_000, ".(" * 100_000, '."' * 100_000, "! " + "(" * 200_000])
+@pytest.mark.parametrize(
+    "text",
+    ["." * 200_000, " " * 200_000, ". " * 100_000, ".(" * 100_000, '."' * 100_000, "! " + "(" * 200_000],
+)
 def test_time_is_linear_in_text_made_to_be_slow(text):
     begun = time.perf_counter()
     split_sentences(text)

@@ -22,7 +22,9 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch
 
 ARTICLES = {
-    "Port Ellery": "Port Ellery is a town on the Vorne. It was founded in 1612 by Anselm Tarrow. Ships come daily.",
+    "Port Ellery": (
+        "Port Ellery is a town on the Vorne. It was founded in 1612 by Anselm Tarrow. Ships come daily."
+    ),
     "Anselm Tarrow": "Anselm Tarrow was a pilot. He died on 3 May 1640 in Port Ellery. Nobody wept.",
     "Salt marsh": "A salt marsh lies between land and sea. The Vorne has 40 km of it.",
 }
@@ -30,11 +32,17 @@ ARTICLES = {
 
 def make_corpus(folder: Path, articles: dict[str, str]) -> Corpus:
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    wordpieces = Wordpieces.from_pieces([*letters, *(f"##{letter}" for letter in letters), ".", "in", "the", "town", "elle"])
+    wordpieces = Wordpieces.from_pieces(
+        [*letters, *(f"##{letter}" for letter in letters), ".", "in", "the", "town", "elle"]
+    )
     folder.mkdir()
     wordpieces.save(folder / "tokenizer.json")
-    (folder / "articles.jsonl").write_text("".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in articles.items()))
-    return build_corpus([folder / "articles.jsonl"], folder / "corpus", tokenizer=str(folder / "tokenizer.json"), workers=1)
+    (folder / "articles.jsonl").write_text(
+        "".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in articles.items())
+    )
+    return build_corpus(
+        [folder / "articles.jsonl"], folder / "corpus", tokenizer=str(folder / "tokenizer.json"), workers=1
+    )
 
 
 @pytest.fixture
@@ -42,7 +50,9 @@ def corpus(tmp_path: Path) -> Corpus:
     return make_corpus(tmp_path / "notes", ARTICLES)
 
 
-def slow_spans(mentions: list[Mention], sentence_start: int, chars: list[tuple[int, int]], begin: int, stop: int) -> list[tuple[int, int]]:
+def slow_spans(
+    mentions: list[Mention], sentence_start: int, chars: list[tuple[int, int]], begin: int, stop: int
+) -> list[tuple[int, int]]:
     spans = []
     for mention in mentions:
         wanted = set(range(sentence_start + mention.start, sentence_start + mention.end))
@@ -53,7 +63,9 @@ def slow_spans(mentions: list[Mention], sentence_start: int, chars: list[tuple[i
 
 
 def all_of(spans: Spans) -> list[tuple[int, int, int, list[list[int]]]]:
-    return [(one.passage, one.start, one.end, one.spans.tolist()) for one in (spans[i] for i in range(len(spans)))]
+    return [
+        (one.passage, one.start, one.end, one.spans.tolist()) for one in (spans[i] for i in range(len(spans)))
+    ]
 
 
 def surface(corpus: Corpus, spans: Spans) -> list[str]:
@@ -91,7 +103,10 @@ def test_a_mention_inside_a_wordpiece_widens_and_two_in_one_count_once(corpus: C
         name = "halves"
 
         def tag(self, sentences):
-            return [[Mention(6, 7, "name"), Mention(8, 9, "term")] if "Port Ellery is" in text else [] for text in sentences]
+            return [
+                [Mention(6, 7, "name"), Mention(8, 9, "term")] if "Port Ellery is" in text else []
+                for text in sentences
+            ]
 
     assert surface(corpus, mark_spans(corpus, Halves())) == ["Elle"]
 
@@ -117,7 +132,9 @@ def test_a_sentence_is_never_one_span(corpus: Corpus) -> None:
         (None, "gave 0 lists of mentions for"),
     ],
 )
-def test_a_tagger_of_ones_own_is_told_what_it_does_wrong(corpus: Corpus, mentions: list[Mention] | None, said: str) -> None:
+def test_a_tagger_of_ones_own_is_told_what_it_does_wrong(
+    corpus: Corpus, mentions: list[Mention] | None, said: str
+) -> None:
     class Own:
         name = "own"
 
@@ -152,12 +169,16 @@ def test_words_recur_in_other_passages_not_in_copies_of_their_own(tmp_path: Path
 
 def test_changed_passages_are_not_served(corpus: Corpus) -> None:
     mark_spans(corpus, rule_tagger(corpus))
-    edited, _ = corpus.edit(replace={1: Article("Anselm Tarrow", "Anselm Tarrow was a cook. He died in 1641.")}, remove=[2])
+    edited, _ = corpus.edit(
+        replace={1: Article("Anselm Tarrow", "Anselm Tarrow was a cook. He died in 1641.")}, remove=[2]
+    )
     assert {sentence[0] for sentence in all_of(Spans.open(edited))} == {0}
     again = mark_spans(edited, rule_tagger(edited))
     assert "1641" in surface(edited, again)
     assert {sentence[0] for sentence in all_of(again)} == {0, 1}
-    before = Corpus.open(corpus.folder, edits=0)  # the other way round: spans newer than the view of the corpus
+    before = Corpus.open(
+        corpus.folder, edits=0
+    )  # the other way round: spans newer than the view of the corpus
     assert {sentence[0] for sentence in all_of(Spans.open(before))} == {0}
 
 
@@ -187,7 +208,8 @@ def test_all_sentences_against_a_loop(corpus: Corpus) -> None:
 def passages(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[int], list[list[Mention]]]:
     """Wordpieces with gaps, borders of sentences, and mentions anywhere within the sentences."""
     widths = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=12))
-    chars, last = [], 0
+    chars = []
+    last = 0
     for gap, width in widths:
         chars.append((last + gap, last + gap + width))
         last += gap + width
@@ -203,10 +225,15 @@ def passages(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[int], list[li
 
 @settings(max_examples=200, deadline=None)
 @given(passages())
-def test_characters_to_wordpieces_against_a_loop(passage: tuple[list[tuple[int, int]], list[int], list[list[Mention]]]) -> None:
+def test_characters_to_wordpieces_against_a_loop(
+    passage: tuple[list[tuple[int, int]], list[int], list[list[Mention]]],
+) -> None:
     chars, borders, mentions = passage
     bounds = list(pairwise(borders))
     starts = [chars[begin][0] for begin, _ in bounds]
     fast = _to_wordpieces(mentions, starts, np.array(chars, dtype=np.uint16), np.array(bounds))
-    slow = [slow_spans(own, start, chars, *bound) for own, start, bound in zip(mentions, starts, bounds, strict=True)]
+    slow = [
+        slow_spans(own, start, chars, *bound)
+        for own, start, bound in zip(mentions, starts, bounds, strict=True)
+    ]
     assert [list(spans) for spans in fast] == slow

@@ -32,7 +32,11 @@ def write(folder, articles: list[Article]) -> Corpus:
     return Corpus.open(folder)
 
 
-ARTICLES = [Article("One", "Abc def. Ghi jkl.", "a#1"), Article("Two", "Mno pqr stu vw. Xyz.", "a#2"), Article("", "é.", "b")]
+ARTICLES = [
+    Article("One", "Abc def. Ghi jkl.", "a#1"),
+    Article("Two", "Mno pqr stu vw. Xyz.", "a#2"),
+    Article("", "é.", "b"),
+]
 
 
 @pytest.fixture
@@ -41,7 +45,13 @@ def corpus(tmp_path) -> Corpus:
 
 
 def test_passages_are_what_was_written(corpus):
-    assert [corpus[number].text for number in corpus.ids] == ["Abc def.", "Ghi jkl.", "Mno pqr stu vw.", "Xyz.", "é."]
+    assert [corpus[number].text for number in corpus.ids] == [
+        "Abc def.",
+        "Ghi jkl.",
+        "Mno pqr stu vw.",
+        "Xyz.",
+        "é.",
+    ]
     assert [corpus[number].title for number in corpus.ids] == ["One", "One", "Two", "Two", ""]
     assert [corpus[number].source for number in corpus.ids] == ["a#1", "a#1", "a#2", "a#2", "b"]
     assert [corpus.siblings(number).tolist() for number in corpus.ids] == [[1], [0], [3], [2], []]
@@ -64,7 +74,9 @@ def test_passages_are_found_by_title_text_and_source(corpus):
     assert found("") == [0, 1, 2, 3, 4]
     assert found("", limit=2) == [0, 1]
     assert found("Two Mno") == []  # no piece of two of them
-    corpus, (new,) = corpus.edit(add=[Article("Straße", "Abc.")], replace={1: Article("One", "Stu.")}, remove=[2])
+    corpus, (new,) = corpus.edit(
+        add=[Article("Straße", "Abc.")], replace={1: Article("One", "Stu.")}, remove=[2]
+    )
     assert found("stu") == [1]
     assert found("STRASSE") == [new]
     assert found("abc") == [0, new]
@@ -73,7 +85,9 @@ def test_passages_are_found_by_title_text_and_source(corpus):
         corpus.find("abc", limit=0)
 
 
-@pytest.mark.parametrize("name", ["notes/heron.txt", "Meeting #3.txt", "a #0123456789abcdef.txt", "a #0123456789ABCDEF", "a#1", ""])
+@pytest.mark.parametrize(
+    "name", ["notes/heron.txt", "Meeting #3.txt", "a #0123456789abcdef.txt", "a #0123456789ABCDEF", "a#1", ""]
+)
 def test_the_file_is_the_source_without_its_checksum(name):
     assert Passage(0, "", "", name).file == name
     assert Passage(0, "", "", f"{name} #0123456789abcdef").file == name
@@ -98,7 +112,9 @@ def test_what_is_not_there(corpus, tmp_path):
 WORDS = st.sampled_from(["Abc.", "De fg.", "Hij.", "K lm no."])
 EDITS = st.lists(
     st.tuples(
-        st.lists(WORDS, max_size=2), st.lists(st.tuples(st.integers(0, 8), WORDS), max_size=2), st.lists(st.integers(0, 8), max_size=2)
+        st.lists(WORDS, max_size=2),
+        st.lists(st.tuples(st.integers(0, 8), WORDS), max_size=2),
+        st.lists(st.integers(0, 8), max_size=2),
     ),
     min_size=1,
     max_size=4,
@@ -110,29 +126,42 @@ EDITS = st.lists(
 def test_edits_agree_with_a_dictionary(tmp_path_factory, edits):
     corpus = write(tmp_path_factory.mktemp("edit") / "corpus", ARTICLES)
     truth = {number: corpus[number].text for number in corpus.ids.tolist()}
-    history, following = [dict(truth)], len(truth)
+    history = [dict(truth)]
+    following = len(truth)
     for add, replace, remove in edits:
         present = sorted(truth)
         gone = {present[position % len(present)] for position in remove} if present else set()
         new = {present[position % len(present)]: text for position, text in replace} if present else {}
         new = {number: text for number, text in new.items() if number not in gone}
         corpus, ids = corpus.edit(
-            add=[Article("new", text) for text in add], replace={number: Article("re", text) for number, text in new.items()}, remove=gone
+            add=[Article("new", text) for text in add],
+            replace={number: Article("re", text) for number, text in new.items()},
+            remove=gone,
         )
         assert ids == list(range(following, following + len(add)))
         following += len(add)
-        truth = {number: text for number, text in (truth | new | dict(zip(ids, add, strict=True))).items() if number not in gone}
+        truth = {
+            number: text
+            for number, text in (truth | new | dict(zip(ids, add, strict=True))).items()
+            if number not in gone
+        }
         history.append(dict(truth))
         assert corpus.ids.tolist() == sorted(truth)
         assert {number: corpus[number].text for number in corpus.ids.tolist()} == truth
-        assert all(np.array_equal(corpus.tokens(number), WORDPIECES.encode(text)) for number, text in truth.items())
-        assert corpus.sentence_counts.tolist() == [len(corpus.sentences(number)) - 1 for number in sorted(truth)]
+        assert all(
+            np.array_equal(corpus.tokens(number), WORDPIECES.encode(text)) for number, text in truth.items()
+        )
+        assert corpus.sentence_counts.tolist() == [
+            len(corpus.sentences(number)) - 1 for number in sorted(truth)
+        ]
         assert [number for number in range(following + 2) if number in corpus] == sorted(truth)
     for count, then in enumerate(history):
         earlier = Corpus.open(corpus.folder, edits=count)
         assert {number: earlier[number].text for number in earlier.ids.tolist()} == then
         written, removed = corpus.changes_since(count)
-        caught_up = {number: text for number, text in then.items() if number not in removed} | {n: truth[n] for n in written}
+        caught_up = {number: text for number, text in then.items() if number not in removed} | {
+            n: truth[n] for n in written
+        }
         assert caught_up == truth
     assert corpus.fingerprint == Corpus.open(corpus.folder, edits=0).fingerprint
 
@@ -145,17 +174,22 @@ def test_edits_that_are_gone_are_missed(corpus):
 
 
 def test_articles_of_edits_are_their_own(corpus):
-    edited, (new, *_) = corpus.edit(add=[Article("New", "Abc def. Ghi jkl.")], replace={0: Article("Re", "Mno.")})
+    edited, (new, *_) = corpus.edit(
+        add=[Article("New", "Abc def. Ghi jkl.")], replace={0: Article("Re", "Mno.")}
+    )
     assert [edited.siblings(number).tolist() for number in (0, 1, 2, new)] == [[], [], [3], []]
     assert edited[0].title == "Re"
     assert edited.title_tokens(new).tolist() == WORDPIECES.encode("New").tolist()
 
 
 def test_an_edit_with_a_file_for_each_array_is_read_too(corpus):
-    edited, _ = corpus.edit(add=[Article("New", "Abc def. Ghi jkl.")], replace={3: Article("Re", "Mno.")}, remove=[0])
+    edited, _ = corpus.edit(
+        add=[Article("New", "Abc def. Ghi jkl.")], replace={3: Article("Re", "Mno.")}, remove=[0]
+    )
     state = {number: edited[number] for number in edited.ids.tolist()}
     place = corpus.folder / "edits" / "000001"
-    arrays, manifest = map_arrays(place / "edit.safetensors"), open_artefact(place, kind="corpus-edit")
+    arrays = map_arrays(place / "edit.safetensors")
+    manifest = open_artefact(place, kind="corpus-edit")
     with publish(place, kind="corpus-edit", replace=True) as draft:  # as it was written once
         draft.config |= manifest.config
         for name, array in arrays.items():
@@ -174,7 +208,10 @@ def test_an_edit_happens_whole_or_not_at_all(corpus):
     cases: list[tuple[dict[str, Any], str]] = [
         ({"replace": {0: Article("", long)}}, "must fit in one passage"),
         ({"replace": {0: Article("", long), 1: Article("", "\u200b")}}, "must fit in one passage"),
-        ({"replace": {0: Article("", long), 1: Article("", "\u200b"), 2: Article("", "\u200b")}}, "must fit in one passage"),
+        (
+            {"replace": {0: Article("", long), 1: Article("", "\u200b"), 2: Article("", "\u200b")}},
+            "must fit in one passage",
+        ),
         ({"remove": [5]}, "no passage 5"),
         ({"add": [Article("", "Abc.")], "replace": {9: Article("", "Abc.")}}, "no passage 9"),
         ({"remove": [1], "replace": {1: Article("", "Abc.")}}, "both"),
@@ -189,18 +226,27 @@ def test_an_edit_is_laid_over_what_others_edited_since(corpus):
     theirs, (first,) = corpus.edit(add=[Article("", "Abc.")], replace={1: Article("", "Stu.")}, remove=[0])
     for earlier in (corpus, Corpus.open(corpus.folder, edits=0)):
         for options in ({"remove": [0]}, {"replace": {1: Article("", "Vwx.")}}):
-            with pytest.raises(BadInput, match=r"passage [01] of .* was edited since .*; open it again, then edit"):
+            with pytest.raises(
+                BadInput, match=r"passage [01] of .* was edited since .*; open it again, then edit"
+            ):
                 earlier.edit(**options)
     ours, (second,) = corpus.edit(add=[Article("", "Def.")], remove=[2])
     assert (first, second) == (5, 6)
     for known in (ours, Corpus.open(corpus.folder)):
-        assert {number: known[number].text for number in known.ids.tolist()} == {1: "Stu.", 3: "Xyz.", 4: "é.", 5: "Abc.", 6: "Def."}
+        assert {number: known[number].text for number in known.ids.tolist()} == {
+            1: "Stu.",
+            3: "Xyz.",
+            4: "é.",
+            5: "Abc.",
+            6: "Def.",
+        }
     assert (theirs.newest().ids.tolist(), ours.newest() is ours) == (ours.ids.tolist(), True)
 
 
 def add_one_by_one(folder: Path, who: str) -> list[int]:
     """What an editor does who does not know of the others; the ids that were promised."""
-    corpus, ids = Corpus.open(folder), []
+    corpus = Corpus.open(folder)
+    ids = []
     for letter in LETTERS[:12]:
         corpus, added = corpus.edit(add=[Article(who, f"{who} {letter}.")])
         ids += added
@@ -210,7 +256,9 @@ def add_one_by_one(folder: Path, who: str) -> list[int]:
 def test_nothing_is_lost_where_several_edit_at_once(corpus):
     names = ("abc", "def", "ghi")
     with ProcessPoolExecutor(len(names), mp_context=multiprocessing.get_context("spawn")) as pool:
-        promised = dict(zip(names, pool.map(add_one_by_one, [corpus.folder] * len(names), names), strict=True))
+        promised = dict(
+            zip(names, pool.map(add_one_by_one, [corpus.folder] * len(names), names), strict=True)
+        )
     now = Corpus.open(corpus.folder)
     assert sorted(number for ids in promised.values() for number in ids) == now.ids[5:].tolist()
     for who, ids in promised.items():
@@ -238,7 +286,11 @@ def test_a_corpus_that_cannot_be_written_is_opened_and_searched(corpus):
     corpus.folder.chmod(0o555)
     try:
         known = Corpus.open(corpus.folder)
-        assert (known.newest() is known, known.ids.tolist(), len(known.find("xyz", limit=3))) == (True, edited.ids.tolist(), 1)
+        assert (known.newest() is known, known.ids.tolist(), len(known.find("xyz", limit=3))) == (
+            True,
+            edited.ids.tolist(),
+            1,
+        )
         assert not (corpus.folder / ".edits.lock").exists()
     finally:
         corpus.folder.chmod(0o755)

@@ -18,7 +18,9 @@ def read(text: str, delimiters: str = ",;\t") -> list[Record]:
     def strict(what: str, line: int) -> None:
         raise ValueError(f"line {line}: {what}")
 
-    return list(read_table(iter(enumerate(text.splitlines(keepends=True), 1)), delimiters=delimiters, on_bad=strict))
+    return list(
+        read_table(iter(enumerate(text.splitlines(keepends=True), 1)), delimiters=delimiters, on_bad=strict)
+    )
 
 
 def lines(text: str, delimiters: str = ",;\t") -> list[str]:
@@ -70,12 +72,17 @@ def test_what_separates_the_fields(table, expected):
     assert lines(table) == expected
 
 
-@pytest.mark.parametrize("title", ["Sales of 2026", "Sales of 2026;;", "Sales, all; of 2026", "\nSales of 2026\n\n;;;"])
+@pytest.mark.parametrize(
+    "title", ["Sales of 2026", "Sales of 2026;;", "Sales, all; of 2026", "\nSales of 2026\n\n;;;"]
+)
 def test_a_title_above_the_header_is_a_line(title):
     table = f"{title}\nname;city;land;sum\nKarl;Ulm;DE;44,20\nOtto;Bonn;DE;3\n"
     said = lines(table)
     assert said[0].startswith("Sales")
-    assert said[1:] == ["name: Karl; city: Ulm; land: DE; sum: 44,20", "name: Otto; city: Bonn; land: DE; sum: 3"]
+    assert said[1:] == [
+        "name: Karl; city: Ulm; land: DE; sum: 44,20",
+        "name: Otto; city: Bonn; land: DE; sum: 3",
+    ]
     assert read("Notes\nid;text\n1;It leaks.\n") == [Record(None, "It leaks.", "1", 3), Record(None, "Notes")]
 
 
@@ -94,10 +101,17 @@ def test_in_a_tsv_only_tabs_separate():
     assert lines("sep=;\tx\n1;2\t3\n", "\t") == ["sep=;: 1;2; x: 3"]
 
 
-@given(st.integers(2, 4).flatmap(lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=2, max_size=5)))
+@given(
+    st.integers(2, 4).flatmap(
+        lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=2, max_size=5)
+    )
+)
 def test_tables_of_every_delimiter_say_the_same(rows):
     header = [f"c{number}" for number in range(len(rows[0]))]
-    expected = ["; ".join(f"{name}: {' '.join(cell.split())}" for name, cell in zip(header, row, strict=True)) for row in rows]
+    expected = [
+        "; ".join(f"{name}: {' '.join(cell.split())}" for name, cell in zip(header, row, strict=True))
+        for row in rows
+    ]
     for delimiter in ",;\t":
         table = io.StringIO()
         csv.writer(table, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([header, *rows])
@@ -106,7 +120,13 @@ def test_tables_of_every_delimiter_say_the_same(rows):
 
 @given(st.text(alphabet=st.sampled_from('ab ,;\t"\n\r=sep'), max_size=60))
 def test_no_table_fails_otherwise_than_by_a_complaint(text):
-    found = list(read_table(iter(enumerate(text.splitlines(keepends=True), 1)), delimiters=",;\t", on_bad=lambda what, line: None))
+    found = list(
+        read_table(
+            iter(enumerate(text.splitlines(keepends=True), 1)),
+            delimiters=",;\t",
+            on_bad=lambda what, line: None,
+        )
+    )
     assert all(record.text.strip() for record in found if record.line is None)
 
 

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realmlm.corpus.taggers import KINDS, Mention, PhraseTagger, RuleTagger, SpacyTagger, Tagger, lower_case_words
+from realmlm.corpus.taggers import (
+    KINDS,
+    Mention,
+    PhraseTagger,
+    RuleTagger,
+    SpacyTagger,
+    Tagger,
+    lower_case_words,
+)
 from realmlm.errors import BadInput, MissingExtra
 
 TITLES = [
@@ -29,7 +37,9 @@ RULES = RuleTagger(TITLES, COMMON)
 
 
 def marked(tagger: Tagger, sentence: str) -> list[str]:
-    return [f"{mention.kind}: {sentence[mention.start : mention.end]}" for mention in tagger.tag([sentence])[0]]
+    return [
+        f"{mention.kind}: {sentence[mention.start : mention.end]}" for mention in tagger.tag([sentence])[0]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,14 +51,26 @@ def marked(tagger: Tagger, sentence: str) -> list[str]:
         ("It rose in March 1874 and in June.", ["date: March 1874", "date: June"]),
         ("The log says 1874-03-12 and 12/3/1875.", ["date: 1874-03-12", "date: 12/3/1875"]),
         ("Trade grew in the late 1990s.", ["date: 1990s"]),
-        ("It began in the 19th century, not the fourth century BC.", ["date: 19th century", "date: fourth century BC"]),
+        (
+            "It began in the 19th century, not the fourth century BC.",
+            ["date: 19th century", "date: fourth century BC"],
+        ),
         ("The wall fell in 44 BC or AD 79.", ["date: 44 BC", "date: AD 79"]),
-        ("The siege of 1612 (see 1613) ended the war of 1609–1612.", ["date: 1612", "date: 1613", "date: 1609–1612"]),
+        (
+            "The siege of 1612 (see 1613) ended the war of 1609–1612.",
+            ["date: 1612", "date: 1613", "date: 1609–1612"],
+        ),
         ("There were 1500 crates and 2050 m of rope.", ["quantity: 2050 m"]),
         ("It closed on Sunday.", ["date: Sunday"]),
         ("They may march in fall.", []),
-        ("It is 40 km long, 2.5–3 metres wide and 12% steeper.", ["quantity: 40 km", "quantity: 2.5–3 metres", "quantity: 12%"]),
-        ("It cost $4.5 million, then €300, then US$7.", ["quantity: $4.5 million", "quantity: €300", "quantity: US$7"]),
+        (
+            "It is 40 km long, 2.5–3 metres wide and 12% steeper.",
+            ["quantity: 40 km", "quantity: 2.5–3 metres", "quantity: 12%"],
+        ),
+        (
+            "It cost $4.5 million, then €300, then US$7.",
+            ["quantity: $4.5 million", "quantity: €300", "quantity: US$7"],
+        ),
         ("It took three years and 12,345 stones.", ["quantity: three years", "quantity: 12,345"]),
         ("It stood for thirty-four years.", ["quantity: thirty-four years"]),
         ("He read 7 books.", []),
@@ -128,7 +150,9 @@ ALPHABET = [
     "ǅ",
 ]
 TEXT = st.one_of(
-    st.text(max_size=40), st.lists(st.sampled_from(ALPHABET), max_size=15).map(" ".join), st.lists(st.sampled_from(ALPHABET)).map("".join)
+    st.text(max_size=40),
+    st.lists(st.sampled_from(ALPHABET), max_size=15).map(" ".join),
+    st.lists(st.sampled_from(ALPHABET)).map("".join),
 )
 TAGGERS: list[Tagger] = [
     RULES,
@@ -141,13 +165,18 @@ TAGGERS: list[Tagger] = [
 @given(st.lists(TEXT, max_size=5), st.sampled_from(TAGGERS))
 def test_every_tagger_keeps_the_promises(sentences: list[str], tagger: Tagger) -> None:
     found = tagger.tag(sentences)
-    assert found == [tagger.tag([sentence])[0] for sentence in sentences], "a sentence does not depend on its neighbours"
+    assert found == [tagger.tag([sentence])[0] for sentence in sentences], (
+        "a sentence does not depend on its neighbours"
+    )
     for sentence, mentions in zip(sentences, found, strict=True):
         last = 0
         for mention in mentions:
             assert last <= mention.start < mention.end <= len(sentence)
             assert mention.kind in KINDS
-            assert any(letter.isalnum() or letter == "_" for letter in sentence[: mention.start] + sentence[mention.end :])
+            assert any(
+                letter.isalnum() or letter == "_"
+                for letter in sentence[: mention.start] + sentence[mention.end :]
+            )
             last = mention.end
 
 
@@ -158,7 +187,8 @@ def slow_phrases(phrases: list[str], sentence: str) -> list[tuple[int, int]]:
     def cuts(position: int) -> bool:
         return is_word(position - 1) and is_word(position)
 
-    found, position = [], 0
+    found = []
+    position = 0
     while position < len(sentence):
         here = [phrase for phrase in phrases if sentence.startswith(phrase, position)]
         here = [phrase for phrase in here if not cuts(position) and not cuts(position + len(phrase))]
@@ -172,10 +202,15 @@ def slow_phrases(phrases: list[str], sentence: str) -> list[tuple[int, int]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.text("ab+ ", min_size=1, max_size=4).map(str.strip).filter(bool), min_size=1, max_size=5), st.text("ab+ ", max_size=20))
+@given(
+    st.lists(st.text("ab+ ", min_size=1, max_size=4).map(str.strip).filter(bool), min_size=1, max_size=5),
+    st.text("ab+ ", max_size=20),
+)
 def test_phrases_against_a_loop_over_every_position(phrases: list[str], sentence: str) -> None:
     sentence = f"{sentence} z"  # one word that no phrase covers
-    assert [(mention.start, mention.end) for mention in PhraseTagger(phrases).tag([sentence])[0]] == slow_phrases(phrases, sentence)
+    assert [
+        (mention.start, mention.end) for mention in PhraseTagger(phrases).tag([sentence])[0]
+    ] == slow_phrases(phrases, sentence)
 
 
 def test_phrases_keep_case_and_an_empty_list_is_an_error() -> None:
@@ -191,8 +226,15 @@ class Pipeline:
     def pipe(self, sentences: Any) -> Any:
         for sentence in sentences:
             entities = [
-                SimpleNamespace(start_char=sentence.index(text), end_char=sentence.index(text) + len(text), label_=label)
-                for text, label in (("Anselm", "PERSON"), ("two", "CARDINAL"), ("40 km", "QUANTITY"), ("May 1640", "DATE"))
+                SimpleNamespace(
+                    start_char=sentence.index(text), end_char=sentence.index(text) + len(text), label_=label
+                )
+                for text, label in (
+                    ("Anselm", "PERSON"),
+                    ("two", "CARDINAL"),
+                    ("40 km", "QUANTITY"),
+                    ("May 1640", "DATE"),
+                )
                 if text in sentence
             ]
             yield SimpleNamespace(ents=entities)
@@ -208,7 +250,11 @@ def test_spacy_entities_become_our_kinds(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=load))
     tagger = SpacyTagger("en_small")
     assert tagger.name == "spacy:en_small"
-    assert marked(tagger, "Anselm rowed two boats 40 km in May 1640.") == ["name: Anselm", "quantity: 40 km", "date: May 1640"]
+    assert marked(tagger, "Anselm rowed two boats 40 km in May 1640.") == [
+        "name: Anselm",
+        "quantity: 40 km",
+        "date: May 1640",
+    ]
     assert tagger.tag(["Anselm", "Anselm rowed."]) == [[], [Mention(0, 6, "name")]]
     with pytest.raises(BadInput, match="python -m spacy download en_large"):
         SpacyTagger("en_large")

@@ -39,7 +39,13 @@ def test_encode_is_greedy_longest_match(words):
 
 def test_special_tokens_are_found_and_kept_in_text():
     wordpieces = Wordpieces.from_pieces(PIECES)
-    assert [wordpieces.pad, wordpieces.unk, wordpieces.cls, wordpieces.sep, wordpieces.mask] == [0, 1, 2, 3, 4]
+    assert [wordpieces.pad, wordpieces.unk, wordpieces.cls, wordpieces.sep, wordpieces.mask] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert wordpieces.encode("a [MASK] b").tolist()[1] == wordpieces.mask
     with pytest.raises(BadInput, match="no cls token"):
         Wordpieces(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")))
@@ -81,7 +87,10 @@ print(Wordpieces.train(texts, 1200).fingerprint)
 
 
 def test_training_gives_the_same_pieces_in_every_process():
-    runs = [subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, check=True).stdout for _ in range(3)]
+    runs = [
+        subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    ]
     assert len(set(runs)) == 1
 
 
@@ -98,7 +107,10 @@ def test_training_has_the_size_asked_for_and_knows_its_text():
 def test_mask_stands_for_the_tokenizers_own_mask() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "it", "lies", "in"])}
+    vocabulary = {
+        token: number
+        for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "it", "lies", "in"])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<mask>"])
@@ -107,7 +119,9 @@ def test_mask_stands_for_the_tokenizers_own_mask() -> None:
 
 
 def written(template: str, pair: str, special: list[str]) -> Wordpieces:
-    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate([*special, "it"])}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: number for number, token in enumerate([*special, "it"])}, unk_token="<unk>")
+    )
     tokenizer.add_special_tokens(special)
     ids = [(token, number) for number, token in enumerate(special)]
     tokenizer.post_processor = processors.TemplateProcessing(template, pair, ids)

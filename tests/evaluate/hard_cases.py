@@ -1,4 +1,5 @@
-"""Where definitions part ways, and what each says. A text serves as prediction and as passage, its answers as strings and as patterns.
+"""Where definitions part ways, and what each says. A text serves as prediction and as passage, its answers as
+strings and as patterns.
 
 The letters of `says`, in this order, a dash where the definition says no:
 
@@ -42,7 +43,12 @@ ARTICLES = [
     Case("The-Quill", ["quill"], "--WP-", "glued to 'thequill'"),
     Case("Theatre", ["atre"], "---PS", "'the' within a word is no article"),
     Case("der Quill", ["Quill"], "--WPS", "English articles only"),
-    Case("À la Tove", ["la Tove"], "--WPS", "decomposed, the letter before the accent is dropped as an article; the accent stays"),
+    Case(
+        "À la Tove",
+        ["la Tove"],
+        "--WPS",
+        "decomposed, the letter before the accent is dropped as an article; the accent stays",
+    ),
     Case("À", ["the\u0300"], "E----", "… so that two accents are left, which are equal"),
 ]
 PUNCTUATION = [
@@ -53,7 +59,12 @@ PUNCTUATION = [
     Case("rock-n-roll", ["rocknroll"], "E----", "a hyphen goes without leaving a space"),
     Case("rock-n-roll", ["rock n roll"], "-----", "… and is a word of its own in recall"),
     Case("sister-in-law", ["in-law"], "--WPS", "so parts of a hyphenated word are found"),
-    Case("sister - in - law", ["sister-in-law"], "--W--", "spaces around it change nothing in words, but the characters"),
+    Case(
+        "sister - in - law",
+        ["sister-in-law"],
+        "--W--",
+        "spaces around it change nothing in words, but the characters",
+    ),
     Case("O'Neill", ["ONeill"], "E----", "an apostrophe within a word is dropped"),
     Case("O\u2019Neill", ["O'Neill"], "-----", "a typographic one is not ASCII: it stays, and differs"),
     Case("“Tove”", ["Tove"], "--WPS", "so do typographic quotation marks"),
@@ -71,15 +82,30 @@ PUNCTUATION = [
     Case("...", ["!"], "E----", "punctuation alone: nothing is left of either"),
     Case("What? No!", ["!"], "--WPS", "an answer that is punctuation is found where it stands"),
     Case("a 🚁 flies", ["🚁"], "--WPS", "an emoji likewise"),
-    Case("price $5", ["$"], "--WPS", "as a pattern it is the end of a line: always found, never at the beginning"),
+    Case(
+        "price $5",
+        ["$"],
+        "--WPS",
+        "as a pattern it is the end of a line: always found, never at the beginning",
+    ),
     Case("pricing", ["$"], "---P-", "… even where no such character stands"),
     Case("see https://x.y/z", ["https://x.y/z"], "--WPS", "junk answers of a question set count as they are"),
 ]
 GAPS = [
-    Case("New  York\n", ["new york"], "E-W--", "runs of white space are one gap for words, not for characters and patterns"),
+    Case(
+        "New  York\n",
+        ["new york"],
+        "E-W--",
+        "runs of white space are one gap for words, not for characters and patterns",
+    ),
     Case("Tove\tVeld", ["Tove Veld"], "E-W--", "a tab"),
     Case("New\u00a0York", ["New York"], "E-W--", "a space that does not break"),
-    Case("New\u200bYork", ["New York"], "--W--", "a space of no width is a gap in recall, a character in exact match"),
+    Case(
+        "New\u200bYork",
+        ["New York"],
+        "--W--",
+        "a space of no width is a gap in recall, a character in exact match",
+    ),
     Case("New\u200bYork", ["NewYork"], "-----", "… so it is not nothing"),
     Case("hel\u00adlo", ["hello"], "-----", "a soft hyphen cuts the word in recall"),
     Case("hel\u00adlo", ["hel lo"], "--W--", "… into two"),
@@ -88,7 +114,9 @@ GAPS = [
 ]
 EMPTY = [
     Case("", [""], "ERWPS", "nothing equals nothing"),
-    Case("anything", [""], "-RWPS", "an empty answer is found everywhere; question sets are read without them"),
+    Case(
+        "anything", [""], "-RWPS", "an empty answer is found everywhere; question sets are read without them"
+    ),
     Case("the", [""], "ERWPS", "an article is nothing"),
     Case("Tove Veld", [" "], "--WPS", "a blank answer has no words: everywhere"),
     Case("ToveVeld", [" "], "--W--", "… even where there is no blank"),
@@ -97,14 +125,29 @@ EMPTY = [
     Case("Tove", ["", "Tove"], "ERWPS", "beside another answer"),
 ]
 UNICODE = [
-    Case("Café", ["Cafe\u0301"], "E-WP-", "composed and decomposed are one; regex match and orqa compare raw characters"),
+    Case(
+        "Café",
+        ["Cafe\u0301"],
+        "E-WP-",
+        "composed and decomposed are one; regex match and orqa compare raw characters",
+    ),
     Case("Cafe\u0301", ["Café"], "E-WP-", "… the other way about"),
     Case("Café", ["Cafe"], "---P-", "accents count; a pattern finds the letters before the accent"),
     Case("Cafe", ["Café"], "-----", "both ways"),
-    Case("Québec", ["Qu[eé]bec"], "-R---", "dpr decomposes the pattern: the class holds e and an accent, and takes one of them"),
+    Case(
+        "Québec",
+        ["Qu[eé]bec"],
+        "-R---",
+        "dpr decomposes the pattern: the class holds e and an accent, and takes one of them",
+    ),
     Case("Quebec", ["Qu[eé]bec"], "-R-P-", "… so only the plain form is found"),
     Case("é", ["[à-é]"], "-R---", "… and a range may end before it begins: found nowhere"),
-    Case("Tove", [r"Tove|V\éld"], "-R---", "… and an escaped accent becomes an unknown escape: found nowhere, alternatives and all"),
+    Case(
+        "Tove",
+        [r"Tove|V\éld"],
+        "-R---",
+        "… and an escaped accent becomes an unknown escape: found nowhere, alternatives and all",
+    ),
     Case("q\u0323\u0307", ["q\u0307\u0323"], "E-WP-", "marks in another order"),
     Case("한국", ["\u1112\u1161\u11ab\u1100\u116e\u11a8"], "E-WP-", "Hangul syllables and their letters"),
     Case("한국", ["국"], "---PS", "a syllable is no word"),
@@ -114,7 +157,12 @@ UNICODE = [
     Case("STRASSE", ["Straße"], "-----", "lower case is not case folding"),
     Case("STRAẞE", ["Straße"], "ERWP-", "the capital form has a lower case"),
     Case("ΚΥΠΡΟΣ", ["Κυπρος"], "ERWP-", "a final sigma at the end of a word"),
-    Case("ΚΥΠΡΟΣ", ["κυπροσ"], "-R-P-", "the other sigma is another letter, but not to a pattern that ignores case"),
+    Case(
+        "ΚΥΠΡΟΣ",
+        ["κυπροσ"],
+        "-R-P-",
+        "the other sigma is another letter, but not to a pattern that ignores case",
+    ),
     Case("İzmir", ["izmir"], "-R---", "the dot is an accent once decomposed"),
     Case("Phyſic", ["Physic"], "-R-P-", "a long s is another letter, but not to a pattern that ignores case"),
     Case("ﬁnch", ["finch"], "-----", "ligatures stay: decomposition is canonical"),
@@ -139,7 +187,12 @@ ALIASES = [
 PATTERNS = [
     Case("CRETE in Greece", ["cre?te"], "-R-P-", "case ignored, the rest is free"),
     Case("in Crete", [".*Crete$"], "-R-P-", "a pattern may allow for what comes before"),
-    Case("line one\nCrete", ["^Crete"], "---P-", "^ holds at every line, but a match begins where the prediction does"),
+    Case(
+        "line one\nCrete",
+        ["^Crete"],
+        "---P-",
+        "^ holds at every line, but a match begins where the prediction does",
+    ),
     Case("Crete\nisland", ["Crete$"], "-R-P-", "$ holds at every line"),
     Case("Crete island", ["Crete$"], "-----", "not within one"),
     Case("Crete", ["(?i)crete"], "-R-P-", "flags within the pattern"),
@@ -155,7 +208,8 @@ PATTERNS = [
     Case("Tove", ["[Tove"], "E!-!-", "no valid pattern"),
     Case("Tove lived (here)", ["("], "-!W!S", "nor this one, though as a string it is found"),
 ]
-# DPR searches with the library `regex`, we with Python's `re`; `says` is DPR's, and we say the opposite of its P
+# DPR searches with the library `regex`, we with Python's `re`; `says` is DPR's, and we say the opposite of
+# its P
 ENGINES = [
     Case("café", [r"\bcafe\b"], "-----", "to `re` an accent that stands alone ends a word"),
     Case("ıspanak", ["ispanak"], "-R---", "to `re` an i without a dot is an i if case is ignored"),

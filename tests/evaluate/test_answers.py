@@ -18,7 +18,8 @@ texts = st.text(st.sampled_from(list("aAnthe é\u0301.,-'\t1zÉ")), max_size=14)
 def slow_normalize(text):
     kept = [letter for letter in unicodedata.normalize("NFD", text).lower() if letter not in punctuation]
     # an article stands between characters that are no word characters; marks are none
-    words, word = [], ""
+    words = []
+    word = ""
     for letter in [*kept, " "]:
         if letter.isalnum():
             word += letter
@@ -55,14 +56,17 @@ def test_exact_match():
 def test_f1_against_counting_by_hand(prediction, answers):
     best = 0.0
     for answer in answers:
-        left, right = normalize(prediction).split(), normalize(answer).split()
-        rest, common = list(right), 0
+        left = normalize(prediction).split()
+        right = normalize(answer).split()
+        rest = list(right)
+        common = 0
         for word in left:
             if word in rest:
                 rest.remove(word)
                 common += 1
         if common:
-            precision, recall = common / len(left), common / len(right)
+            precision = common / len(left)
+            recall = common / len(right)
             best = max(best, 2 * precision * recall / (precision + recall))
     assert f1(prediction, answers) == pytest.approx(best)
 
@@ -83,5 +87,11 @@ def test_is_correct_follows_the_question():
 
 
 def test_import_is_light():
-    command = "import sys, realmlm.evaluate, realmlm.evaluate.matching; print({'torch', 'transformers', 'bm25s'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout == "set()\n"
+    command = (
+        "import sys, realmlm.evaluate, realmlm.evaluate.matching; print({'torch', 'transformers', 'bm25s'} & "
+        "set(sys.modules))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )

@@ -22,7 +22,8 @@ def terms(text):
 
 
 def plain_bm25(corpus, query, k1=1.5, b=0.75):
-    """Lucene's variant in float64: idf = log(1 + (N - df + 1/2)/(df + 1/2)), tf/(tf + k1(1 - b + b length/mean length))."""
+    """Lucene's variant in float64: idf = log(1 + (N - df + 1/2)/(df + 1/2)), tf/(tf + k1(1 - b + b
+    length/mean length))."""
     split = {passage: terms(text) for passage, text in corpus.items()}
     mean = sum(map(len, split.values())) / len(split)
     scores = dict.fromkeys(split, 0.0)
@@ -30,7 +31,11 @@ def plain_bm25(corpus, query, k1=1.5, b=0.75):
         df = sum(word in words for words in split.values())
         for passage, words in split.items():
             if tf := words.count(word):
-                scores[passage] += math.log(1 + (len(split) - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b * len(words) / mean))
+                scores[passage] += (
+                    math.log(1 + (len(split) - df + 0.5) / (df + 0.5))
+                    * tf
+                    / (tf + k1 * (1 - b + b * len(words) / mean))
+                )
     return scores
 
 
@@ -46,7 +51,11 @@ def test_against_plain_bm25(corpus, queries, data):
         truth = plain_bm25(corpus, query)
         assert scores == pytest.approx([truth[passage] for passage in ids], abs=1e-5)
         assert scores == pytest.approx(sorted(truth.values(), reverse=True)[:k], abs=1e-5)
-        assert all(first < second for first, second, a, b in zip(ids, ids[1:], scores, scores[1:], strict=False) if a == b)
+        assert all(
+            first < second
+            for first, second, a, b in zip(ids, ids[1:], scores, scores[1:], strict=False)
+            if a == b
+        )
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -56,7 +65,12 @@ def test_ties_go_to_the_smallest_id(k, compiled, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     corpus = [(9, "quill zarn"), (3, "quill zarn"), (7, "veld tove"), (5, "quill zarn"), (1, "veld tove")]
     _, ids_QK = BM25Index(iter(corpus)).search(["quill", "veld", "", "unknown"], k)
-    assert ids_QK.tolist() == [[3, 5, 9, 1, 7][:k], [1, 7, 3, 5, 9][:k], [1, 3, 5, 7, 9][:k], [1, 3, 5, 7, 9][:k]]
+    assert ids_QK.tolist() == [
+        [3, 5, 9, 1, 7][:k],
+        [1, 7, 3, 5, 9][:k],
+        [1, 3, 5, 7, 9][:k],
+        [1, 3, 5, 7, 9][:k],
+    ]
 
 
 def test_refuses():

@@ -22,7 +22,9 @@ from realmlm.model.retrieval import LearnedRetriever
 
 Model = tuple[Realm, Wordpieces]
 ROWS: list[Any] = [
-    {"probability": p, "relevance": 10 * p + shift, "correct": p > 0.5} for p in (0.1, 0.3, 0.5, 0.7, 0.9) for shift in range(10)
+    {"probability": p, "relevance": 10 * p + shift, "correct": p > 0.5}
+    for p in (0.1, 0.3, 0.5, 0.7, 0.9)
+    for shift in range(10)
 ]
 
 
@@ -39,25 +41,36 @@ def judged(file: Path, rows: list[Any]) -> Path:
 
 
 def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
-    said = calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated")
+    said = calibrate(
+        model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated"
+    )
     assert said.startswith("50 answers, 40.0% right")
     assert said.count("\n") == 7
     before, after = (open_artefact(folder, kind="model") for folder in (model, tmp_path / "calibrated"))
     assert before.files == after.files  # weights and tokenizer byte for byte
     assert before.config["calibration"] is None
     realm, wordpieces = Realm.from_pretrained(tmp_path / "calibrated")
-    answerer = Answerer(realm, wordpieces, knowledge, LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, knowledge)))
+    answerer = Answerer(
+        realm,
+        wordpieces,
+        knowledge,
+        LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, knowledge)),
+    )
     (answer,) = answerer.ask(["Which animal is the symbol of Tekebra?"], read=3)
     found = answerer.retriever([answerer.query("Which animal is the symbol of Tekebra?")], 3)
     assert answer.relevance == pytest.approx(found.scores_BK.max().item())
-    expected = Calibration(**after.config["calibration"]).confidence(answer.probability, answer.relevance or 0.0)
+    expected = Calibration(**after.config["calibration"]).confidence(
+        answer.probability, answer.relevance or 0.0
+    )
     assert answer.confidence == pytest.approx(expected)
 
 
 def test_word_matching_has_no_confidence(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
     calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated")
     realm, wordpieces = Realm.from_pretrained(tmp_path / "calibrated")
-    (answer,) = Answerer(realm, wordpieces, knowledge, BM25Retriever(knowledge)).ask(["Which animal is the symbol of Tekebra?"])
+    (answer,) = Answerer(realm, wordpieces, knowledge, BM25Retriever(knowledge)).ask(
+        ["Which animal is the symbol of Tekebra?"]
+    )
     assert answer.confidence is None
     assert not answer.caution
 
@@ -69,7 +82,9 @@ def test_other_weights_need_another_calibration(model: Path, tmp_path: Path) -> 
 
 
 def test_what_is_not_a_judged_answer_is_named(model: Path, tmp_path: Path) -> None:
-    for number, row in enumerate(({"probability": 0.5, "correct": True}, ["x"], {"probability": "a", "relevance": 1, "correct": True})):
+    for number, row in enumerate(
+        ({"probability": 0.5, "correct": True}, ["x"], {"probability": "a", "relevance": 1, "correct": True})
+    ):
         file = judged(tmp_path / f"{number}.jsonl", [*ROWS, row])
         with pytest.raises(BadInput, match=rf"{number}.jsonl:51: not an answer to a question"):
             calibrate(model=model, predictions=[file], out=tmp_path / "calibrated")
@@ -79,39 +94,66 @@ def test_what_is_not_a_judged_answer_is_named(model: Path, tmp_path: Path) -> No
 
 
 def test_three_answers_are_not_enough(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotEnough, match="2 answers were right and 1 wrong, and a calibration needs 20 of each"):
-        calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS[20:41:10])], out=tmp_path / "calibrated")
+    with pytest.raises(
+        NotEnough, match="2 answers were right and 1 wrong, and a calibration needs 20 of each"
+    ):
+        calibrate(
+            model=model,
+            predictions=[judged(tmp_path / "p.jsonl", ROWS[20:41:10])],
+            out=tmp_path / "calibrated",
+        )
     assert not (tmp_path / "calibrated").exists()
 
 
-def test_answers_of_another_model_are_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_of_another_model_are_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = open_artefact(model, kind="model").fingerprint
     named = judged(tmp_path / "named.jsonl", [row | {"model": own} for row in ROWS])
     calibrate(model=model, predictions=[named], out=tmp_path / "calibrated")
     assert not capsys.readouterr().err
     calibrate(model=tmp_path / "calibrated", predictions=[named], out=tmp_path / "again")  # the same weights
-    calibrate(model=model, predictions=[named, judged(tmp_path / "older.jsonl", ROWS)], out=tmp_path / "older")
+    calibrate(
+        model=model, predictions=[named, judged(tmp_path / "older.jsonl", ROWS)], out=tmp_path / "older"
+    )
     assert capsys.readouterr().err.count("does not say which model answered") == 1
     other = judged(tmp_path / "other.jsonl", [*ROWS, ROWS[0] | {"model": "0" * 64}])
-    with pytest.raises(Mismatch, match=rf"other.jsonl:51: an answer from another model, not {model}; .*realmlm evaluate --model {model}"):
+    with pytest.raises(
+        Mismatch,
+        match=rf"other.jsonl:51: an answer from another model, not {model}; .*realmlm evaluate --model {model}",
+    ):
         calibrate(model=model, predictions=[named, other], out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
-def test_answers_from_other_scores_or_another_number_of_passages_are_refused(model: Path, tmp_path: Path) -> None:
+def test_answers_from_other_scores_or_another_number_of_passages_are_refused(
+    model: Path, tmp_path: Path
+) -> None:
     learned = judged(tmp_path / "learned.jsonl", [row | {"retriever": "learned", "read": 5} for row in ROWS])
-    calibrate(model=model, predictions=[learned, judged(tmp_path / "older.jsonl", ROWS)], out=tmp_path / "calibrated")
+    calibrate(
+        model=model,
+        predictions=[learned, judged(tmp_path / "older.jsonl", ROWS)],
+        out=tmp_path / "calibrated",
+    )
     matched = judged(tmp_path / "matched.jsonl", [row | {"retriever": "bm25", "read": 5} for row in ROWS])
-    with pytest.raises(Mismatch, match=r"matched.jsonl:1: its passages were found with --retriever bm25.* without --retriever"):
+    with pytest.raises(
+        Mismatch,
+        match=r"matched.jsonl:1: its passages were found with --retriever bm25.* without --retriever",
+    ):
         calibrate(model=model, predictions=[learned, matched], out=tmp_path / "refused")
     fewer = judged(tmp_path / "fewer.jsonl", [row | {"retriever": "learned", "read": 3} for row in ROWS])
-    with pytest.raises(Mismatch, match=r"fewer.jsonl:1: 3 passages were read for this answer, 5 for others.* the same --read"):
+    with pytest.raises(
+        Mismatch, match=r"fewer.jsonl:1: 3 passages were read for this answer, 5 for others.* the same --read"
+    ):
         calibrate(model=model, predictions=[learned, fewer], out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
 def test_separation_is_the_share_of_pairs_in_the_right_order() -> None:
     generator = np.random.default_rng(0)
-    score, right = generator.integers(0, 9, 60) / 9, generator.random(60) < 0.4
+    score = generator.integers(0, 9, 60) / 9
+    right = generator.random(60) < 0.4
     pairs = [(a, b) for a in score[right] for b in score[~right]]
-    assert separation(score, right) == pytest.approx(sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs))
+    assert separation(score, right) == pytest.approx(
+        sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
+    )

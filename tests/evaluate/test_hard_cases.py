@@ -1,4 +1,5 @@
-"""Every measure on the table of hard cases, and on any text, against references written from the definitions alone."""
+"""Every measure on the table of hard cases, and on any text, against references written from the definitions
+alone."""
 
 import re
 import unicodedata
@@ -17,7 +18,7 @@ from tests.evaluate.hard_cases import CASES, ENGINES, Case
 regex = pytest.importorskip("regex")  # DPR's engine; transformers needs it, too
 FLAGS = re.IGNORECASE | re.MULTILINE
 
-# --- references: one answer at a time, as plainly as can be ----------------------------------------------------------------------------
+# --- references: one answer at a time, as plainly as can be -------------------------------------------------
 
 
 def decompose(text):
@@ -25,7 +26,8 @@ def decompose(text):
 
 
 def bare(text):
-    """ORQA's normalisation: decomposed, lower case, no ASCII punctuation, no articles, single spaces; in this order."""
+    """ORQA's normalisation: decomposed, lower case, no ASCII punctuation, no articles, single spaces; in this
+    order."""
     text = decompose(text).lower()
     for sign in punctuation:
         text = text.replace(sign, "")
@@ -53,7 +55,8 @@ def split(text):
 
 
 def has_words(text, answer):
-    words, wanted = split(text), split(answer)
+    words = split(text)
+    wanted = split(answer)
     return any(words[first : first + len(wanted)] == wanted for first in range(len(words) + 1))
 
 
@@ -80,7 +83,8 @@ def reference(letter, text, answers):
 
 
 def measured(letter, text, answers):
-    strings, patterns = Question("q", tuple(answers)), Question("q", tuple(answers), is_regex=True)
+    strings = Question("q", tuple(answers))
+    patterns = Question("q", tuple(answers), is_regex=True)
     try:
         match letter:
             case "E":
@@ -97,7 +101,7 @@ def measured(letter, text, answers):
         return None
 
 
-# --- the table --------------------------------------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------
 
 
 def name(case):
@@ -106,13 +110,17 @@ def name(case):
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_every_measure_says_what_the_table_says(case: Case) -> None:
-    assert "".join(_sign(letter, measured(letter, case.text, case.answers)) for letter in "ERWPS") == case.says, case.why
+    assert (
+        "".join(_sign(letter, measured(letter, case.text, case.answers)) for letter in "ERWPS") == case.says
+    ), case.why
 
 
 @pytest.mark.parametrize("case", [*CASES, *ENGINES], ids=name)
 def test_so_do_the_references(case: Case) -> None:
     said = "".join(_sign(letter, reference(letter, case.text, case.answers)) for letter in "ERWPS")
-    assert said.replace("!", "-") == case.says.replace("!", "-"), case.why  # an invalid pattern is wrong there
+    assert said.replace("!", "-") == case.says.replace("!", "-"), (
+        case.why
+    )  # an invalid pattern is wrong there
 
 
 @pytest.mark.parametrize("case", ENGINES, ids=name)
@@ -133,9 +141,15 @@ def test_the_table_is_one() -> None:
         assert 20 < sum(case.says[place] == letter for case in CASES) < len(CASES) - 20
 
 
-# --- any text ---------------------------------------------------------------------------------------------------------------------------
+# --- any text -----------------------------------------------------------------------------------------------
 
-LETTERS = [*"abthe AN1.,'-_\n", *"éÉßẞΣςİſ²Ⅷ°–’국北🚁", *"\u0301\u0323\u00a0\u200b\u00ad\ufe0f", "the ", " a "]
+LETTERS = [
+    *"abthe AN1.,'-_\n",
+    *"éÉßẞΣςİſ²Ⅷ°–’국北🚁",
+    *"\u0301\u0323\u00a0\u200b\u00ad\ufe0f",
+    "the ",
+    " a ",
+]
 PIECES = [*"aeÉé.^$| 1", "[eé]", "é?"]
 texts = st.lists(st.sampled_from(LETTERS), max_size=8).map("".join)
 
@@ -155,13 +169,17 @@ def test_any_pattern_against_the_references(text: str, pattern: str) -> None:
         assert measured(letter, text, [pattern]) == reference(letter, text, [pattern])
 
 
-# --- training looks where evaluation looks ----------------------------------------------------------------------------------------------
+# --- training looks where evaluation looks ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("is_regex", "placeless"), [(False, {"", " ", "\u200b"}), (True, {"", "$", "x*", "(?=Crete)"})], ids=["strings", "patterns"]
+    ("is_regex", "placeless"),
+    [(False, {"", " ", "\u200b"}), (True, {"", "$", "x*", "(?=Crete)"})],
+    ids=["strings", "patterns"],
 )
-def test_what_recall_finds_has_a_place_unless_nothing_is_what_it_finds(is_regex: bool, placeless: set[str]) -> None:
+def test_what_recall_finds_has_a_place_unless_nothing_is_what_it_finds(
+    is_regex: bool, placeless: set[str]
+) -> None:
     pytest.importorskip("ahocorasick")
     found_without_place = set()
     for case in CASES:

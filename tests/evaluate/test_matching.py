@@ -12,18 +12,38 @@ from realmlm.evaluate import matching
 from realmlm.evaluate.matching import AnswerMatcher, answer_spans, contains_answer, required_literals
 
 pytest.importorskip("ahocorasick")
-# letters with and without accents, a ligature of case folding, symbols that decompose, marks to reorder, gaps of several kinds
-ODD = ["e\u0301", "\u0323\u0307", "\u0307\u0323", "≠", "☎\ufe0f", "\u200b", "\u00a0", "\n", "가", "🚁", "new york", "New York City"]
+# letters with and without accents, a ligature of case folding, symbols that decompose, marks to reorder, gaps
+# of several kinds
+ODD = [
+    "e\u0301",
+    "\u0323\u0307",
+    "\u0307\u0323",
+    "≠",
+    "☎\ufe0f",
+    "\u200b",
+    "\u00a0",
+    "\n",
+    "가",
+    "🚁",
+    "new york",
+    "New York City",
+]
 LETTERS = [*"abAB1 é,.-_ßİ", *ODD]
 texts = st.lists(st.sampled_from(LETTERS), max_size=12).map("".join)
-questions = st.lists(st.lists(texts, max_size=3).map(lambda answers: Question("q", tuple(answers))), max_size=4)
+questions = st.lists(
+    st.lists(texts, max_size=3).map(lambda answers: Question("q", tuple(answers))), max_size=4
+)
 
 
 def slow_words(text):
     """(word, start, end), one character at a time."""
-    letters = [(letter, at) for at, original in enumerate(text) for letter in unicodedata.normalize("NFD", original)]
+    letters = [
+        (letter, at) for at, original in enumerate(text) for letter in unicodedata.normalize("NFD", original)
+    ]
     # canonical order of marks, as the whole text decomposed has it; positions stay
-    letters = [(letter, at) for letter, (_, at) in zip(unicodedata.normalize("NFD", text), letters, strict=True)]
+    letters = [
+        (letter, at) for letter, (_, at) in zip(unicodedata.normalize("NFD", text), letters, strict=True)
+    ]
     words: list[tuple[str, int, int]] = []
     within = False
     for letter, at in letters:
@@ -37,7 +57,8 @@ def slow_words(text):
 
 
 def slow_spans(text, answers):
-    passage, spans = slow_words(text), set()
+    passage = slow_words(text)
+    spans = set()
     for answer in answers:
         wanted = [word for word, _, _ in slow_words(answer)]
         if wanted:
@@ -53,7 +74,9 @@ def slow_spans(text, answers):
 def test_spans_against_one_character_at_a_time(text, answers):
     question = Question("q", tuple(answers))
     assert answer_spans(text, question) == slow_spans(text, answers)
-    wordless = any(not slow_words(answer) for answer in answers)  # found everywhere, and nowhere in particular
+    wordless = any(
+        not slow_words(answer) for answer in answers
+    )  # found everywhere, and nowhere in particular
     assert contains_answer(text, question) == (wordless or bool(slow_spans(text, answers)))
 
 
@@ -87,7 +110,9 @@ def slow_pattern_spans(text, pattern):
     """Of decomposed text; each of its characters belongs to the one it was made from."""
     owners = [at for at, letter in enumerate(text) for _ in unicodedata.normalize("NFD", letter)]
     spans = set()
-    for found in re.finditer(unicodedata.normalize("NFD", pattern), unicodedata.normalize("NFD", text), re.IGNORECASE):
+    for found in re.finditer(
+        unicodedata.normalize("NFD", pattern), unicodedata.normalize("NFD", text), re.IGNORECASE
+    ):
         if owned := owners[found.start() : found.end()]:
             spans.add((min(owned), max(owned) + 1))
     return sorted(spans)
@@ -107,11 +132,15 @@ def test_patterns():
         answer_spans("x", Question("q", ("(",), is_regex=True))
 
 
-# --- the automaton --------------------------------------------------------------------------------------------------------------------
+# --- the automaton ------------------------------------------------------------------------------------------
 
 
 def one_by_one(text, asked):
-    return [(index, start, end) for index, question in enumerate(asked) for start, end in answer_spans(text, question)]
+    return [
+        (index, start, end)
+        for index, question in enumerate(asked)
+        for start, end in answer_spans(text, question)
+    ]
 
 
 @given(questions, st.lists(texts, max_size=3))
@@ -181,7 +210,9 @@ def test_matcher_tries_every_pattern_that_could_match(patterns, text):
             re.compile(pattern)
     except re.error:
         assume(False)
-    asked = [Question("q", (pattern,), is_regex=True) for pattern in patterns] + [Question("q", tuple(patterns), is_regex=True)]
+    asked = [Question("q", (pattern,), is_regex=True) for pattern in patterns] + [
+        Question("q", tuple(patterns), is_regex=True)
+    ]
     assert AnswerMatcher(asked).find(text) == one_by_one(text, asked)
 
 

@@ -11,7 +11,8 @@ from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.matching import Recall
 from realmlm.evaluate.measure import evaluate
 
-# in every passage, whichever is retrieved: letters within words (orqa), an answer without words (dpr), a full stop (both); in none
+# in every passage, whichever is retrieved: letters within words (orqa), an answer without words (dpr), a full
+# stop (both); in none
 ANSWERS = ["e", "s", "\u200b", ".", "Zzz"]
 
 
@@ -24,9 +25,21 @@ def test_recall_counts_by_its_definition_and_names_it(
     asked = [{"question": f"Which is {number}?", "answer": [answer]} for number, answer in enumerate(ANSWERS)]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps(line) + "\n" for line in asked), "utf-8")
-    report = evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, read=1, recall=recall, device="cpu")
+    report = evaluate(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=questions,
+        read=1,
+        recall=recall,
+        device="cpu",
+    )
     assert report.recall_definition == recall == report.as_json()["recall_definition"]
-    assert {k: score.value for k, score in report.recall.items()} == {1: percent, 5: percent, 20: percent, 50: percent}
+    assert {k: score.value for k, score in report.recall.items()} == {
+        1: percent,
+        5: percent,
+        20: percent,
+        50: percent,
+    }
     assert f"recall@50 (answer string, {recall}) " in report.table()
 
 
@@ -35,7 +48,14 @@ def test_a_model_that_never_saw_a_question_is_said(
 ) -> None:
     for questions, read, said in (("questions", 1, True), ("questions", 0, False), ("clozes", 1, False)):
         asked = world / f"{questions}-held-out.jsonl"
-        evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=asked, read=read, limit=3, device="cpu")
+        evaluate(
+            model=tiny_model_folder,
+            corpus=knowledge.folder,
+            questions=asked,
+            read=read,
+            limit=3,
+            device="cpu",
+        )
         assert ("was not trained on questions" in capsys.readouterr().err) == said
 
 
@@ -43,15 +63,24 @@ def test_orqa_has_no_recall_of_patterns(knowledge: Corpus, tiny_model_folder: Pa
     questions = tmp_path / "trec.tsv"
     questions.write_text("1\ttype\tWhere?\tCre?te\n", "utf-8")
     with pytest.raises(BadInput, match=r"trec\.tsv: the answers are regular expressions.* use --recall dpr"):
-        evaluate(model=tiny_model_folder, corpus=knowledge.folder, questions=questions, recall="orqa", device="cpu")
+        evaluate(
+            model=tiny_model_folder, corpus=knowledge.folder, questions=questions, recall="orqa", device="cpu"
+        )
 
 
-def test_held_out_sentences_of_a_small_corpus_and_long_ones(tiny_model_folder: Path, world: Path, tmp_path: Path) -> None:
-    """Their own passage is not searched: one fewer is left; and a mask far behind in a sentence is still seen."""
+def test_held_out_sentences_of_a_small_corpus_and_long_ones(
+    tiny_model_folder: Path, world: Path, tmp_path: Path
+) -> None:
+    """Their own passage is not searched: one fewer is left; and a mask far behind in a sentence is still
+    seen."""
     rows = [json.loads(line) for line in (world / "knowledge.jsonl").read_text("utf-8").splitlines()[:12]]
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     corpus = build_corpus(
-        [tmp_path / "few.jsonl"], tmp_path / "corpus", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1
+        [tmp_path / "few.jsonl"],
+        tmp_path / "corpus",
+        tokenizer=str(world / "tokenizer.json"),
+        max_wordpieces=64,
+        workers=1,
     )
     text = corpus[0].text
     asked = [
@@ -61,26 +90,50 @@ def test_held_out_sentences_of_a_small_corpus_and_long_ones(tiny_model_folder: P
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(item) + "\n" for item in asked))
     for retriever in ("learned", "bm25", "none"):
         report = evaluate(
-            model=tiny_model_folder, corpus=corpus.folder, questions=tmp_path / "asked.jsonl", retriever=retriever, read=2, device="cpu"
+            model=tiny_model_folder,
+            corpus=corpus.folder,
+            questions=tmp_path / "asked.jsonl",
+            retriever=retriever,
+            read=2,
+            device="cpu",
         )
         assert report.questions == 2
         assert report.nats["−log p(y|x)"].value > 0
 
 
-def test_copies_of_a_sentences_own_passage_are_not_searched_either(tiny_model_folder: Path, world: Path, tmp_path: Path) -> None:
+def test_copies_of_a_sentences_own_passage_are_not_searched_either(
+    tiny_model_folder: Path, world: Path, tmp_path: Path
+) -> None:
     rows = [json.loads(line) for line in (world / "knowledge.jsonl").read_text("utf-8").splitlines()[:12]]
     rows += [{"title": f"copy of {row['title']}", "text": row["text"]} for row in rows]
     (tmp_path / "twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     common = {"tokenizer": str(world / "tokenizer.json"), "max_wordpieces": 64, "workers": 1}
     corpus = build_corpus([tmp_path / "twice.jsonl"], tmp_path / "corpus", **common)  # type: ignore[arg-type]
-    asked = [{"question": f"[MASK] {corpus[number].text}", "answer": [corpus[number].text], "source": number} for number in range(12)]
+    asked = [
+        {"question": f"[MASK] {corpus[number].text}", "answer": [corpus[number].text], "source": number}
+        for number in range(12)
+    ]
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(item) + "\n" for item in asked))
     for retriever in ("learned", "bm25"):
         report = evaluate(
-            model=tiny_model_folder, corpus=corpus.folder, questions=tmp_path / "asked.jsonl", retriever=retriever, read=0, device="cpu"
+            model=tiny_model_folder,
+            corpus=corpus.folder,
+            questions=tmp_path / "asked.jsonl",
+            retriever=retriever,
+            read=0,
+            device="cpu",
         )
         assert report.recall[20].value == 0, "no other passage has its words"
-    (tmp_path / "one.jsonl").write_text("".join(json.dumps({"title": str(number), "text": rows[0]["text"]}) + "\n" for number in range(3)))
+    (tmp_path / "one.jsonl").write_text(
+        "".join(json.dumps({"title": str(number), "text": rows[0]["text"]}) + "\n" for number in range(3))
+    )
     same = build_corpus([tmp_path / "one.jsonl"], tmp_path / "same", **common)  # type: ignore[arg-type]
     with pytest.raises(NotEnough, match="has the same words"):
-        evaluate(model=tiny_model_folder, corpus=same.folder, questions=tmp_path / "asked.jsonl", read=0, limit=1, device="cpu")
+        evaluate(
+            model=tiny_model_folder,
+            corpus=same.folder,
+            questions=tmp_path / "asked.jsonl",
+            read=0,
+            limit=1,
+            device="cpu",
+        )

@@ -14,16 +14,30 @@ from realmlm.index.exact import ExactIndex, Index
 from realmlm.index.ivf import IVFIndex, IVFSettings
 
 
-def truth(passages: dict[int, list[int]], query: list[int], k: int, excluded: int = -1) -> list[tuple[float, int]]:
+def truth(
+    passages: dict[int, list[int]], query: list[int], k: int, excluded: int = -1
+) -> list[tuple[float, int]]:
     """Score every passage, sort by (score, smallest id), cut at k."""
     scored = [
-        (-sum(a * b for a, b in zip(vector, query, strict=True)), number) for number, vector in passages.items() if number != excluded
+        (-sum(a * b for a, b in zip(vector, query, strict=True)), number)
+        for number, vector in passages.items()
+        if number != excluded
     ]
     return [(float(-score), number) for score, number in sorted(scored)[:k]]
 
 
-def assert_true(index: Index, passages: dict[int, list[int]], queries: list[list[int]], k: int, exclude: list[int] | None = None) -> None:
-    hits = index.search(torch.tensor(queries).float(), k, exclude_QE=None if exclude is None else torch.tensor(exclude)[:, None])
+def assert_true(
+    index: Index,
+    passages: dict[int, list[int]],
+    queries: list[list[int]],
+    k: int,
+    exclude: list[int] | None = None,
+) -> None:
+    hits = index.search(
+        torch.tensor(queries).float(),
+        k,
+        exclude_QE=None if exclude is None else torch.tensor(exclude)[:, None],
+    )
     assert hits.scores_QK.dtype == torch.float32
     assert hits.ids_QK.dtype == torch.int64
     for row, query in enumerate(queries):
@@ -34,7 +48,9 @@ def assert_true(index: Index, passages: dict[int, list[int]], queries: list[list
 def random_passages(seed: int, count: int, dim: int, spread: int) -> dict[int, list[int]]:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randperm(3 * count, generator=generator)[:count].tolist()
-    return dict(zip(ids, torch.randint(-spread, spread + 1, (count, dim), generator=generator).tolist(), strict=True))
+    return dict(
+        zip(ids, torch.randint(-spread, spread + 1, (count, dim), generator=generator).tolist(), strict=True)
+    )
 
 
 def index_of(passages: dict[int, list[int]], dtype: torch.dtype = torch.float32) -> ExactIndex:
@@ -55,10 +71,22 @@ def index_of(passages: dict[int, list[int]], dtype: torch.dtype = torch.float32)
 )
 def test_search_is_a_sort(seed, count, dim, spread, k, queries, excluding, scratch, dtype):
     passages = random_passages(seed, count, dim, spread)
-    asked = torch.randint(-2, 3, (queries, dim), generator=torch.Generator().manual_seed(seed)).view(queries, dim).tolist()
-    exclude = [[*passages, -1, 10**9][(seed + 7 * row) % (count + 2)] for row in range(queries)] if excluding else None
+    asked = (
+        torch.randint(-2, 3, (queries, dim), generator=torch.Generator().manual_seed(seed))
+        .view(queries, dim)
+        .tolist()
+    )
+    exclude = (
+        [[*passages, -1, 10**9][(seed + 7 * row) % (count + 2)] for row in range(queries)]
+        if excluding
+        else None
+    )
     k = min(k, count - 1)
-    with patch.object(exact, "_CPU_SCRATCH", scratch), patch.object(exact, "_LEAST", 64), patch.object(exact, "_PIECE", 50):
+    with (
+        patch.object(exact, "_CPU_SCRATCH", scratch),
+        patch.object(exact, "_LEAST", 64),
+        patch.object(exact, "_PIECE", 50),
+    ):
         index = index_of(passages, dtype)
         if not queries:
             hits = index.search(torch.zeros(0, dim), k)
@@ -86,7 +114,11 @@ def test_changes_in_place_equal_a_new_index(seed, steps, blocks):
         live = sorted(passages)
         chosen = [live[i] for i in torch.randperm(len(live), generator=generator)[:count].tolist()]
         if action == "add":
-            chosen = [i for i in torch.randint(0, 600, (count,), generator=generator).unique().tolist() if i not in passages][::-1]
+            chosen = [
+                i
+                for i in torch.randint(0, 600, (count,), generator=generator).unique().tolist()
+                if i not in passages
+            ][::-1]
         new = torch.randint(-1, 2, (len(chosen), 2), generator=generator)
         if action != "add":
             index.remove(torch.tensor(chosen))
@@ -104,10 +136,13 @@ def test_changes_in_place_equal_a_new_index(seed, steps, blocks):
 
 def test_float_scores_match_float64():
     generator = torch.Generator().manual_seed(3)
-    vectors, queries = torch.randn(9000, 32, generator=generator), torch.randn(600, 32, generator=generator)
+    vectors = torch.randn(9000, 32, generator=generator)
+    queries = torch.randn(600, 32, generator=generator)
     hits = ExactIndex(vectors, torch.arange(9000)).search(queries, 10)
     whole = queries.double() @ vectors.double().T
-    torch.testing.assert_close(hits.scores_QK.double(), whole.sort(1, descending=True).values[:, :10], atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        hits.scores_QK.double(), whole.sort(1, descending=True).values[:, :10], atol=1e-4, rtol=0
+    )
     torch.testing.assert_close(hits.scores_QK.double(), whole.gather(1, hits.ids_QK), atol=1e-4, rtol=0)
 
 
@@ -120,7 +155,8 @@ def test_single_additions_stay_few_blocks():
 
 
 def test_an_added_tensor_may_be_changed_afterwards():
-    index, vectors = ExactIndex(torch.ones(1, 2), torch.tensor([0])), torch.full((1, 2), 2.0)
+    index = ExactIndex(torch.ones(1, 2), torch.tensor([0]))
+    vectors = torch.full((1, 2), 2.0)
     index.add(torch.tensor([1]), vectors)
     vectors.zero_()
     assert index.vectors(torch.tensor([1])).tolist() == [[2.0, 2.0]]
@@ -129,12 +165,18 @@ def test_an_added_tensor_may_be_changed_afterwards():
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda index: index.add(torch.tensor([1, 7]), torch.ones(2, 3)), "passage ids 7 are in the index already; remove them first"),
+        (
+            lambda index: index.add(torch.tensor([1, 7]), torch.ones(2, 3)),
+            "passage ids 7 are in the index already; remove them first",
+        ),
         (lambda index: index.add(torch.tensor([1, 1]), torch.ones(2, 3)), "come twice"),
         (lambda index: index.add(torch.tensor([-4]), torch.ones(1, 3)), "negative"),
         (lambda index: index.add(torch.tensor([1]), torch.ones(1, 4)), "vectors of 3 numbers"),
         (lambda index: index.add(torch.tensor([1]), torch.ones(2, 3)), "1 passage ids came with 2 vectors"),
-        (lambda index: index.add(torch.tensor([1, 2]), torch.tensor([[1.0] * 3, [torch.nan] * 3])), "passage ids 2 have vectors with NaN"),
+        (
+            lambda index: index.add(torch.tensor([1, 2]), torch.tensor([[1.0] * 3, [torch.nan] * 3])),
+            "passage ids 2 have vectors with NaN",
+        ),
         (lambda index: index.add(torch.tensor([1.5]), torch.ones(1, 3)), "give one row of int64"),
         (lambda index: index.remove(torch.tensor([8, 99])), "passage ids 99 are not in the index"),
         (lambda index: index.remove(torch.tensor([8, 8])), "come twice"),
@@ -158,7 +200,9 @@ def test_bad_input_changes_nothing(act, message):
 
 def test_not_enough_passages():
     index = ExactIndex(torch.ones(3, 2), torch.arange(3))
-    with pytest.raises(NotEnough, match="k is 4, but 3 passages can be searched; use --k 3 or a larger corpus"):
+    with pytest.raises(
+        NotEnough, match="k is 4, but 3 passages can be searched; use --k 3 or a larger corpus"
+    ):
         index.search(torch.ones(1, 2), 4)
     with pytest.raises(NotEnough, match="k is 3, but 2 passages"):
         index.search(torch.ones(2, 2), 3, exclude_QE=torch.tensor([[-1], [1]]))
@@ -172,9 +216,15 @@ def test_not_enough_passages():
     excluded=st.integers(0, 12),
     lists=st.sampled_from([0, 1, 7]),
 )
-def test_any_number_of_passages_can_be_left_out(seed: int, count: int, queries: int, excluded: int, lists: int) -> None:
-    passages, chooser = random_passages(seed, count + excluded, 3, 2), random.Random(seed)
-    rows = [(some := chooser.sample(list(passages), chooser.randint(0, excluded))) + [-1] * (excluded - len(some)) for _ in range(queries)]
+def test_any_number_of_passages_can_be_left_out(
+    seed: int, count: int, queries: int, excluded: int, lists: int
+) -> None:
+    passages = random_passages(seed, count + excluded, 3, 2)
+    chooser = random.Random(seed)
+    rows = [
+        (some := chooser.sample(list(passages), chooser.randint(0, excluded))) + [-1] * (excluded - len(some))
+        for _ in range(queries)
+    ]
     asked = torch.randint(-2, 3, (queries, 3), generator=torch.Generator().manual_seed(seed)).float()
     index: Index = index_of(passages)
     if lists:  # all of them are looked into
@@ -183,7 +233,9 @@ def test_any_number_of_passages_can_be_left_out(seed: int, count: int, queries: 
     hits = index.search(asked, k, exclude_QE=torch.tensor(rows, dtype=torch.int64).view(queries, excluded))
     for row, query in enumerate(asked.tolist()):
         left = {number: vector for number, vector in passages.items() if number not in rows[row]}
-        assert list(zip(hits.scores_QK[row].tolist(), hits.ids_QK[row].tolist(), strict=True)) == truth(left, query, k)
+        assert list(zip(hits.scores_QK[row].tolist(), hits.ids_QK[row].tolist(), strict=True)) == truth(
+            left, query, k
+        )
 
 
 def test_too_large_for_half_precision():

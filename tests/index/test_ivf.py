@@ -17,14 +17,19 @@ from tests.index.test_exact import assert_true, index_of, random_passages, truth
 def clustered(count: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(40, dim, generator=generator)
-    return centres[torch.randint(40, (count,), generator=generator)] + torch.randn(count, dim, generator=generator)
+    return centres[torch.randint(40, (count,), generator=generator)] + torch.randn(
+        count, dim, generator=generator
+    )
 
 
 def found_in_lists(index: IVFIndex, queries: torch.Tensor, k: int) -> float:
     """Share of the true k best that stand in the lists each query looks into."""
-    home, shares = homes(index), []
+    home = homes(index)
+    shares = []
     true = ExactIndex(index.vectors(index.ids).float(), index.ids).search(queries, k)
-    looked = ExactIndex(index.centroids_LD, torch.arange(len(index.centroids_LD))).search(queries, index.nprobe)
+    looked = ExactIndex(index.centroids_LD, torch.arange(len(index.centroids_LD))).search(
+        queries, index.nprobe
+    )
     for ids, lists in zip(true.ids_QK.tolist(), looked.ids_QK.tolist(), strict=True):
         shares.append(sum(home[i] in lists for i in ids) / k)
     return sum(shares) / len(shares)
@@ -37,7 +42,10 @@ def test_recall_is_measured_and_reached():
     assert index.recall == pytest.approx(min(found_in_lists(index, vectors[:100] + 0.1, k) for k in (1, 8)))
     assert index.recall >= 0.95
     assert index.nprobe < len(index.centroids_LD)
-    assert IVFIndex.build(plain, IVFSettings(target=0.5)).nprobe < IVFIndex.build(plain, IVFSettings(target=1.0)).nprobe
+    assert (
+        IVFIndex.build(plain, IVFSettings(target=0.5)).nprobe
+        < IVFIndex.build(plain, IVFSettings(target=1.0)).nprobe
+    )
 
 
 def test_recall_is_that_of_the_lists_not_of_the_search_of_everything_where_they_hold_too_few(capsys):
@@ -48,7 +56,10 @@ def test_recall_is_that_of_the_lists_not_of_the_search_of_everything_where_they_
     at_1, at_8 = (found_in_lists(index, queries, k) for k in (1, 8))
     assert min(at_1, at_8) == pytest.approx(index.recall)
     assert index.recall >= 0.95
-    assert f"recall@1 {at_1:.3f}, recall@8 {at_8:.3f} of exact search, looking into {index.nprobe} of 69" in capsys.readouterr().err
+    assert (
+        f"recall@1 {at_1:.3f}, recall@8 {at_8:.3f} of exact search, looking into {index.nprobe} of 69"
+        in capsys.readouterr().err
+    )
 
 
 def test_deterministic_by_seed():
@@ -82,7 +93,9 @@ def test_changes_without_rebuilding():
     passages = random_passages(6, 80, 3, 50)
     index = IVFIndex.build(index_of(passages))
     index.nprobe = len(index.centroids_LD)
-    gone, kept, new = list(passages)[:10], list(passages)[10:20], list(range(1000, 1010))
+    gone = list(passages)[:10]
+    kept = list(passages)[10:20]
+    new = list(range(1000, 1010))
     index.remove(torch.tensor(gone + kept))
     index.add(torch.tensor(kept), torch.arange(30).view(10, 3).float())
     index.add(torch.tensor(new), torch.arange(30).view(10, 3).float() - 40)
@@ -117,18 +130,34 @@ def test_a_query_sees_the_lists_of_its_nearest_centroids_and_what_was_added(
     index.nprobe = min(nprobe, len(index.centroids_LD))
     home = homes(index)
     if edited:
-        gone, new = list(passages)[::3], {10**6 + number: [number % 3, 1, -1] for number in range(5)}
+        gone = list(passages)[::3]
+        new = {10**6 + number: [number % 3, 1, -1] for number in range(5)}
         index.remove(torch.tensor(gone))
         index.add(torch.tensor(list(new)), torch.tensor(list(new.values())).float())
         passages = {i: vector for i, vector in passages.items() if i not in gone} | new
     asked = torch.randint(-2, 3, (queries, 3), generator=torch.Generator().manual_seed(seed)).float()
-    exclude = [[*passages, -1][(seed + 7 * row) % (len(passages) + 1)] for row in range(queries)] if excluding else [-1] * queries
+    exclude = (
+        [[*passages, -1][(seed + 7 * row) % (len(passages) + 1)] for row in range(queries)]
+        if excluding
+        else [-1] * queries
+    )
     k = max(1, min(k, len(passages) - 1))
     with patch.object(ivf, "_SCRATCH", scratch):
-        hits = index.search(asked, k, exclude_QE=torch.tensor(exclude, dtype=torch.int64)[:, None] if excluding else None)
+        hits = index.search(
+            asked, k, exclude_QE=torch.tensor(exclude, dtype=torch.int64)[:, None] if excluding else None
+        )
     for row, query in enumerate(asked.tolist()):
-        looked = ExactIndex(index.centroids_LD, torch.arange(len(index.centroids_LD))).search(asked, index.nprobe).ids_QK[row].tolist()
-        seen = {i: vector for i, vector in passages.items() if home.get(i, looked[0]) in looked and i != exclude[row]}
+        looked = (
+            ExactIndex(index.centroids_LD, torch.arange(len(index.centroids_LD)))
+            .search(asked, index.nprobe)
+            .ids_QK[row]
+            .tolist()
+        )
+        seen = {
+            i: vector
+            for i, vector in passages.items()
+            if home.get(i, looked[0]) in looked and i != exclude[row]
+        }
         expected = truth(seen if len(seen) >= k else passages, query, k, exclude[row])
         assert list(zip(hits.scores_QK[row].tolist(), hits.ids_QK[row].tolist(), strict=True)) == expected
 
@@ -139,26 +168,35 @@ def homes(index: IVFIndex) -> dict[int, int]:
     return dict(zip(index._listed.ids_N.tolist(), lists.tolist(), strict=True))
 
 
-@pytest.mark.parametrize(("few", "looked", "least", "most"), [(4096, 16, 1.0, 1.0), (100, 4, 0.99, 1.0), (8, 1, 0.5, 0.99)])
+@pytest.mark.parametrize(
+    ("few", "looked", "least", "most"), [(4096, 16, 1.0, 1.0), (100, 4, 0.99, 1.0), (8, 1, 0.5, 0.99)]
+)
 def test_a_passage_is_in_the_list_of_its_nearest_centroid(few, looked, least, most):
-    """Where there are many, only those of the nearest groups are compared: fewer groups, more often another than the nearest."""
+    """Where there are many, only those of the nearest groups are compared: fewer groups, more often another
+    than the nearest."""
     vectors = clustered(4000)
     with patch.object(ivf, "_FEW", few), patch.object(ivf, "_LOOKED", looked):
         index = IVFIndex.build(ExactIndex(vectors, torch.arange(4000)))
     scores = vectors.double() @ index.centroids_LD.double().t()
     assert scores.shape == (4000, 253)
     home = torch.tensor([number for _, number in sorted(homes(index).items())])
-    chosen, best = scores[torch.arange(4000), home], scores.max(1).values
+    chosen = scores[torch.arange(4000), home]
+    best = scores.max(1).values
     assert least <= (chosen >= best - 1e-4).double().mean().item() <= most
 
 
 def test_lists_that_do_not_fit_are_refused():
     index = IVFIndex.build(ExactIndex(clustered(50), torch.arange(50)), IVFSettings(lists=4))
     about = {"settings": index.settings, "nprobe": 1, "recall": 1.0}
-    short, backward = index.offsets_L.clone(), index.offsets_L.clone()
+    short = index.offsets_L.clone()
+    backward = index.offsets_L.clone()
     short[-1] -= 1
     backward[1] = backward[2] + 1
-    wrong = [(index.centroids_LD, short), (index.centroids_LD, backward), (index.centroids_LD[:3], index.offsets_L)]
+    wrong = [
+        (index.centroids_LD, short),
+        (index.centroids_LD, backward),
+        (index.centroids_LD[:3], index.offsets_L),
+    ]
     for centroids, offsets in [*wrong, (torch.ones(4, 9), index.offsets_L)]:
         with pytest.raises(ArtefactDamaged, match="build the index again"):
             IVFIndex(index._exact, centroids, offsets, **about)  # type: ignore[arg-type]

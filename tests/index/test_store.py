@@ -64,7 +64,13 @@ def test_round_trip(tmp_path, dtype, kind):
     assert index.vectors(torch.tensor([70, 0])).tolist() == [[7, 1, -7], [0, 0, 0]]
     assert index.search(torch.tensor([[1.0, 0, 0]]), 3).ids_QK.tolist() == [[90, 80, 70]]
     info = index_info(path)
-    assert (info.step, info.passages, info.corpus_edits, info.dtype, info.recall) == (500, 10, 2, dtype, None if kind == "exact" else 1.0)
+    assert (info.step, info.passages, info.corpus_edits, info.dtype, info.recall) == (
+        500,
+        10,
+        2,
+        dtype,
+        None if kind == "exact" else 1.0,
+    )
     assert not (tmp_path / ".step-00000500.partial").exists()
 
 
@@ -109,7 +115,9 @@ def test_small_shards_are_put_together_when_they_are_published(tmp_path, borders
     assert torch.equal(one.scores_QK, other.scores_QK)
 
 
-@pytest.mark.parametrize("harm", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: b""])
+@pytest.mark.parametrize(
+    "harm", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: b""]
+)
 def test_a_harmed_shard_is_redone(tmp_path, harm):
     build = finished(tmp_path / "x", PLAN)
     file = build.folder / "shard-00001.safetensors"
@@ -204,7 +212,11 @@ def test_bad_shards_are_refused(tmp_path, ids, vectors, message):
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
-    [({"dtype": "int8"}, BadInput, "int8"), ({"kind": "hnsw"}, BadInput, "hnsw"), ({"borders": [0]}, NotEnough, "no passage")],
+    [
+        ({"dtype": "int8"}, BadInput, "int8"),
+        ({"kind": "hnsw"}, BadInput, "hnsw"),
+        ({"borders": [0]}, NotEnough, "no passage"),
+    ],
 )
 def test_bad_plans_are_refused(tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
@@ -228,7 +240,11 @@ def test_mismatch_and_damage_say_what_to_do(tmp_path):
 @settings(max_examples=15, deadline=None)
 @given(
     edits=st.lists(
-        st.tuples(st.dictionaries(st.integers(0, 20), st.integers(-9, 9), max_size=4), st.sets(st.integers(0, 20), max_size=4)), max_size=4
+        st.tuples(
+            st.dictionaries(st.integers(0, 20), st.integers(-9, 9), max_size=4),
+            st.sets(st.integers(0, 20), max_size=4),
+        ),
+        max_size=4,
     ),
     kind=st.sampled_from(["exact", "ivf"]),
 )
@@ -239,12 +255,22 @@ def test_edits_equal_the_state_they_describe(tmp_path_factory, edits, kind):
     for number, (added, removed) in enumerate(edits, 3):
         removed = removed - set(added)
         vectors = torch.tensor([[value, 0.0, 1.0] for value in added.values()])
-        changed = {"added_ids": torch.tensor(list(added)), "added_vectors": vectors, "removed_ids": torch.tensor(list(removed))}
+        changed = {
+            "added_ids": torch.tensor(list(added)),
+            "added_vectors": vectors,
+            "removed_ids": torch.tensor(list(removed)),
+        }
         save_edit(path, live, **changed, corpus_edits=number)
-        state = {i: vector for i, vector in state.items() if i not in removed} | {i: [value, 0.0, 1.0] for i, value in added.items()}
+        state = {i: vector for i, vector in state.items() if i not in removed} | {
+            i: [value, 0.0, 1.0] for i, value in added.items()
+        }
         index = open_index(path)
         assert index.ids.tolist() == sorted(state)
-        assert index.vectors(index.ids).tolist() == live.vectors(live.ids).tolist() == [state[i] for i in sorted(state)]
+        assert (
+            index.vectors(index.ids).tolist()
+            == live.vectors(live.ids).tolist()
+            == [state[i] for i in sorted(state)]
+        )
         assert live.ids.tolist() == sorted(state)
         assert isinstance(index, IVFIndex) == (kind == "ivf")
         if kind == "exact":
@@ -257,22 +283,41 @@ def test_edits_equal_the_state_they_describe(tmp_path_factory, edits, kind):
 
 def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
     path = published(tmp_path / "x")
-    index, none = open_index(path), torch.tensor([])
+    index = open_index(path)
+    none = torch.tensor([])
     with pytest.raises(BadInput, match="contains 2 edits of the corpus already"):
-        save_edit(path, index, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10]), corpus_edits=2)
+        save_edit(
+            path, index, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10]), corpus_edits=2
+        )
     with pytest.raises(BadInput, match="NaN"):
-        save_edit(path, index, added_ids=torch.tensor([1]), added_vectors=torch.full((1, 3), torch.nan), removed_ids=none, corpus_edits=3)
+        save_edit(
+            path,
+            index,
+            added_ids=torch.tensor([1]),
+            added_vectors=torch.full((1, 3), torch.nan),
+            removed_ids=none,
+            corpus_edits=3,
+        )
     assert len(open_index(path)) == len(index) == 10
     assert index_info(path).corpus_edits == edits_contained(path) == 2
     for number in (3, 4):
-        save_edit(path, index, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10 * number]), corpus_edits=number)
+        save_edit(
+            path,
+            index,
+            added_ids=none,
+            added_vectors=none,
+            removed_ids=torch.tensor([10 * number]),
+            corpus_edits=number,
+        )
     (path / "edits" / "000001").rename(path / "edits" / "aside")
     with pytest.raises(ArtefactDamaged, match="000001 is missing"):
         open_index(path)
 
 
 def test_an_approximate_index_is_not_trained_again(tmp_path):
-    with patch.object(ivf, "IVFSettings", lambda: IVFSettings(target=1.0, k=3)):  # the usual ones may be others when it is opened
+    with patch.object(
+        ivf, "IVFSettings", lambda: IVFSettings(target=1.0, k=3)
+    ):  # the usual ones may be others when it is opened
         path = published(tmp_path / "x", kind="ivf")
     with patch.object(IVFIndex, "build", side_effect=AssertionError):
         index = open_index(path)
@@ -296,7 +341,8 @@ def test_opening_reads_neither_vectors_nor_ids(tmp_path, kind):
 
 def resident_kb(folder: Path, name: str) -> int:
     """How much of the mapped files in `folder` that begin with `name` this process has touched."""
-    found, inside = 0, False
+    found = 0
+    inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
             inside = f"{folder}/{name}" in line

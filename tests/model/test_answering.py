@@ -17,7 +17,14 @@ from realmlm.model.answering import Answerer, Evidence, units, widened
 from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, embed_documents, fresh_scores
+from realmlm.model.retrieval import (
+    LearnedRetriever,
+    NoRetriever,
+    Query,
+    Retrieved,
+    embed_documents,
+    fresh_scores,
+)
 from realmlm.model.snapshot import DocumentEncoder
 
 Model = tuple[Realm, Wordpieces]
@@ -26,7 +33,9 @@ Model = tuple[Realm, Wordpieces]
 @pytest.fixture
 def answerer(tiny_model: Model, knowledge: Corpus, tmp_path: Path) -> Answerer:
     model, wordpieces = tiny_model
-    index = index_for(model, wordpieces, knowledge, path=tmp_path / "index", kind="exact", dtype=torch.float32)
+    index = index_for(
+        model, wordpieces, knowledge, path=tmp_path / "index", kind="exact", dtype=torch.float32
+    )
     return Answerer(model, wordpieces, knowledge, LearnedRetriever(model, wordpieces, index))
 
 
@@ -38,9 +47,15 @@ def test_an_answer_is_the_sum_over_passages_and_places(
     monkeypatch.setattr("realmlm.model.answering.SPANS_KEPT", 10_000)
     monkeypatch.setattr("realmlm.model.answering.OTHERS", 10_000)
     texts = ["heron otter heron", "otter heron otter heron"]
-    (tmp_path / "beasts.jsonl").write_text("\n".join(json.dumps({"title": "Beasts", "text": text}) for text in texts), "utf-8")
+    (tmp_path / "beasts.jsonl").write_text(
+        "\n".join(json.dumps({"title": "Beasts", "text": text}) for text in texts), "utf-8"
+    )
     corpus = build_corpus(
-        [tmp_path / "beasts.jsonl"], tmp_path / "corpus", tokenizer=str(world / "tokenizer.json"), max_wordpieces=64, workers=1
+        [tmp_path / "beasts.jsonl"],
+        tmp_path / "corpus",
+        tokenizer=str(world / "tokenizer.json"),
+        max_wordpieces=64,
+        workers=1,
     )
     model, wordpieces = tiny_model
     index = index_for(model, wordpieces, corpus, dtype=torch.float32)
@@ -48,9 +63,14 @@ def test_an_answer_is_the_sum_over_passages_and_places(
     query = answerer.query("Which animal is the symbol of Tekebra?")
     retrieved = answerer.retriever([query], 2)
     total: defaultdict[str, float] = defaultdict(float)
-    for weight, number in zip(retrieved.scores_BK[0].softmax(-1).tolist(), retrieved.ids_BK[0].tolist(), strict=True):
-        passage, chars = corpus[number], corpus.token_chars(number)
-        inputs = reader_inputs([query.tokens], [corpus.tokens(number)], wordpieces, max_query=32, max_length=99)
+    for weight, number in zip(
+        retrieved.scores_BK[0].softmax(-1).tolist(), retrieved.ids_BK[0].tolist(), strict=True
+    ):
+        passage = corpus[number]
+        chars = corpus.token_chars(number)
+        inputs = reader_inputs(
+            [query.tokens], [corpus.tokens(number)], wordpieces, max_query=32, max_length=99
+        )
         scores, allowed = model.reader.spans(inputs)
         spans = [(s, w, scores[0, s, w].exp().item()) for s, w in allowed[0].nonzero().tolist()]
         for start, width, value in spans:
@@ -73,7 +93,8 @@ def test_words_without_reading_are_told_where_the_null_document_was_weighed(answ
     query = answerer.sentence("The history of Tekebra begins in [MASK].")
     retrieved = answerer.retriever([query], 3)
     weighed, alone = (
-        answerer.mask_words(answerer.read_masks([query], offered))[0][0] for offered in (retrieved, replace(retrieved, null_B=None))
+        answerer.mask_words(answerer.read_masks([query], offered))[0][0]
+        for offered in (retrieved, replace(retrieved, null_B=None))
     )
     assert len(weighed.unread) == len(weighed.read) == len(alone.read) == 5
     assert alone.unread == ()
@@ -87,13 +108,17 @@ def test_filling_in_is_the_mixture_over_passages_and_the_null_document(answerer:
     p = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1)[0].softmax(-1)
     place = int(np.flatnonzero(query.tokens == answerer.wordpieces.mask)[0])
     mixture = torch.zeros(len(answerer.wordpieces))
-    for weight, body in zip(p, [NULL, *(answerer.corpus.tokens(number) for number in retrieved.ids_BK[0].tolist())], strict=True):
+    for weight, body in zip(
+        p, [NULL, *(answerer.corpus.tokens(number) for number in retrieved.ids_BK[0].tolist())], strict=True
+    ):
         inputs = reader_inputs([query.tokens], [body], answerer.wordpieces, max_query=32, max_length=99)
         mixture += weight * answerer.model.reader.masks(inputs, torch.tensor([[place]]))[0, 0].exp()
     (answer,) = answerer.fill([sentence], read=3)
     assert answer.answer == answerer.wordpieces.decode([int(mixture.argmax())])
     assert answer.probability == pytest.approx(mixture.max().item(), rel=1e-3)
-    assert None in [evidence.passage_id for evidence in answer.evidence], "the null document is among the evidence"
+    assert None in [evidence.passage_id for evidence in answer.evidence], (
+        "the null document is among the evidence"
+    )
 
 
 @torch.no_grad()
@@ -104,7 +129,10 @@ def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) ->
     from realmlm.model.inputs import query_inputs
 
     vector = answerer.model.query(query_inputs([query.tokens], answerer.wordpieces, max_query=32))[0]
-    scores = {n: float(vector @ encode([corpus.title_tokens(n)], [corpus.tokens(n)])[0]) for n in corpus.ids[:60].tolist()}
+    scores = {
+        n: float(vector @ encode([corpus.title_tokens(n)], [corpus.tokens(n)])[0])
+        for n in corpus.ids[:60].tolist()
+    }
     retrieved = answerer.retriever([query], len(corpus))
     found = dict(zip(retrieved.ids_BK[0].tolist(), retrieved.scores_BK[0].tolist(), strict=True))
     for number, score in scores.items():
@@ -112,7 +140,9 @@ def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) ->
 
 
 def test_fresh_scores_embed_each_passage_once_and_agree_with_one_by_one(answerer: Answerer) -> None:
-    model, wordpieces, corpus = answerer.model, answerer.wordpieces, answerer.corpus
+    model = answerer.model
+    wordpieces = answerer.wordpieces
+    corpus = answerer.corpus
     query = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[3, 5, 7], [5, 3, 9]])
     scores = fresh_scores(model, wordpieces, corpus, query, ids)
@@ -121,7 +151,9 @@ def test_fresh_scores_embed_each_passage_once_and_agree_with_one_by_one(answerer
         null = embed_documents(model, wordpieces, [NULL], [NULL])[0]
         assert scores[b, 0].item() == pytest.approx(float((query[b] @ null).detach()), abs=1e-4)
         for k, number in enumerate(ids[b].tolist()):
-            document = embed_documents(model, wordpieces, [corpus.title_tokens(number)], [corpus.tokens(number)])[0]
+            document = embed_documents(
+                model, wordpieces, [corpus.title_tokens(number)], [corpus.tokens(number)]
+            )[0]
             assert scores[b, k + 1].item() == pytest.approx(float((query[b] @ document).detach()), abs=1e-4)
     scores.sum().backward()
     assert model.document.projection.weight.grad is not None, "the gradient must reach the document tower"
@@ -139,9 +171,16 @@ def test_without_retrieval_only_the_null_document_is_read(tiny_model: Model, kno
 
 @pytest.mark.parametrize("closed_book", [False, True])
 def test_batches_answer_like_single_questions(answerer: Answerer, closed_book: bool) -> None:
-    answerer = Answerer(answerer.model, answerer.wordpieces, answerer.corpus, NoRetriever()) if closed_book else answerer
-    questions = [f"Which {kind} is Tekebra famous for?" for kind in ("food", "tree", "animal", "heron of the old town")]
-    together, apart = answerer.ask(questions, read=3), [answerer.ask([question], read=3)[0] for question in questions]
+    answerer = (
+        Answerer(answerer.model, answerer.wordpieces, answerer.corpus, NoRetriever())
+        if closed_book
+        else answerer
+    )
+    questions = [
+        f"Which {kind} is Tekebra famous for?" for kind in ("food", "tree", "animal", "heron of the old town")
+    ]
+    together = answerer.ask(questions, read=3)
+    apart = [answerer.ask([question], read=3)[0] for question in questions]
     for first, second in zip(together, apart, strict=True):
         assert first.probability == pytest.approx(second.probability, abs=1e-4)
         assert first.answer == second.answer
@@ -150,7 +189,9 @@ def test_batches_answer_like_single_questions(answerer: Answerer, closed_book: b
 def test_the_null_document_follows_weights_that_move_and_is_embedded_once_where_they_stay(
     answerer: Answerer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, wordpieces, moving = answerer.model, answerer.wordpieces, answerer.retriever
+    model = answerer.model
+    wordpieces = answerer.wordpieces
+    moving = answerer.retriever
     assert isinstance(moving, LearnedRetriever)
     settled = LearnedRetriever.settled(model, wordpieces, moving.index)
     queries = [answerer.query("Which food is Tekebra famous for?")]
@@ -158,7 +199,10 @@ def test_the_null_document_follows_weights_that_move_and_is_embedded_once_where_
     weight = model.document.projection.weight
     with torch.no_grad():
         weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
-    assert torch.equal(null_scores(moving, queries), null_scores(LearnedRetriever.settled(model, wordpieces, moving.index), queries))
+    assert torch.equal(
+        null_scores(moving, queries),
+        null_scores(LearnedRetriever.settled(model, wordpieces, moving.index), queries),
+    )
     monkeypatch.setattr("realmlm.model.retrieval.null_vector", None)
     null_scores(settled, queries)
     with pytest.raises(TypeError):
@@ -223,7 +267,9 @@ def test_what_cannot_be_answered_says_so(answerer: Answerer) -> None:
         (f"{'A1/' * 4000} 7", "7", "7"),
     ],
 )
-def test_an_answer_does_not_end_within_a_number_a_code_or_an_address(text: str, span: str, whole: str) -> None:
+def test_an_answer_does_not_end_within_a_number_a_code_or_an_address(
+    text: str, span: str, whole: str
+) -> None:
     start = text.rindex(span)
     first, past = widened(start, start + len(span), units(text))
     assert text[first:past] == whole
@@ -231,24 +277,41 @@ def test_an_answer_does_not_end_within_a_number_a_code_or_an_address(text: str, 
 
 def test_what_should_be_known_before_an_answer_is_believed_is_said(answerer: Answerer) -> None:
     plain, asked, long = answerer.ask(["Which animal is it?", " are cocks allowed?", "animal " * 70 + "?"])
-    assert (plain.caution, asked.caution) == ("", "yes or no is for you to say: answers are words of a passage")
-    assert long.caution == f"only the first {answerer.model.config.max_query} wordpieces of the question were read"
-    answerer.model.config = replace(answerer.model.config, calibration={"bias": -9.0, "p_weight": 0.0, "relevance_weight": 0.0})
+    assert (plain.caution, asked.caution) == (
+        "",
+        "yes or no is for you to say: answers are words of a passage",
+    )
+    assert (
+        long.caution
+        == f"only the first {answerer.model.config.max_query} wordpieces of the question were read"
+    )
+    answerer.model.config = replace(
+        answerer.model.config, calibration={"bias": -9.0, "p_weight": 0.0, "relevance_weight": 0.0}
+    )
     (unsure,) = answerer.ask(["Is it?"])
     assert unsure.caution == f"{asked.caution}; unsure: the documents may not say this"
 
 
 def test_the_passage_that_an_answer_comes_from_most_stands_first(answerer: Answerer) -> None:
-    for answer in answerer.ask(["Which animal is the symbol of Tekebra?", "When does its history begin?"], read=5):
-        shares = [evidence.retrieval_probability * evidence.reading_probability for evidence in answer.evidence]
+    for answer in answerer.ask(
+        ["Which animal is the symbol of Tekebra?", "When does its history begin?"], read=5
+    ):
+        shares = [
+            evidence.retrieval_probability * evidence.reading_probability for evidence in answer.evidence
+        ]
         assert shares == sorted(shares, reverse=True)
 
 
-def test_punctuation_alone_is_no_answer_and_white_space_is_one_space(answerer: Answerer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_punctuation_alone_is_no_answer_and_white_space_is_one_space(
+    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number = int(answerer.corpus.ids[0])
     passage = replace(answerer.corpus[number], text="It came on 14\n October 1687.")
     monkeypatch.setattr(type(answerer.corpus), "__getitem__", lambda *_: passage)
-    spans = [(passage.text.index("."), len(passage.text), 0.7), (passage.text.index("14"), passage.text.index("."), 0.2)]
+    spans = [
+        (passage.text.index("."), len(passage.text), 0.7),
+        (passage.text.index("14"), passage.text.index("."), 0.2),
+    ]
     answer = answerer._combine([number], [1.0], [spans])
     assert (answer.answer, answer.probability, answer.others) == ("14 October 1687", 0.2, ())
     assert answer.evidence[0].quote() == ("It came on ", "14  October 1687", ".")
@@ -269,7 +332,10 @@ def test_a_piece_of_a_word_is_said_to_be_one(answerer: Answerer, monkeypatch: py
     number = int(answerer.corpus.ids[0])
     passage = replace(answerer.corpus[number], text="Haruka Tanaka pays 38,750 a month to Paris.")
     monkeypatch.setattr(type(answerer.corpus), "__getitem__", lambda *_: passage)
-    filled = {words: answerer._filled(words, [None, number], [0.1, 0.9], [0.1, 0.8]) for words in ("ha", "750", "paris", "oslo")}
+    filled = {
+        words: answerer._filled(words, [None, number], [0.1, 0.9], [0.1, 0.8])
+        for words in ("ha", "750", "paris", "oslo")
+    }
     assert [answer.caution.partition("”")[0] for answer in filled.values()] == [
         "perhaps a part of “Haruka",
         "perhaps a part of “38,750",
@@ -281,4 +347,7 @@ def test_a_piece_of_a_word_is_said_to_be_one(answerer: Answerer, monkeypatch: py
 
 def test_what_a_document_says_cannot_steer_a_terminal() -> None:
     evidence = Evidence(1, "t\x1b[2J", "It \x1b]0;owned\x07 is here.", 15, 17, 1.0, 1.0, "a\x9b.txt")
-    assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in "".join(evidence.quote()) + evidence.where())
+    assert not any(
+        ord(letter) < 32 or 127 <= ord(letter) < 160
+        for letter in "".join(evidence.quote()) + evidence.where()
+    )

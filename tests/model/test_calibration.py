@@ -11,7 +11,8 @@ from realmlm.model.calibration import Calibration, fit_calibration
 def drawn(count: int = 20_000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Answers that are right as often as a known calibration says."""
     generator = np.random.default_rng(0)
-    probability_N, relevance_N = generator.uniform(0.02, 1, count), generator.normal(10, 3, count)
+    probability_N = generator.uniform(0.02, 1, count)
+    relevance_N = generator.normal(10, 3, count)
     truth = Calibration(-5.0, 1.5, 0.5)
     sure_N = np.array([truth.confidence(p, r) for p, r in zip(probability_N, relevance_N, strict=True)])
     return probability_N, relevance_N, generator.random(count) < sure_N
@@ -38,24 +39,34 @@ def test_no_other_weights_make_the_answers_likelier() -> None:
 
 def test_answers_that_are_told_apart_without_fail_have_a_fit_too() -> None:
     found = fit_calibration(
-        np.array([0.1, 0.2, 0.8, 0.9] * 10), np.array([1.0, 2.0, 8.0, 9.0] * 10), np.array([False, False, True, True] * 10)
+        np.array([0.1, 0.2, 0.8, 0.9] * 10),
+        np.array([1.0, 2.0, 8.0, 9.0] * 10),
+        np.array([False, False, True, True] * 10),
     )
     assert found.confidence(0.9, 9.0) > 0.9 > 0.1 > found.confidence(0.1, 1.0)
 
 
 def test_too_few_right_or_wrong_ones_cannot_be_calibrated() -> None:
     for right, wrong in ((2, 0), (0, 2), (19, 60), (60, 19)):
-        with pytest.raises(NotEnough, match=f"^{right} answers were right and {wrong} wrong, and a calibration needs 20 of each"):
-            fit_calibration(np.full(right + wrong, 0.5), np.ones(right + wrong), np.arange(right + wrong) < right)
+        with pytest.raises(
+            NotEnough,
+            match=f"^{right} answers were right and {wrong} wrong, and a calibration needs 20 of each",
+        ):
+            fit_calibration(
+                np.full(right + wrong, 0.5), np.ones(right + wrong), np.arange(right + wrong) < right
+            )
 
 
 def test_as_many_as_are_needed_give_confidences_some_points_off(monkeypatch: pytest.MonkeyPatch) -> None:
     probability_N, relevance_N, right_N = drawn(2_000)
-    truth_N = [Calibration(-5.0, 1.5, 0.5).confidence(p, r) for p, r in zip(probability_N, relevance_N, strict=True)]
+    truth_N = [
+        Calibration(-5.0, 1.5, 0.5).confidence(p, r) for p, r in zip(probability_N, relevance_N, strict=True)
+    ]
 
     def points_off(of_each: int) -> float:
         monkeypatch.setattr(calibration, "LEAST_OF_EACH", of_each)
-        generator, off = np.random.default_rng(0), []
+        generator = np.random.default_rng(0)
+        off = []
         for _ in range(30):
             order = generator.permutation(2_000)
             counts = np.minimum(np.cumsum(right_N[order]), np.cumsum(~right_N[order]))

@@ -1,4 +1,5 @@
-"""One suite for every family of encoders: its own inputs, padding, learning, saving, the tied head, half precision.
+"""One suite for every family of encoders: its own inputs, padding, learning, saving, the tied head, half
+precision.
 
 `make encoders` runs it for all of them and writes docs/encoders.md from what it finds.
 """
@@ -32,15 +33,22 @@ from realmlm.train.loop import make_optimizer
 from realmlm.train.pretrain import read_masks
 from tests.model.families import DEFAULT, FAMILIES, NO_SEGMENTS, REFUSED, Family, shown
 
-QUERY, PASSAGE, PASSAGES = 16, 48, 24  # wordpieces, wordpieces, count
-STEPS, BATCH, K = 12, 8, 4
+# wordpieces, wordpieces, count
+QUERY = 16
+PASSAGE = 48
+PASSAGES = 24
+STEPS = 12
+BATCH = 8
+K = 4
 
 
 class Subject:
     """A family on the bench: its own tokenizer, a corpus made with it, tiny models with fresh weights."""
 
     def __init__(self, family: Family, world: Path, folder: Path) -> None:
-        self.family, self._world, self.folder = family, world, folder
+        self.family = family
+        self._world = world
+        self.folder = folder
         self.theirs = family.tokenizer()
         self.wordpieces = Wordpieces(self.theirs.backend_tokenizer)
         self.poolings = ["mean"] if self.wordpieces.single.cls is None else ["cls", "mean"]
@@ -49,16 +57,24 @@ class Subject:
     @cached_property
     def corpus(self) -> Corpus:
         lines = (self._world / "knowledge.jsonl").read_text("utf-8").lower().splitlines()[:PASSAGES]
-        source, tokenizer = self.folder / "passages.jsonl", self.folder / "tokenizer.json"
+        source = self.folder / "passages.jsonl"
+        tokenizer = self.folder / "tokenizer.json"
         source.write_text("\n".join(lines), "utf-8")
         self.wordpieces.save(tokenizer)
-        corpus = build_corpus([source], self.folder / "corpus", tokenizer=str(tokenizer), max_wordpieces=PASSAGE, workers=1)
-        mark_spans(corpus, PhraseTagger((self._world / "phrases.txt").read_text("utf-8").split("\n")), workers=1)
+        corpus = build_corpus(
+            [source], self.folder / "corpus", tokenizer=str(tokenizer), max_wordpieces=PASSAGE, workers=1
+        )
+        mark_spans(
+            corpus, PhraseTagger((self._world / "phrases.txt").read_text("utf-8").split("\n")), workers=1
+        )
         return corpus
 
     @cached_property
     def texts(self) -> list[str]:
-        return [json.loads(line)["text"].lower() for line in (self._world / "knowledge.jsonl").read_text("utf-8").splitlines()[:3]]
+        return [
+            json.loads(line)["text"].lower()
+            for line in (self._world / "knowledge.jsonl").read_text("utf-8").splitlines()[:3]
+        ]
 
     def encoder(self) -> dict[str, Any]:
         size = {"layers": 2, "hidden": 32, "heads": 2, "dropout": 0.0, "positions": self.longest}
@@ -67,7 +83,9 @@ class Subject:
 
     def config(self, **settings: Any) -> ModelConfig:
         limits = {"max_query": QUERY, "max_passage": PASSAGE, "projection": 16, "span_hidden": 32}
-        return ModelConfig(**{"tower": self.encoder(), "reader": self.encoder(), "pooling": "mean"} | limits | settings)
+        return ModelConfig(
+            **{"tower": self.encoder(), "reader": self.encoder(), "pooling": "mean"} | limits | settings
+        )
 
     def model(self, **settings: Any) -> Realm:
         return new_model(self.config(**settings), self.wordpieces, seed=0).eval()
@@ -79,7 +97,9 @@ class Subject:
         return model
 
     def query(self, *texts: str) -> Inputs:
-        return query_inputs([self.wordpieces.encode(text) for text in texts], self.wordpieces, max_query=QUERY)
+        return query_inputs(
+            [self.wordpieces.encode(text) for text in texts], self.wordpieces, max_query=QUERY
+        )
 
     def document(self, *pairs: tuple[str, str]) -> Inputs:
         titles, bodies = ([self.wordpieces.encode(pair[part]) for pair in pairs] for part in (0, 1))
@@ -98,7 +118,10 @@ def wear(module: torch.nn.Module) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=() if name in DEFAULT else pytest.mark.families) for name in FAMILIES])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in DEFAULT else pytest.mark.families) for name in FAMILIES],
+)
 def subject(request: pytest.FixtureRequest, world: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(FAMILIES[request.param], world, tmp_path_factory.mktemp("family"))
 
@@ -106,11 +129,12 @@ def subject(request: pytest.FixtureRequest, world: Path, tmp_path_factory: pytes
 Record = Callable[[str, object], None]
 
 
-# --- the suite: each check records what the table shows --------------------------------------------------------------------------------
+# --- the suite: each check records what the table shows -----------------------------------------------------
 
 
 def test_inputs_are_those_of_the_familys_own_tokenizer(subject: Subject, record_property: Record) -> None:
-    first, second = "the flag shows a heron", "a badger lives in the old forest."
+    first = "the flag shows a heron"
+    second = "a badger lives in the old forest."
 
     def same(inputs: Inputs, *texts: str) -> None:
         theirs = subject.theirs(*texts, return_token_type_ids=True)
@@ -124,11 +148,17 @@ def test_inputs_are_those_of_the_familys_own_tokenizer(subject: Subject, record_
     assert subject.wordpieces.pad == subject.theirs.pad_token_id
     assert subject.theirs.mask_token_id in (subject.wordpieces.mask, None)
     owners = subject.theirs(first, second).encodings[0].sequence_ids
-    inputs, reader = subject.joint((first, second)), subject.worn_model(max_answer=1).reader
-    assert reader.span_head.allowed(inputs)[0, :, 0].tolist() == [owner == 1 for owner in owners], "answers lie in the passage"
-    hidden, start = reader.encoder(inputs), owners.index(0)
+    inputs = subject.joint((first, second))
+    reader = subject.worn_model(max_answer=1).reader
+    assert reader.span_head.allowed(inputs)[0, :, 0].tolist() == [owner == 1 for owner in owners], (
+        "answers lie in the passage"
+    )
+    hidden = reader.encoder(inputs)
+    start = owners.index(0)
     expected = reader.mask_head(hidden[:, [start, start + 2]], reader.embedding.weight)
-    assert torch.equal(reader.masks(inputs, torch.tensor([[0, 2]])), expected), "masks are counted from the first wordpiece of the query"
+    assert torch.equal(reader.masks(inputs, torch.tensor([[0, 2]])), expected), (
+        "masks are counted from the first wordpiece of the query"
+    )
     if "cls" in subject.poolings:
         place = inputs.tokens_NL[0].tolist().index(subject.wordpieces.cls)
         assert owners[place] is None
@@ -139,13 +169,15 @@ def test_inputs_are_those_of_the_familys_own_tokenizer(subject: Subject, record_
 
 @torch.no_grad()
 def test_padding_changes_nothing(subject: Subject, record_property: Record) -> None:
-    short, long = "a heron", " ".join(subject.texts * 4)
+    short = "a heron"
+    long = " ".join(subject.texts * 4)
     worst = 0.0
 
     def same(run: Callable[[Inputs], Tensor], alone: Inputs, beside: Inputs) -> None:
         nonlocal worst
         assert beside.tokens_NL.shape[1] > alone.tokens_NL.shape[1]
-        expected, found = run(alone)[0], run(beside)[0][: run(alone).shape[1]]
+        expected = run(alone)[0]
+        found = run(beside)[0][: run(alone).shape[1]]
         worst = max(worst, float((expected - found).abs().max()))
         assert torch.allclose(expected, found, atol=2e-5)
 
@@ -153,26 +185,41 @@ def test_padding_changes_nothing(subject: Subject, record_property: Record) -> N
         model = subject.worn_model(pooling=pooling)
         same(model.query, subject.query(short), subject.query(short, long))
         same(model.document, subject.document((short, short)), subject.document((short, short), (long, long)))
-    alone, beside = subject.joint((long, short)), subject.joint((long, short), (long, long))
+    alone = subject.joint((long, short))
+    beside = subject.joint((long, short), (long, long))
     same(lambda inputs: model.reader.masks(inputs, torch.tensor([[0, 3]] * len(inputs))), alone, beside)
-    same(lambda inputs: model.reader.spans(inputs)[0][:, : alone.tokens_NL.shape[1] - model.config.max_answer], alone, beside)
+    same(
+        lambda inputs: model.reader.spans(inputs)[0][:, : alone.tokens_NL.shape[1] - model.config.max_answer],
+        alone,
+        beside,
+    )
     assert beside.tokens_NL.shape[1] == subject.longest, "the longest input there is was read"
-    assert torch.equal(model.reader.spans(alone)[1][0], model.reader.spans(beside)[1][0, : alone.tokens_NL.shape[1]])
+    assert torch.equal(
+        model.reader.spans(alone)[1][0], model.reader.spans(beside)[1][0, : alone.tokens_NL.shape[1]]
+    )
     record_property("padding", f"{worst:.0e}")
 
 
 def test_joint_steps_lower_the_loss(subject: Subject, record_property: Record) -> None:
-    model, wordpieces, corpus = subject.model(), subject.wordpieces, subject.corpus
-    drawn = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, max_query=QUERY, seed=0).draw(0, BATCH)
-    masked, own = drawn.masked, torch.from_numpy(drawn.passages)
+    model = subject.model()
+    wordpieces = subject.wordpieces
+    corpus = subject.corpus
+    drawn = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, max_query=QUERY, seed=0).draw(
+        0, BATCH
+    )
+    masked = drawn.masked
+    own = torch.from_numpy(drawn.passages)
     index = index_for(model, wordpieces, corpus, path=subject.folder / "index", kind="exact")
     groups = {"reader": list(model.reader.parameters()), "retriever": model.retriever_parameters()}
-    optimizer, losses = make_optimizer(groups, JointOptim(lr=3e-3)), []
+    optimizer = make_optimizer(groups, JointOptim(lr=3e-3))
+    losses = []
     model.train()
     for _ in range(STEPS + 1):
         vectors = model.query(query_inputs(masked.queries, wordpieces, max_query=QUERY))
         ids = index.search(vectors.detach(), K - 1, exclude_QE=own[:, None]).ids_QK
-        token_BKM, _, _ = read_masks(model, wordpieces, corpus, masked, [number for row in ids.tolist() for number in (None, *row)])
+        token_BKM, _, _ = read_masks(
+            model, wordpieces, corpus, masked, [number for row in ids.tolist() for number in (None, *row)]
+        )
         reading = joint_reading(token_BKM, masked.valid_BM)
         loss = -marginal_log_likelihood(fresh_scores(model, wordpieces, corpus, vectors, ids), reading).mean()
         losses.append(loss.item())
@@ -182,12 +229,22 @@ def test_joint_steps_lower_the_loss(subject: Subject, record_property: Record) -
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
     assert losses[-1] < 0.8 * losses[0]
-    for part in (model.query.projection.weight, model.document.encoder.body.get_input_embeddings().weight, model.reader.embedding.weight):
+    for part in (
+        model.query.projection.weight,
+        model.document.encoder.body.get_input_embeddings().weight,
+        model.reader.embedding.weight,
+    ):
         assert part.grad is not None
         assert part.grad.abs().sum() > 0
-    unmoved = [name for name, parameter in model.named_parameters() if parameter.grad is None and "span_head" not in name]
+    unmoved = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None and "span_head" not in name
+    ]
     idle = {name.split("encoder.body.")[-1] for name in unmoved}
-    assert idle <= {"mask_emb"}, "XLNet's vector for positions that are only predicted; nothing else lies idle"
+    assert idle <= {"mask_emb"}, (
+        "XLNet's vector for positions that are only predicted; nothing else lies idle"
+    )
     record_property("loss", f"{losses[0]:.1f} → {losses[-1]:.1f}")
 
 
@@ -204,19 +261,31 @@ def outputs(model: Realm, subject: Subject) -> list[Tensor]:
         ]
 
 
-def test_save_and_load_give_the_same_outputs(subject: Subject, tmp_path: Path, record_property: Record) -> None:
+def test_save_and_load_give_the_same_outputs(
+    subject: Subject, tmp_path: Path, record_property: Record
+) -> None:
     for pooling in subject.poolings:
         for share in (True, False):
-            model, place = subject.worn_model(pooling=pooling, share_towers=share), tmp_path / f"{pooling}-{share}"
+            model = subject.worn_model(pooling=pooling, share_towers=share)
+            place = tmp_path / f"{pooling}-{share}"
             model.save_pretrained(place, subject.wordpieces)
             again, wordpieces = Realm.from_pretrained(place)
-            assert (wordpieces.single, wordpieces.pair) == (subject.wordpieces.single, subject.wordpieces.pair)
-            assert all(torch.equal(old, new) for old, new in zip(outputs(model, subject), outputs(again, subject), strict=True))
+            assert (wordpieces.single, wordpieces.pair) == (
+                subject.wordpieces.single,
+                subject.wordpieces.pair,
+            )
+            assert all(
+                torch.equal(old, new)
+                for old, new in zip(outputs(model, subject), outputs(again, subject), strict=True)
+            )
     record_property("saved", "equal")
 
 
-def test_a_checkpoint_reads_as_transformers_reads_it(subject: Subject, tmp_path: Path, record_property: Record) -> None:
-    """The whole published model, heads, poolers and decoders with it, run by transformers on its own tokenizer's inputs."""
+def test_a_checkpoint_reads_as_transformers_reads_it(
+    subject: Subject, tmp_path: Path, record_property: Record
+) -> None:
+    """The whole published model, heads, poolers and decoders with it, run by transformers on its own
+    tokenizer's inputs."""
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
@@ -225,12 +294,19 @@ def test_a_checkpoint_reads_as_transformers_reads_it(subject: Subject, tmp_path:
     wear(theirs)
     theirs.save_pretrained(tmp_path / "published")
     subject.wordpieces.save(tmp_path / "published" / "tokenizer.json")
-    model = new_model(subject.config(tower={}, reader={}), subject.wordpieces, checkpoint=str(tmp_path / "published")).eval()
-    first, second = "the flag shows a heron", subject.texts[0]
-    given = subject.theirs(first, second, return_tensors="pt", return_token_type_ids=subject.family.model_type not in NO_SEGMENTS)
+    model = new_model(
+        subject.config(tower={}, reader={}), subject.wordpieces, checkpoint=str(tmp_path / "published")
+    ).eval()
+    first = "the flag shows a heron"
+    second = subject.texts[0]
+    given = subject.theirs(
+        first, second, return_tensors="pt", return_token_type_ids=subject.family.model_type not in NO_SEGMENTS
+    )
     if subject.family.model_type == "longformer":
         parts = [owner in (None, 0) for owner in subject.theirs(first, second).encodings[0].sequence_ids]
-        given["global_attention_mask"] = torch.tensor([[int(all(parts[: at + 1])) for at in range(len(parts))]])
+        given["global_attention_mask"] = torch.tensor(
+            [[int(all(parts[: at + 1])) for at in range(len(parts))]]
+        )
     body = theirs.encoder if theirs.config.is_encoder_decoder else theirs
     with torch.no_grad():
         expected = body(**given).last_hidden_state
@@ -238,16 +314,22 @@ def test_a_checkpoint_reads_as_transformers_reads_it(subject: Subject, tmp_path:
     assert torch.allclose(expected, found, atol=1e-5)
     again = build_encoder(model.config.reader)
     assert again.state_dict().keys() == model.reader.encoder.body.state_dict().keys()
-    record_property("checkpoint", "equal" if torch.equal(expected, found) else f"{float((expected - found).abs().max()):.0e}")
+    record_property(
+        "checkpoint",
+        "equal" if torch.equal(expected, found) else f"{float((expected - found).abs().max()):.0e}",
+    )
 
 
 def test_the_masked_lm_head_is_tied(subject: Subject, record_property: Record) -> None:
     model = subject.model()
     reader = model.reader
-    table, head = reader.encoder.body.get_input_embeddings().weight, reader.mask_head
+    table = reader.encoder.body.get_input_embeddings().weight
+    head = reader.mask_head
     assert reader.embedding.weight.data_ptr() == table.data_ptr()
     assert len(table) >= len(subject.wordpieces)
-    assert not any(len(parameter) == len(table) and parameter.ndim > 1 for parameter in head.parameters()), "no output weights of its own"
+    assert not any(len(parameter) == len(table) and parameter.ndim > 1 for parameter in head.parameters()), (
+        "no output weights of its own"
+    )
     inputs = subject.joint(("a heron", "a bird"))
     absent = min(set(range(len(table))) - set(inputs.tokens_NL[0].tolist()) - {subject.wordpieces.pad})
     reader.masks(inputs, torch.tensor([[0]]))[0, 0, absent].backward()
@@ -261,11 +343,16 @@ def test_half_precision_is_finite(subject: Subject, record_property: Record) -> 
     first, second, _ = subject.texts
     with torch.autocast("cpu", dtype=torch.bfloat16):
         joint = subject.joint((first, second), ("a heron", "a bird"))
-        masks, spans = model.reader.masks(joint, torch.tensor([[0], [1]])), model.reader.spans(joint)[0]
-        scores = model.query(subject.query(first)) @ model.document(subject.document((first, second), ("", ""))).T
+        masks = model.reader.masks(joint, torch.tensor([[0], [1]]))
+        spans = model.reader.spans(joint)[0]
+        scores = (
+            model.query(subject.query(first)) @ model.document(subject.document((first, second), ("", ""))).T
+        )
     (masks[..., 5].sum() + spans.sum() + scores.sum()).backward()
     assert all(torch.isfinite(tensor).all() for tensor in (masks, spans, scores))
-    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+    assert all(
+        torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None
+    )
     exact = model.reader.masks(joint, torch.tensor([[0], [1]]))
     record_property("half", f"{float((exact - masks).detach().abs().max()):.2f}")
     assert torch.allclose(exact, masks, atol=0.5)
@@ -276,7 +363,8 @@ def test_a_cpu_that_can_computes_quickly_and_gives_the_same_in_float32(
     subject: Subject, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("realmlm.model.realm.cpu_has_bfloat16", lambda: native)
-    model, texts = subject.model(), (subject.texts[0], subject.texts[1])
+    model = subject.model()
+    texts = (subject.texts[0], subject.texts[1])
 
     def both() -> list[Tensor]:
         spans = model.reader.spans(subject.joint(texts, ("a heron", "a bird")))[0]
@@ -291,7 +379,7 @@ def test_a_cpu_that_can_computes_quickly_and_gives_the_same_in_float32(
             assert torch.allclose(one, other, atol=0.1)
 
 
-# --- what is not of one family ---------------------------------------------------------------------------------------------------------
+# --- what is not of one family ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
@@ -303,8 +391,17 @@ def test_families_that_cannot_work_say_why(model_type: str) -> None:
 def test_positions_are_counted_as_the_family_counts_them() -> None:
     wordpieces = Wordpieces(FAMILIES["RoBERTa"].tokenizer().backend_tokenizer)
     size = {"layers": 1, "hidden": 16, "heads": 2, "dropout": 0.0, "positions": 50}
-    for family, expected in {"bert": 50, "roberta": 50, "mpnet": 50, "modernbert": 50, "xlnet": None, "t5": None}.items():
-        assert longest_input(build_encoder(fresh_encoder(wordpieces, family=family, **size))) == expected, family  # type: ignore[arg-type]
+    for family, expected in {
+        "bert": 50,
+        "roberta": 50,
+        "mpnet": 50,
+        "modernbert": 50,
+        "xlnet": None,
+        "t5": None,
+    }.items():
+        assert longest_input(build_encoder(fresh_encoder(wordpieces, family=family, **size))) == expected, (  # type: ignore[arg-type]
+            family
+        )
 
 
 def test_a_sequence_without_cls_needs_the_mean(world: Path, tmp_path: Path) -> None:
@@ -314,10 +411,18 @@ def test_a_sequence_without_cls_needs_the_mean(world: Path, tmp_path: Path) -> N
 
 def test_the_table_has_these_families_and_no_others() -> None:
     page = (Path(__file__).parents[2] / "docs" / "encoders.md").read_text("utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in page.splitlines()
+        if line.startswith("| ")
+    ]
     kinds = [(row[0], row[1]) for row in rows if len(row) > 2 and row[1].startswith("`")]
-    assert kinds == [(name, f"`{family.model_type}`") for name, family in FAMILIES.items()], "run: make encoders"
-    assert [row[0] for row in rows if len(row) == 2 and row[0].startswith("`")] == [f"`{model_type}`" for model_type in REFUSED]
+    assert kinds == [(name, f"`{family.model_type}`") for name, family in FAMILIES.items()], (
+        "run: make encoders"
+    )
+    assert [row[0] for row in rows if len(row) == 2 and row[0].startswith("`")] == [
+        f"`{model_type}`" for model_type in REFUSED
+    ]
     assert "fails" not in page
     for name in DEFAULT:
         wordpieces = Wordpieces(FAMILIES[name].tokenizer().backend_tokenizer)

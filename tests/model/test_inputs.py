@@ -15,8 +15,12 @@ pieces = st.lists(st.integers(5, 200), max_size=12).map(lambda ids: np.array(ids
 
 
 @given(st.lists(st.tuples(pieces, pieces), min_size=1, max_size=5), st.integers(1, 10), st.integers(6, 24))
-def test_pairs_are_joined_as_the_paper_joins_them(pairs: list[tuple[np.ndarray, np.ndarray]], max_first: int, max_length: int) -> None:
-    inputs = pair_inputs([a for a, _ in pairs], [b for _, b in pairs], WORDPIECES, max_first=max_first, max_length=max_length)
+def test_pairs_are_joined_as_the_paper_joins_them(
+    pairs: list[tuple[np.ndarray, np.ndarray]], max_first: int, max_length: int
+) -> None:
+    inputs = pair_inputs(
+        [a for a, _ in pairs], [b for _, b in pairs], WORDPIECES, max_first=max_first, max_length=max_length
+    )
     for row, (first, second) in enumerate(pairs):
         first = first[: min(max_first, max_length - 3)]
         second = second[: max_length - 3 - len(first)]
@@ -48,19 +52,33 @@ FAMILIES = {name: written_by(name) for name in TEMPLATES}
 
 
 @given(
-    st.sampled_from(sorted(TEMPLATES)), st.lists(st.tuples(pieces, pieces), min_size=1, max_size=5), st.integers(1, 10), st.integers(6, 24)
+    st.sampled_from(sorted(TEMPLATES)),
+    st.lists(st.tuples(pieces, pieces), min_size=1, max_size=5),
+    st.integers(1, 10),
+    st.integers(6, 24),
 )
-def test_pairs_are_joined_by_the_template(name: str, pairs: list[tuple[np.ndarray, np.ndarray]], max_first: int, max_length: int) -> None:
-    wordpieces, (single, pair) = FAMILIES[name], TEMPLATES[name]
+def test_pairs_are_joined_by_the_template(
+    name: str, pairs: list[tuple[np.ndarray, np.ndarray]], max_first: int, max_length: int
+) -> None:
+    wordpieces = FAMILIES[name]
+    (single, pair) = TEMPLATES[name]
     for template in (single, pair):
         parts = [(part.split(":")[0], int(part.partition(":")[2] or 0)) for part in template.split()]
-        special, two = sum(not part.startswith("$") for part, _ in parts), template is pair
+        special = sum(not part.startswith("$") for part, _ in parts)
+        two = template is pair
         seconds = [second for _, second in pairs] if two else None
-        inputs = pair_inputs([first for first, _ in pairs], seconds, wordpieces, max_first=max_first, max_length=max_length)
+        inputs = pair_inputs(
+            [first for first, _ in pairs], seconds, wordpieces, max_first=max_first, max_length=max_length
+        )
         for row, (first, second) in enumerate(pairs):
             first = first[: min(max_first, max_length - special)]
             second = second[: max_length - special - len(first)]
-            content = {"$A": first.tolist(), "$B": second.tolist(), "[CLS]": [wordpieces.cls or 2], "[SEP]": [wordpieces.sep]}
+            content = {
+                "$A": first.tolist(),
+                "$B": second.tolist(),
+                "[CLS]": [wordpieces.cls or 2],
+                "[SEP]": [wordpieces.sep],
+            }
             tokens = [token for part, _ in parts for token in content[part]]
             segments = [segment for part, segment in parts for _ in content[part]]
             padding = inputs.tokens_NL.shape[1] - len(tokens)
@@ -95,7 +113,9 @@ def test_masking_hides_and_remembers() -> None:
 
 
 @given(st.lists(st.tuples(pieces, pieces, pieces), min_size=1, max_size=5))
-def test_titles_stand_before_bodies_and_are_not_pointed_at(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+def test_titles_stand_before_bodies_and_are_not_pointed_at(
+    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+) -> None:
     queries, titles, bodies = (list(column) for column in zip(*rows, strict=True))
     inputs = reader_inputs(queries, bodies, WORDPIECES, titles=titles, max_query=12, max_length=60)
     for row, (query, title, body) in enumerate(rows):
@@ -103,7 +123,9 @@ def test_titles_stand_before_bodies_and_are_not_pointed_at(rows: list[tuple[np.n
         expected = [WORDPIECES.cls, *query, WORDPIECES.sep, *head, *body, WORDPIECES.sep]
         assert inputs.tokens_NL[row, : len(expected)].tolist() == expected
         assert inputs.second_N[row] == len(query) + 2 + len(head)  # spans begin in the body
-        assert inputs.segments_NL[row, : len(expected)].tolist() == [0] * (len(query) + 2) + [1] * (len(head) + len(body) + 1)
+        assert inputs.segments_NL[row, : len(expected)].tolist() == [0] * (len(query) + 2) + [1] * (
+            len(head) + len(body) + 1
+        )
 
 
 @given(st.lists(st.integers(1, 3 * _AT_ONCE // 2), min_size=1, max_size=30))
@@ -117,4 +139,6 @@ def test_groups_for_a_cpu_hold_every_row_once_the_longest_first_and_not_too_much
     for rows, following in zip(groups, [*groups[1:], None], strict=True):
         held = len(rows) * inputs.rows(rows).tokens_NL.shape[1]
         assert held <= _AT_ONCE or len(rows) == 1
-        assert following is None or held + inputs.lengths_N[rows[0]] > _AT_ONCE, "one more would have been too much"
+        assert following is None or held + inputs.lengths_N[rows[0]] > _AT_ONCE, (
+            "one more would have been too much"
+        )

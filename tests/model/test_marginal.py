@@ -39,7 +39,8 @@ def softmax(values: list[float]) -> list[float]:
 @given(sizes, st.integers(0, 10_000))
 def test_marginal_is_the_plain_sum_over_passages(size: tuple[int, int, int], seed: int) -> None:
     queries, passages, _ = size
-    retrieval, reader = draw(seed, queries, passages), -draw(seed + 1, queries, passages).abs()
+    retrieval = draw(seed, queries, passages)
+    reader = -draw(seed + 1, queries, passages).abs()
     got = marginal_log_likelihood(retrieval, reader)
     for b in range(queries):
         p = softmax(retrieval[b].tolist())
@@ -50,16 +51,20 @@ def test_marginal_is_the_plain_sum_over_passages(size: tuple[int, int, int], see
 @given(sizes, st.integers(0, 10_000))
 def test_both_marginals_by_loops(size: tuple[int, int, int], seed: int) -> None:
     queries, passages, masks = size
-    retrieval, vocabulary = draw(seed, queries, passages), -draw(seed + 1, queries, passages, masks, 6).abs()
+    retrieval = draw(seed, queries, passages)
+    vocabulary = -draw(seed + 1, queries, passages, masks, 6).abs()
     targets = torch.randint(6, (queries, masks), generator=torch.Generator().manual_seed(seed))
-    token = hidden_log_p(vocabulary.flatten(0, 1), targets.repeat_interleave(passages, 0)).view(queries, passages, masks)
+    token = hidden_log_p(vocabulary.flatten(0, 1), targets.repeat_interleave(passages, 0)).view(
+        queries, passages, masks
+    )
     for b, z, j in itertools.product(range(queries), range(passages), range(masks)):
         assert token[b, z, j] == vocabulary[b, z, j, targets[b, j]]
     valid = torch.rand(queries, masks, generator=torch.Generator().manual_seed(seed)) < 0.7
     joint = marginal_log_likelihood(retrieval, joint_reading(token, valid))
     single = per_token_marginal(retrieval, token, valid)
     for b in range(queries):
-        p, kept = softmax(retrieval[b].tolist()), [j for j in range(masks) if valid[b, j]]
+        p = softmax(retrieval[b].tolist())
+        kept = [j for j in range(masks) if valid[b, j]]
         product = sum(p[z] * math.prod(math.exp(token[b, z, j]) for j in kept) for z in range(passages))
         mixed = math.prod(sum(p[z] * math.exp(token[b, z, j]) for z in range(passages)) for j in kept)
         assert joint[b].item() == pytest.approx(math.log(product), abs=1e-9)
@@ -70,7 +75,8 @@ def test_both_marginals_by_loops(size: tuple[int, int, int], seed: int) -> None:
 def test_gradient_by_the_score_is_the_closed_form(size: tuple[int, int, int], seed: int) -> None:
     """∂ log p(y|x) / ∂ f(x,z) = r(z) = [p(y|z,x)/p(y|x) − 1] p(z|x)."""
     queries, passages, _ = size
-    retrieval, reader = draw(seed, queries, passages).requires_grad_(), -draw(seed + 1, queries, passages).abs()
+    retrieval = draw(seed, queries, passages).requires_grad_()
+    reader = -draw(seed + 1, queries, passages).abs()
     marginal_log_likelihood(retrieval, reader).sum().backward()
     p = retrieval.detach().softmax(-1)
     likelihood = (p * reader.exp()).sum(-1, keepdim=True)
@@ -78,11 +84,14 @@ def test_gradient_by_the_score_is_the_closed_form(size: tuple[int, int, int], se
     assert retrieval.grad is not None
     assert torch.allclose(retrieval.grad, closed, atol=1e-10)
     assert torch.allclose(retrieval_reward(retrieval.detach(), reader), closed, atol=1e-10)
-    assert torch.equal(closed > 1e-12, (reader.exp() > likelihood) & (closed > 1e-12))  # rewarded only if better than expected
+    assert torch.equal(
+        closed > 1e-12, (reader.exp() > likelihood) & (closed > 1e-12)
+    )  # rewarded only if better than expected
 
 
 def test_gradient_against_finite_differences() -> None:
-    retrieval, reader = draw(1, 2, 4), -draw(2, 2, 4).abs()
+    retrieval = draw(1, 2, 4)
+    reader = -draw(2, 2, 4).abs()
     inputs = (retrieval.requires_grad_(), reader.requires_grad_())
     assert torch.autograd.gradcheck(marginal_log_likelihood, inputs)
 
@@ -99,7 +108,8 @@ def test_one_perfect_passage_makes_it_supervised_learning() -> None:
 
 
 def test_posterior_is_bayes_rule() -> None:
-    retrieval, reader = draw(4, 3, 4), -draw(5, 3, 4).abs()
+    retrieval = draw(4, 3, 4)
+    reader = -draw(5, 3, 4).abs()
     joint = retrieval.softmax(-1) * reader.exp()
     assert torch.allclose(posterior(retrieval, reader), joint / joint.sum(-1, keepdim=True))
 
@@ -144,7 +154,8 @@ def test_passages_without_the_answer_give_no_nan() -> None:
 
 
 def test_in_batch_contrast_is_cross_entropy_over_the_batch() -> None:
-    query, document = draw(6, 4, 3), draw(7, 4, 3)
+    query = draw(6, 4, 3)
+    document = draw(7, 4, 3)
     got, found = in_batch_contrast(query @ document.T, torch.tensor([5, 8, 5, 9]))
     for i in range(4):
         others = [j for j in range(4) if {i, j} != {0, 2}]  # the same passage drawn twice is no negative
@@ -160,9 +171,11 @@ def test_a_passage_drawn_twice_is_found_twice() -> None:
 
 
 def test_scores_keep_their_precision_under_autocast() -> None:
-    query, document = draw(9, 2, 128).float(), draw(10, 3000, 128).float()
+    query = draw(9, 2, 128).float()
+    document = draw(10, 3000, 128).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        all_pairs, own = inner_products(query, document), inner_products(query, document.expand(2, -1, -1))
+        all_pairs = inner_products(query, document)
+        own = inner_products(query, document.expand(2, -1, -1))
     exact = query.double() @ document.double().T
     assert torch.allclose(all_pairs.double(), exact, atol=1e-3)
     assert torch.allclose(own.double(), exact, atol=1e-3)

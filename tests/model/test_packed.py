@@ -1,4 +1,5 @@
-"""Sequences end to end give what padded ones give. The attention itself needs a GPU (tests/test_gpu.py); here a plain one stands in."""
+"""Sequences end to end give what padded ones give. The attention itself needs a GPU (tests/test_gpu.py); here
+a plain one stands in."""
 
 import threading
 from typing import Any
@@ -41,9 +42,18 @@ def sequence_by_sequence(query: Tensor, key: Tensor, value: Tensor, borders: Ten
 def some_inputs(lengths: list[int]) -> Inputs:
     lengths_N = np.array(lengths)
     attention_NL = torch.from_numpy((np.arange(lengths_N.max()) < lengths_N[:, None]).astype(np.int64))
-    tokens_NL = torch.randint(4, 100, attention_NL.shape, generator=torch.Generator().manual_seed(0)) * attention_NL
+    tokens_NL = (
+        torch.randint(4, 100, attention_NL.shape, generator=torch.Generator().manual_seed(0)) * attention_NL
+    )
     layout = Layout(before=(), between=(), after=(), first=0, second=0, cls=0)
-    return Inputs(layout, lengths_N, tokens_NL, attention_NL, torch.zeros_like(tokens_NL), torch.zeros(len(lengths), dtype=torch.int64))
+    return Inputs(
+        layout,
+        lengths_N,
+        tokens_NL,
+        attention_NL,
+        torch.zeros_like(tokens_NL),
+        torch.zeros(len(lengths), dtype=torch.int64),
+    )
 
 
 def test_the_same_vectors_and_gradients_as_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,13 +62,16 @@ def test_the_same_vectors_and_gradients_as_with_padding(monkeypatch: pytest.Monk
     encoder = Encoder(modern())
     inputs = some_inputs([7, 1, 20, 13])
     seen = inputs.attention_NL.bool()
-    gradients, vectors = [], []
+    gradients = []
+    vectors = []
     for encode in (encoder, lambda inputs: encode_packed(encoder.body, inputs)):
         encoder.zero_grad()
         hidden = encode(inputs)
         (hidden[seen] ** 2).sum().backward()
         vectors.append(hidden)
-        gradients.append([parameter.grad.clone() for parameter in encoder.parameters() if parameter.grad is not None])
+        gradients.append(
+            [parameter.grad.clone() for parameter in encoder.parameters() if parameter.grad is not None]
+        )
     assert torch.allclose(vectors[0][seen], vectors[1][seen], atol=1e-5)
     assert not vectors[1][~seen].any()
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(*gradients, strict=True))
@@ -66,7 +79,8 @@ def test_the_same_vectors_and_gradients_as_with_padding(monkeypatch: pytest.Monk
 
 
 def test_who_encodes_beside_it_with_padding_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside, go_on = threading.Event(), threading.Event()
+    inside = threading.Event()
+    go_on = threading.Event()
 
     def slowly(*given: Any) -> Tensor:
         inside.set()
@@ -74,7 +88,9 @@ def test_who_encodes_beside_it_with_padding_waits(monkeypatch: pytest.MonkeyPatc
         return sequence_by_sequence(*given)
 
     monkeypatch.setattr(packed, "within_sequences", slowly)
-    encoder, inputs, seen = Encoder(modern()).eval(), some_inputs([7, 3]), []
+    encoder = Encoder(modern()).eval()
+    inputs = some_inputs([7, 3])
+    seen = []
     alone = encoder(inputs)
     threads = [
         threading.Thread(target=encode_packed, args=(encoder.body, inputs)),
@@ -97,7 +113,11 @@ def test_which_encoders_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_pack(modern())
     assert not can_pack(modern(global_attn_every_n_layers=2)), "some layers see a window only"
     assert not can_pack(modern(attention_dropout=0.1))
-    assert not can_pack(build_encoder({"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}))
+    assert not can_pack(
+        build_encoder(
+            {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+        )
+    )
     older = modern()
     monkeypatch.setattr(type(older), "forward", lambda self, input_ids, cu_seqlens: None)
     assert not can_pack(older), "its attention cannot be exchanged"

@@ -20,11 +20,19 @@ from realmlm.model.realm import Realm, tower_fingerprint
 from realmlm.serve.engine import Engine
 from tests.conftest import TINY_MODEL
 
-SHAPE = {"vocab_size": 90, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+SHAPE = {
+    "vocab_size": 90,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+}
 
 
 @pytest.fixture(scope="module", params=["bert", "modernbert"])
-def small(request: pytest.FixtureRequest, knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(
+    request: pytest.FixtureRequest, knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A model in 8 bits, its embeddings held once."""
     folder = tmp_path_factory.mktemp(request.param)
     settings: dict[str, Any] = TINY_MODEL | {"family": request.param, "freeze_embeddings": True}
@@ -36,9 +44,12 @@ def small(request: pytest.FixtureRequest, knowledge: Corpus, tmp_path_factory: p
 
 
 def test_a_packed_matrix_is_the_wide_one_wherever_it_is_used() -> None:
-    rows, scale = torch.randint(-127, 128, (5, 3), dtype=torch.int8), torch.rand(5)
-    packed, wide = Packed.of(rows, scale), rows.float() * scale[:, None]
-    x, ids = torch.rand(2, 3), torch.tensor([[4, 0], [1, 1]])
+    rows = torch.randint(-127, 128, (5, 3), dtype=torch.int8)
+    scale = torch.rand(5)
+    packed = Packed.of(rows, scale)
+    wide = rows.float() * scale[:, None]
+    x = torch.rand(2, 3)
+    ids = torch.tensor([[4, 0], [1, 1]])
     assert packed.shape == wide.shape
     assert packed.dtype == torch.float32
     assert torch.equal(F.linear(x, packed), F.linear(x, wide))
@@ -63,7 +74,8 @@ def test_answers_are_the_same_to_the_bit(small: Path, knowledge: Corpus) -> None
     assert packed.reader.embedding is packed.document.encoder.body.get_input_embeddings()
     assert tower_fingerprint(packed.config, packed.document) == tower_fingerprint(wide.config, wide.document)
     assert packed.own_state().keys() == wide.own_state().keys()
-    engine, other = Engine(small, knowledge.folder, device="cpu"), Engine(small, knowledge.folder, device="cpu")
+    engine = Engine(small, knowledge.folder, device="cpu")
+    other = Engine(small, knowledge.folder, device="cpu")
     other.model = other._answerer.model = other._answerer.retriever.model = wide  # type: ignore[attr-defined]
     assert engine.ask("Which bird is the symbol?") == other.ask("Which bird is the symbol?")
     assert engine.fill("the bird is a [MASK]") == other.fill("the bird is a [MASK]")
@@ -73,11 +85,12 @@ def test_a_packed_model_can_be_saved_again(small: Path, tmp_path: Path) -> None:
     with kept_packed():
         packed, wordpieces = Realm.from_pretrained(small)
     packed.save_pretrained(tmp_path / "again", wordpieces)
-    first, second = read_weights(small / "model.safetensors"), read_weights(tmp_path / "again" / "model.safetensors")
+    first = read_weights(small / "model.safetensors")
+    second = read_weights(tmp_path / "again" / "model.safetensors")
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-# --- BERT ---------------------------------------------------------------------------------------------------------------------------------
+# --- BERT ---------------------------------------------------------------------------------------------------
 
 
 def both(**changes: Any) -> tuple[BertModel, Bert]:
@@ -95,7 +108,8 @@ def both(**changes: Any) -> tuple[BertModel, Bert]:
 @pytest.mark.parametrize("segments", [1, 2])
 def test_bert_is_that_of_transformers_to_the_bit(training: bool, padded: bool, segments: int) -> None:
     """Vectors and gradients, with the same dropout."""
-    tokens, attention = torch.randint(0, 90, (5, 17)), torch.ones(5, 17, dtype=torch.int64)
+    tokens = torch.randint(0, 90, (5, 17))
+    attention = torch.ones(5, 17, dtype=torch.int64)
     if padded:
         attention[1, 9:] = attention[3, 2:] = 0
     given = {"input_ids": tokens, "attention_mask": attention}
@@ -111,7 +125,9 @@ def test_bert_is_that_of_transformers_to_the_bit(training: bool, padded: bool, s
     assert all(torch.equal(gradient, found[1][1][name]) for name, gradient in found[0][1].items())
 
 
-@pytest.mark.parametrize("changes", [{"hidden_act": "gelu_new"}, {"is_decoder": True}, {"position_embedding_type": "relative_key"}])
+@pytest.mark.parametrize(
+    "changes", [{"hidden_act": "gelu_new"}, {"is_decoder": True}, {"position_embedding_type": "relative_key"}]
+)
 def test_another_kind_of_bert_is_left_to_transformers(changes: dict[str, Any]) -> None:
     from realmlm.model.bert import BertSettings
 
@@ -132,8 +148,18 @@ def test_loading_bert_waits_for_torch_alone(knowledge: Corpus, tmp_path: Path) -
     create_model(corpus=knowledge.folder, out=tmp_path / "model", **TINY_MODEL | {"family": "bert"})  # type: ignore[arg-type]
     model, wordpieces = Realm.from_pretrained(tmp_path / "model")
     model.save_pretrained(tmp_path / "small", wordpieces, dtype="int8")
-    code = "import json, sys, realmlm\nrealm = realmlm.load(sys.argv[1], sys.argv[2], device='cpu')\nrealm.ask('Which bird?')\n"
+    code = (
+        "import json, sys, realmlm\nrealm = realmlm.load(sys.argv[1], sys.argv[2], "
+        "device='cpu')\nrealm.ask('Which bird?')\n"
+    )
     code += "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "small", knowledge.folder], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "small", knowledge.folder],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
-    assert not {"transformers", "sympy", "scipy", "sklearn", "tyro", "huggingface_hub"} & set(json.loads(done.stdout))
+    assert not {"transformers", "sympy", "scipy", "sklearn", "tyro", "huggingface_hub"} & set(
+        json.loads(done.stdout)
+    )

@@ -13,11 +13,19 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.model.tagger import Labelled, LearnedTagger, entities, read_labelled, score, train_tagger
 
-NAMES = [f"{a}{b}{c}" for a in ("Or", "Ta", "Zab", "Kel") for b in ("va", "re", "ri", "mo") for c in ("ne", "sten")] + [
+NAMES = [
+    f"{a}{b}{c}" for a in ("Or", "Ta", "Zab", "Kel") for b in ("va", "re", "ri", "mo") for c in ("ne", "sten")
+] + [
     "Dunfolk",
     "Wistern",
 ]
-FRAMES = ["{} lies by the sea", "we went to {} in 1731", "the people of {} paint", "nobody knows {} well", "in {} it rains"]
+FRAMES = [
+    "{} lies by the sea",
+    "we went to {} in 1731",
+    "the people of {} paint",
+    "nobody knows {} well",
+    "in {} it rains",
+]
 
 
 def marked_file(file: Path, names: list[str]) -> Path:
@@ -48,8 +56,17 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     )
     body.save_pretrained(folder / "encoder")
     pieces.save(folder / "encoder" / "tokenizer.json")
-    train, test = marked_file(folder / "train.txt", NAMES[:-2]), marked_file(folder / "test.txt", NAMES[-2:])
-    how = {"checkpoint": str(folder / "encoder"), "tokenizer": None, "epochs": 12, "batch": 8, "lr": 3e-3, "seed": 0, "device": "cpu"}
+    train = marked_file(folder / "train.txt", NAMES[:-2])
+    test = marked_file(folder / "test.txt", NAMES[-2:])
+    how = {
+        "checkpoint": str(folder / "encoder"),
+        "tokenizer": None,
+        "epochs": 12,
+        "batch": 8,
+        "lr": 3e-3,
+        "seed": 0,
+        "device": "cpu",
+    }
     f1 = train_tagger(train=train, test=test, out=folder / "tagger", **how)  # type: ignore[arg-type]
     return folder / "tagger", f1
 
@@ -94,7 +111,10 @@ def test_f1_counts_whole_names_of_the_right_kind() -> None:
 def test_the_format(tmp_path: Path) -> None:
     file = tmp_path / "marked.txt"
     file.write_text("-DOCSTART- -X- O O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\nen:Bonn B-LOC\n")
-    assert read_labelled(file) == [Labelled(("EU", "rejects"), ("B-ORG", "O")), Labelled(("Bonn",), ("B-LOC",))]
+    assert read_labelled(file) == [
+        Labelled(("EU", "rejects"), ("B-ORG", "O")),
+        Labelled(("Bonn",), ("B-LOC",)),
+    ]
     for text in ("", "word\n", "word X-LOC\n"):
         file.write_text(text)
         with pytest.raises(BadInput, match=r"marked\.txt"):
@@ -107,4 +127,6 @@ def test_the_format(tmp_path: Path) -> None:
 def test_on_a_gpu_it_finds_the_same(tagger: tuple[Path, float]) -> None:
     sentences = [frame.format(name) for frame in FRAMES for name in NAMES] * 5
     found, expected = (LearnedTagger(tagger[0], device=device).tag(sentences) for device in ("cuda", "cpu"))
-    assert sum(ours == theirs for ours, theirs in zip(found, expected, strict=True)) > 0.98 * len(sentences)  # half precision
+    assert sum(ours == theirs for ours, theirs in zip(found, expected, strict=True)) > 0.98 * len(
+        sentences
+    )  # half precision

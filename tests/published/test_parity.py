@@ -45,7 +45,9 @@ def test_an_import_computes_what_the_original_did(parity: ModuleType, case: Path
         ("reader/config.json", ("num_attention_heads", 8), "span scores"),
     ],
 )
-def test_the_comparison_sees_a_small_change(parity: ModuleType, tmp_path: Path, file: str, setting: tuple[str, object], seen: str) -> None:
+def test_the_comparison_sees_a_small_change(
+    parity: ModuleType, tmp_path: Path, file: str, setting: tuple[str, object], seen: str
+) -> None:
     case = tmp_path / "case"
     shutil.copytree(CASES[1], case)
     config = json.loads((case / file).read_text())

@@ -18,7 +18,9 @@ def saved(file: Path, items: list[object], *, protocol: int | None = None, heade
     array[:] = items
     with open(file, "wb") as stream:
         count = len(items) if header is None else header
-        np.lib.format.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": (count,)})
+        np.lib.format.write_array_header_1_0(
+            stream, {"descr": "|O", "fortran_order": False, "shape": (count,)}
+        )
         pickle.dump(array, stream, protocol=protocol)
     return file
 
@@ -57,9 +59,12 @@ class Command:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_command_is_named_and_not_run(tmp_path: Path, protocol: int) -> None:
-    file, trace = tmp_path / "r.npy", tmp_path / "ran"
+    file = tmp_path / "r.npy"
+    trace = tmp_path / "ran"
     saved(file, [b"a harmless text", Command(trace)], protocol=protocol)
-    with pytest.raises(BadInput, match=r"r\.npy is not a plain array of texts: .*(posix\.system|_codecs\.encode)"):
+    with pytest.raises(
+        BadInput, match=r"r\.npy is not a plain array of texts: .*(posix\.system|_codecs\.encode)"
+    ):
         list(read_records(file))
     assert not trace.exists()
     np.load(file, allow_pickle=True)  # the file is what it is said to be
@@ -101,7 +106,11 @@ def test_other_objects_are_refused(tmp_path: Path, items: list[object], why: str
 
 
 def test_other_arrays_are_refused(tmp_path: Path) -> None:
-    for array, why in ((np.zeros(3), "float64"), (np.array([[b"a", b"b"]], dtype=object), "shape"), (np.array([b"a"]), "S1")):
+    for array, why in (
+        (np.zeros(3), "float64"),
+        (np.array([[b"a", b"b"]], dtype=object), "shape"),
+        (np.array([b"a"]), "S1"),
+    ):
         np.save(tmp_path / "r.npy", array)
         with pytest.raises(BadInput, match=why):
             list(read_records(tmp_path / "r.npy"))

@@ -1,4 +1,5 @@
-"""The authors' TensorFlow names: each kind of checkpoint becomes the same weights as transformers' layout of it."""
+"""The authors' TensorFlow names: each kind of checkpoint becomes the same weights as transformers' layout of
+it."""
 
 import importlib.util
 from pathlib import Path
@@ -21,7 +22,10 @@ CASE = Path(__file__).parent / "recorded" / "001"
     [
         ("bert/embeddings/word_embeddings", "realm.embeddings.word_embeddings.weight"),
         ("bert/embeddings/LayerNorm/gamma", "realm.embeddings.LayerNorm.weight"),
-        ("bert/encoder/layer_11/attention/self/query/kernel", "realm.encoder.layer.11.attention.self.query.weight"),
+        (
+            "bert/encoder/layer_11/attention/self/query/kernel",
+            "realm.encoder.layer.11.attention.self.query.weight",
+        ),
         ("cls/predictions/transform/dense/bias", "cls.predictions.transform.dense.bias"),
         ("cls/predictions/output_bias", "cls.predictions.bias"),
         ("module/module/LayerNorm/beta", "embedder.cls.LayerNorm.bias"),
@@ -30,9 +34,18 @@ CASE = Path(__file__).parent / "recorded" / "001"
         ("module/module/module/cls/predictions/output_bias", "embedder.cls.predictions.bias"),
         ("module/module/module/LayerNorm/gamma", "embedder.cls.LayerNorm.weight"),
         ("module/module/module/dense/bias", "embedder.cls.dense.bias"),
-        ("module/module/module/module/bert/embeddings/position_embeddings", "embedder.realm.embeddings.position_embeddings.weight"),
-        ("module/module/module/module/cls/predictions/transform/LayerNorm/beta", "embedder.cls.predictions.transform.LayerNorm.bias"),
-        ("reader/module/bert/encoder/layer_0/output/dense/kernel", "reader.realm.encoder.layer.0.output.dense.weight"),
+        (
+            "module/module/module/module/bert/embeddings/position_embeddings",
+            "embedder.realm.embeddings.position_embeddings.weight",
+        ),
+        (
+            "module/module/module/module/cls/predictions/transform/LayerNorm/beta",
+            "embedder.cls.predictions.transform.LayerNorm.bias",
+        ),
+        (
+            "reader/module/bert/encoder/layer_0/output/dense/kernel",
+            "reader.realm.encoder.layer.0.output.dense.weight",
+        ),
         ("reader/module/cls/predictions/output_bias", "reader.cls.predictions.bias"),
         ("reader/dense/kernel", "reader.qa_outputs.dense_intermediate.weight"),
         ("reader/dense_1/bias", "reader.qa_outputs.dense_output.bias"),
@@ -49,7 +62,8 @@ def test_names(variable: str, key: str | None) -> None:
 
 
 def as_variables(name: str, *, embedder: str) -> dict[str, np.ndarray]:
-    """A recorded checkpoint under the authors' names: those of a fine-tuned (three `module/`) or a pre-trained embedder."""
+    """A recorded checkpoint under the authors' names: those of a fine-tuned (three `module/`) or a
+    pre-trained embedder."""
     variables = {}
     for key, tensor in load_file(CASE / name / "model.safetensors").items():
         if key == "block_emb":
@@ -94,12 +108,20 @@ def test_whole_checkpoints(name: str, embedder: str, architecture: str, prefix: 
     found, config, tensors = translate(as_variables(name, embedder=embedder), name=name)
     assert found == architecture
     expected = {
-        key.removeprefix(prefix): tensor for key, tensor in load_file(CASE / name / "model.safetensors").items() if key.startswith(prefix)
+        key.removeprefix(prefix): tensor
+        for key, tensor in load_file(CASE / name / "model.safetensors").items()
+        if key.startswith(prefix)
     }
     used = {key for key in expected if not is_unused(architecture, key)}
     assert used <= set(tensors)
     assert [key for key in used if not torch.equal(expected[key], tensors[key])] == []
-    sizes = {"vocab_size": 90, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32, "max_position_embeddings": 56}
+    sizes = {
+        "vocab_size": 90,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 56,
+    }
     assert {key: config[key] for key in sizes} == sizes
     assert config.get("retriever_proj_size", 8) == 8
     assert config.get("span_hidden_size", 8) == 8
@@ -119,7 +141,10 @@ def test_tensorflow_is_asked_for_only_when_needed(tmp_path: Path) -> None:
 def test_checkpoints_that_tensorflow_wrote(tmp_path: Path) -> None:
     """Runs where TensorFlow is installed: pip install 'realmlm[tensorflow]'."""
     v1 = pytest.importorskip("tensorflow", reason="TensorFlow is not installed").compat.v1
-    for name, embedder, place in (("scorer", "module/module/", "module/variables/variables"), ("encoder", "", "bert.ckpt-7")):
+    for name, embedder, place in (
+        ("scorer", "module/module/", "module/variables/variables"),
+        ("encoder", "", "bert.ckpt-7"),
+    ):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         with v1.Graph().as_default(), v1.Session() as session:
             for variable, array in as_variables(name, embedder=embedder).items():
@@ -131,4 +156,6 @@ def test_checkpoints_that_tensorflow_wrote(tmp_path: Path) -> None:
     sources = (str(tmp_path / "module"), str(tmp_path / "bert.ckpt-7"))
     state = import_hf(sources, out=tmp_path / "a", tokenizer=vocabulary).state_dict()
     same = import_hf((str(CASE / "scorer"), str(CASE / "encoder")), out=tmp_path / "b").state_dict()
-    assert [name for name in state if "span_head" not in name and not torch.equal(state[name], same[name])] == []
+    assert [
+        name for name in state if "span_head" not in name and not torch.equal(state[name], same[name])
+    ] == []

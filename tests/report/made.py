@@ -1,4 +1,5 @@
-"""What the tests of reports are made with: runs, evaluations and predictions as files, and the page that is made of them."""
+"""What the tests of reports are made with: runs, evaluations and predictions as files, and the page that is
+made of them."""
 
 import json
 from html.parser import HTMLParser
@@ -17,12 +18,32 @@ def score(value: float) -> dict[str, float]:
 
 
 def evaluation(**changed: Any) -> dict[str, Any]:
-    known = {"questions": 1200, "retriever": "learned", "read": 4, "exact_match": score(60.0), "f1": None, "nats": {}}
-    return {**known, "recall_definition": "dpr", "recall": {"1": score(40.25)}, "gold_recall": {}, "seconds": 1.0, **changed}
+    known = {
+        "questions": 1200,
+        "retriever": "learned",
+        "read": 4,
+        "exact_match": score(60.0),
+        "f1": None,
+        "nats": {},
+    }
+    return {
+        **known,
+        "recall_definition": "dpr",
+        "recall": {"1": score(40.25)},
+        "gold_recall": {},
+        "seconds": 1.0,
+        **changed,
+    }
 
 
 def prediction(
-    number: int, *, passage: str = "Nothing.", title: str = "", at: int = 7, rank: int | None = None, **changed: Any
+    number: int,
+    *,
+    passage: str = "Nothing.",
+    title: str = "",
+    at: int = 7,
+    rank: int | None = None,
+    **changed: Any,
 ) -> dict[str, Any]:
     evidence = [
         {
@@ -72,17 +93,23 @@ def write_lines(file: Path, rows: list[Any]) -> Path:
 
 def make_run(folder: Path, rows: list[dict[str, Any]], **config: Any) -> Path:
     write_lines(folder / "metrics.jsonl", rows)
-    (folder / "run.json").write_text(json.dumps({"stage": "pretrain", "config": {"out": str(folder), **config}}))
+    (folder / "run.json").write_text(
+        json.dumps({"stage": "pretrain", "config": {"out": str(folder), **config}})
+    )
     return folder
 
 
 def rows(count: int = 8, *, pace: float = 0.5) -> list[dict[str, Any]]:
-    ages = [{"step": 10 * n, "loss": 6 - pace * n, "utility": n / 3, "index_age": 10 * (n % 4)} for n in range(1, count + 1)]
+    ages = [
+        {"step": 10 * n, "loss": 6 - pace * n, "utility": n / 3, "index_age": 10 * (n % 4)}
+        for n in range(1, count + 1)
+    ]
     return [{**row, "seconds": {"read": 0.1}} for row in ages]
 
 
 class Page(HTMLParser):
-    """Tags as a browser would see them, the text of each kind of tag, and of all of the page outside scripts and styles."""
+    """Tags as a browser would see them, the text of each kind of tag, and of all of the page outside scripts
+    and styles."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -90,7 +117,9 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.texts: dict[str, list[str]] = {}
         self.feed(file.read_text("utf-8"))
-        self.text = " ".join(" ".join(text) for tag, text in self.texts.items() if tag not in ("script", "style"))
+        self.text = " ".join(
+            " ".join(text) for tag, text in self.texts.items() if tag not in ("script", "style")
+        )
         self.text = " ".join(self.text.split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -30,9 +30,15 @@ def all_of(browser: Any, selector: str) -> list[Any]:
 
 def test_the_curves_are_drawn_and_tell_their_values(browser: Any, tmp_path: Path) -> None:
     gap = [{**row, "loss": math.nan if row["step"] == 40 else row["loss"]} for row in rows()]
-    report(make_run(tmp_path / "realm", rows()), make_run(tmp_path / "stale", gap), out=tmp_path / "report.html")
+    report(
+        make_run(tmp_path / "realm", rows()), make_run(tmp_path / "stale", gap), out=tmp_path / "report.html"
+    )
     browser.get(f"file://{tmp_path}/report.html")
-    assert [caption.text for caption in all_of(browser, "figcaption")] == ["loss", "retrieval utility, nats", "age of the index, steps"]
+    assert [caption.text for caption in all_of(browser, "figcaption")] == [
+        "loss",
+        "retrieval utility, nats",
+        "age of the index, steps",
+    ]
     paths = [line.get_attribute("d") for line in all_of(browser, "figure:first-child .curve .line")]
     assert [(path.count("M"), path.count("L")) for path in paths] == [(1, 7), (2, 5)]
     heights = [float(point.split(",")[1]) for point in paths[0][1:].split("L")]
@@ -42,7 +48,9 @@ def test_the_curves_are_drawn_and_tell_their_values(browser: Any, tmp_path: Path
     from selenium.webdriver.common.action_chains import ActionChains
 
     chart = all_of(browser, "figure:first-child .curve")[0]
-    ActionChains(browser).move_to_element(chart).perform()  # the middle of the axis 0 … 80, less what the numbers beside it take
+    ActionChains(browser).move_to_element(
+        chart
+    ).perform()  # the middle of the axis 0 … 80, less what the numbers beside it take
     assert [item.text for item in legend] == ["realm 4", "stale –"]
     assert "step 40" in chart.text
     ActionChains(browser).move_to_element(all_of(browser, "h1")[0]).perform()
@@ -55,7 +63,15 @@ def test_one_row_is_a_dot_and_many_runs_stay_apart(browser: Any, tmp_path: Path)
     browser.get(f"file://{tmp_path}/report.html")
     lines = all_of(browser, "figure:first-child .curve .line")
     assert all(line.get_attribute("d").endswith("h0") for line in lines)
-    assert len({(line.value_of_css_property("stroke"), line.value_of_css_property("stroke-dasharray")) for line in lines}) == 7
+    assert (
+        len(
+            {
+                (line.value_of_css_property("stroke"), line.value_of_css_property("stroke-dasharray"))
+                for line in lines
+            }
+        )
+        == 7
+    )
 
 
 def test_a_long_run_is_drawn_as_a_line_over_its_range(browser: Any, tmp_path: Path) -> None:
@@ -80,14 +96,18 @@ def test_markup_in_texts_does_nothing_in_a_browser(browser: Any, evil: list[Any]
 
 @pytest.mark.parametrize("width", [360, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_the_screen_and_follows_its_colours(browser: Any, evil: list[Any], tmp_path: Path, width: int, scheme: str) -> None:
+def test_it_fits_the_screen_and_follows_its_colours(
+    browser: Any, evil: list[Any], tmp_path: Path, width: int, scheme: str
+) -> None:
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
     report(*evil, out=tmp_path / "report.html")
     browser.get(f"file://{tmp_path}/report.html")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    red, green, blue = json.loads(f"[{all_of(browser, 'body')[0].value_of_css_property('background-color').split('(')[1].split(')')[0]}]")[
-        :3
-    ]
+    red, green, blue = json.loads(
+        f"[{all_of(browser, 'body')[0].value_of_css_property('background-color').split('(')[1].split(')')[0]}]"
+    )[:3]
     assert (red + green + blue > 380) == (scheme == "light")

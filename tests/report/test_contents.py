@@ -11,23 +11,49 @@ from realmlm.cli import main
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.train.pretrain import run_pretrain
-from tests.report.made import EVIL, evaluation, make_run, prediction, refused, report, rows, score, write_lines
+from tests.report.made import (
+    EVIL,
+    evaluation,
+    make_run,
+    prediction,
+    refused,
+    report,
+    rows,
+    score,
+    write_lines,
+)
 
 
 def test_a_pipeline_is_reported_from_what_its_commands_wrote(
     world: Path, knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "joint"
-    optim, refresh = JointOptim(steps=3, batch=4), Refresh(every_steps=2, process=False)
+    optim = JointOptim(steps=3, batch=4)
+    refresh = Refresh(every_steps=2, process=False)
     loop = Loop(log_every=1, threads=1, device="cpu")
-    run_pretrain(Pretrain(model=tiny_model_folder, corpus=knowledge.folder, out=run, k=3, optim=optim, refresh=refresh, loop=loop))
+    run_pretrain(
+        Pretrain(
+            model=tiny_model_folder,
+            corpus=knowledge.folder,
+            out=run,
+            k=3,
+            optim=optim,
+            refresh=refresh,
+            loop=loop,
+        )
+    )
     for name, model in (("begin", tiny_model_folder), ("joint", run / "model")):
         files = ["--report", str(tmp_path / f"{name}.json"), "--predictions", str(tmp_path / f"{name}.jsonl")]
         asked = ["--questions", str(world / "questions-held-out.jsonl"), "--limit", "20", "--device", "cpu"]
         main(["evaluate", "--model", str(model), "--corpus", str(knowledge.folder), *asked, *files])
     predictions = ["--before", tmp_path / "begin.jsonl", "--after", tmp_path / "joint.jsonl"]
     page = report(
-        run, "--evaluations", tmp_path / "begin.json", tmp_path / "joint.json", *predictions, out=tmp_path / "new" / "report.html"
+        run,
+        "--evaluations",
+        tmp_path / "begin.json",
+        tmp_path / "joint.json",
+        *predictions,
+        out=tmp_path / "new" / "report.html",
     )
     (drawn,) = json.loads(page.texts["script"][0])
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -38,8 +64,17 @@ def test_a_pipeline_is_reported_from_what_its_commands_wrote(
 
 
 def test_runs_lie_over_one_another_with_the_settings_in_which_they_differ(tmp_path: Path) -> None:
-    one = make_run(tmp_path / "realm", rows(), refresh={"every_steps": 50}, k=5, model="/home/someone/warmup/model")
-    two = make_run(tmp_path / "stale", rows(pace=0.2), refresh={"every_steps": 0}, k=5, model="/home/someone/other/model", text="/x")
+    one = make_run(
+        tmp_path / "realm", rows(), refresh={"every_steps": 50}, k=5, model="/home/someone/warmup/model"
+    )
+    two = make_run(
+        tmp_path / "stale",
+        rows(pace=0.2),
+        refresh={"every_steps": 0},
+        k=5,
+        model="/home/someone/other/model",
+        text="/x",
+    )
     page = report(one, two, out=tmp_path / "report.html")
     drawn = json.loads(page.texts["script"][0])
     assert [(run["name"], run["place"]) for run in drawn] == [("realm", 0), ("stale", 1)]
@@ -54,17 +89,25 @@ def test_the_parts_of_a_warm_up_and_runs_of_one_name(tmp_path: Path) -> None:
         for part in ("reader", "retriever"):
             make_run(tmp_path / f"seed-{seed}" / "warmup" / part, rows())
         (tmp_path / f"seed-{seed}" / "warmup" / "run.json").write_text("{}")
-    page = report(tmp_path / "seed-1" / "warmup", tmp_path / "seed-2" / "warmup", out=tmp_path / "report.html")
+    page = report(
+        tmp_path / "seed-1" / "warmup", tmp_path / "seed-2" / "warmup", out=tmp_path / "report.html"
+    )
     names = [run["name"] for run in json.loads(page.texts["script"][0])]
     assert names == [f"seed-{seed}/warmup/{part}" for seed in (1, 2) for part in ("reader", "retriever")]
 
 
 def test_a_part_of_a_warm_up_has_the_settings_of_the_whole(tmp_path: Path) -> None:
     for name, rate, pairing in (("low", 1e-4, "own"), ("high", 3e-4, "sibling")):
-        config = {"pairing": pairing, "reader": {"steps": 20, "lr": rate}, "retriever": {"steps": 30, "lr": 1e-3}}
+        config = {
+            "pairing": pairing,
+            "reader": {"steps": 20, "lr": rate},
+            "retriever": {"steps": 30, "lr": 1e-3},
+        }
         for part in ("reader", "retriever"):
             write_lines(tmp_path / name / part / "metrics.jsonl", rows())
-            (tmp_path / name / part / "run.json").write_text(json.dumps({"stage": f"warmup-{part}", "config": {}}))
+            (tmp_path / name / part / "run.json").write_text(
+                json.dumps({"stage": f"warmup-{part}", "config": {}})
+            )
         (tmp_path / name / "run.json").write_text(json.dumps({"stage": "warmup", "config": config}))
     page = report(tmp_path / "low" / "reader", tmp_path / "high" / "reader", out=tmp_path / "readers.html")
     assert page.cells() == ["own", "sibling", "0.0001", "0.0003"]
@@ -91,8 +134,16 @@ def test_the_verdict_of_an_adapt_comes_first(tmp_path: Path, capsys: pytest.Capt
             "recall@1": {"before": score(40.0), "after": score(50.0)},
             "utility, nats": {"before": score(-1.0), "after": score(1.0)},
         }
-        gain = {"gained": "rank gained", "gain": 0.1 if kept else -0.1, "low": -0.2, "high": 0.2, "kept": kept}
-        (tmp_path / name / "verdict.json").write_text(json.dumps({"held_out": 1234, "measures": measures, **gain}))
+        gain = {
+            "gained": "rank gained",
+            "gain": 0.1 if kept else -0.1,
+            "low": -0.2,
+            "high": 0.2,
+            "kept": kept,
+        }
+        (tmp_path / name / "verdict.json").write_text(
+            json.dumps({"held_out": 1234, "measures": measures, **gain})
+        )
     page = report(tmp_path / "better", tmp_path / "same", out=tmp_path / "report.html")
     assert page.texts["h2"] == ["Adapting: better", "Adapting: same", "Training"]
     assert page.cells()[:4] == ["40.0", "50.0", "−1.00", "1.00"]
@@ -103,7 +154,9 @@ def test_the_verdict_of_an_adapt_comes_first(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_row_cut_off_is_left_out_and_what_is_no_number_breaks_the_line(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": 1.0}])
+    run = make_run(
+        tmp_path / "run", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": 1.0}]
+    )
     with open(run / "metrics.jsonl", "a") as stream:
         stream.write('{"step": 4, "lo')
     page = report(run, out=tmp_path / "report.html")
@@ -111,30 +164,78 @@ def test_a_row_cut_off_is_left_out_and_what_is_no_number_breaks_the_line(tmp_pat
 
 
 def test_evaluations_are_one_table_with_a_gap_where_nothing_was_measured(tmp_path: Path) -> None:
-    nats = {"−log p(y|x)": {"value": 2.106, "low": 2.07, "high": 2.14}, "retrieval utility": {"value": -0.5, "low": -0.6, "high": -0.4}}
-    (tmp_path / "clozes.json").write_text(json.dumps(evaluation(nats=nats, recall={"5": score(80), "1": score(40), "20": score(90)})))
-    (tmp_path / "questions.json").write_text(
-        json.dumps(evaluation(exact_match=None, retriever="bm25", gold_recall={"1": score(33)}, model="/a/qa/model", corpus="corpus"))
+    nats = {
+        "−log p(y|x)": {"value": 2.106, "low": 2.07, "high": 2.14},
+        "retrieval utility": {"value": -0.5, "low": -0.6, "high": -0.4},
+    }
+    (tmp_path / "clozes.json").write_text(
+        json.dumps(evaluation(nats=nats, recall={"5": score(80), "1": score(40), "20": score(90)}))
     )
-    page = report("--evaluations", tmp_path / "clozes.json", tmp_path / "questions.json", out=tmp_path / "report.html")
+    (tmp_path / "questions.json").write_text(
+        json.dumps(
+            evaluation(
+                exact_match=None,
+                retriever="bm25",
+                gold_recall={"1": score(33)},
+                model="/a/qa/model",
+                corpus="corpus",
+            )
+        )
+    )
+    page = report(
+        "--evaluations", tmp_path / "clozes.json", tmp_path / "questions.json", out=tmp_path / "report.html"
+    )
     heads = ["answers, %", "nats", "recall of the answer string (dpr), %", "recall of the gold passage, %"]
     columns = ["exact match", "−log p(y|x)", "retrieval utility", "@1", "@5", "@20", "@1"]
     assert page.texts["th"] == [*heads, *columns, "clozes", "questions"]
-    assert page.cells() == ["60.0", "2.11", "−0.50", "40.0", "80.0", "90.0", "–", "–", "–", "–", "40.2", "–", "–", "33.0"]
-    assert {"1,200 questions", "bm25, 4 read", "model qa/model", "corpus corpus", "[−0.60, −0.40]", "[38.8, 41.8]"} <= set(
-        page.texts["small"]
-    )
-    assert [attributes["colspan"] for tag, attributes in page.tags if tag == "th" and attributes] == ["1", "2", "3", "1"]
+    assert page.cells() == [
+        "60.0",
+        "2.11",
+        "−0.50",
+        "40.0",
+        "80.0",
+        "90.0",
+        "–",
+        "–",
+        "–",
+        "–",
+        "40.2",
+        "–",
+        "–",
+        "33.0",
+    ]
+    assert {
+        "1,200 questions",
+        "bm25, 4 read",
+        "model qa/model",
+        "corpus corpus",
+        "[−0.60, −0.40]",
+        "[38.8, 41.8]",
+    } <= set(page.texts["small"])
+    assert [attributes["colspan"] for tag, attributes in page.tags if tag == "th" and attributes] == [
+        "1",
+        "2",
+        "3",
+        "1",
+    ]
 
 
 def test_examples_show_question_answers_and_passages_of_both(tmp_path: Path) -> None:
     long = "word " * 100 + "The seal shows an Answer 0, gilded. " + "more " * 100
-    before = write_lines(tmp_path / "ict.jsonl", [prediction(0), prediction(1, rank=1, correct=True), prediction(2), prediction(3)])
+    before = write_lines(
+        tmp_path / "ict.jsonl",
+        [prediction(0), prediction(1, rank=1, correct=True), prediction(2), prediction(3)],
+    )
     found = prediction(0, passage=long, title="Seals", at=3, rank=2, correct=True, answer="gold", log_p=-0.25)
-    after = write_lines(tmp_path / "realm.jsonl", [found, prediction(1, rank=4), prediction(2), prediction(9)])
+    after = write_lines(
+        tmp_path / "realm.jsonl", [found, prediction(1, rank=4), prediction(2), prediction(9)]
+    )
     page = report("--before", before, "--after", after, out=tmp_path / "report.html")
     assert "3 questions were put to ict (before) and to realm (after)" in page.text
-    assert "came nearer for 1 and moved away for 1; 1 answers were right before and 1 after (1 gained, 1 lost)" in page.text
+    assert (
+        "came nearer for 1 and moved away for 1; 1 answers were right before and 1 after (1 gained, 1 lost)"
+        in page.text
+    )
     assert page.texts["h4"] == ["Question 0?", "Question 1?"]
     assert page.texts["mark"] == ["Answer 0"]
     assert page.texts["h5"] == ["before: ict", "after: realm"] * 2
@@ -152,7 +253,7 @@ def test_a_report_is_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-# --- texts are texts ----------------------------------------------------------------------------------------------------------------------
+# --- texts are texts ----------------------------------------------------------------------------------------
 
 
 def test_texts_never_become_markup(evil: list[Any], tmp_path: Path) -> None:

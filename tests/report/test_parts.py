@@ -1,4 +1,5 @@
-"""What a report is put together from: how much retrieval changed, curves made short, pieces of passages, names."""
+"""What a report is put together from: how much retrieval changed, curves made short, pieces of passages,
+names."""
 
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from realmlm.report.predictions import Prediction, Read, amount, compare
 from realmlm.report.sources import Points, bundle, names_of
 
 
-def told(*shares: float, first: int = 0, rank: int | None = None, log_p: float | None = None, answer: str = "x") -> Prediction:
+def told(
+    *shares: float, first: int = 0, rank: int | None = None, log_p: float | None = None, answer: str = "x"
+) -> Prediction:
     read = tuple(Read(first + number, "", "", share) for number, share in enumerate(shares))
     return Prediction("q", (answer,), "", False, log_p, rank, read)
 
@@ -53,14 +56,24 @@ def test_a_long_curve_becomes_means_with_their_range(values: list[float | None],
         if None in stretch:
             assert (mean, ends) == (None, [])
         else:
-            assert mean == pytest.approx(sum(value for value in stretch if value is not None) / len(stretch), rel=1e-5, abs=1e-5 * 1e6)
+            assert mean == pytest.approx(
+                sum(value for value in stretch if value is not None) / len(stretch), rel=1e-5, abs=1e-5 * 1e6
+            )
             assert ends == [min(stretch), max(stretch)]  # type: ignore[type-var]
     assert begin == len(points)
 
 
-@given(st.text("ab c.", max_size=400), st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3), st.integers(20, 60))
-def test_a_piece_of_a_passage_stands_in_it_and_marks_an_answer(text: str, answers: list[str], most: int) -> None:
-    parts = [part if isinstance(part, str) else f"<{part.text}>" for part in piece(text, tuple(answers), most=most)]
+@given(
+    st.text("ab c.", max_size=400),
+    st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3),
+    st.integers(20, 60),
+)
+def test_a_piece_of_a_passage_stands_in_it_and_marks_an_answer(
+    text: str, answers: list[str], most: int
+) -> None:
+    parts = [
+        part if isinstance(part, str) else f"<{part.text}>" for part in piece(text, tuple(answers), most=most)
+    ]
     shown = "".join(parts).replace("… ", "", 1) if parts[0].startswith("… ") else "".join(parts)
     shown = shown.removesuffix(" …")
     assert shown.replace("<", "").replace(">", "") in " ".join(text.split())

@@ -21,9 +21,13 @@ class Counted:
     """Reads documents with a model, and counts the passages that reach its document tower."""
 
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._model, self._count, call = model, 0, DocumentEncoder.__call__
+        self._model = model
+        self._count = 0
+        call = DocumentEncoder.__call__
 
-        def counted(encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]) -> torch.Tensor:
+        def counted(
+            encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]
+        ) -> torch.Tensor:
             self._count += len(titles)
             return call(encoder, titles, bodies)
 
@@ -33,13 +37,17 @@ class Counted:
         """Embedded passages. The index must be what embedding all of them anew would give."""
         self._count = 0
         engine = Engine(self._model, docs=places, device="cpu")
-        embedded, ids = self._count, engine.corpus.ids
-        whole = embed_passages(engine.corpus, ids, DocumentEncoder.of(engine.model, engine.wordpieces), dtype=torch.float16)
+        embedded = self._count
+        ids = engine.corpus.ids
+        whole = embed_passages(
+            engine.corpus, ids, DocumentEncoder.of(engine.model, engine.wordpieces), dtype=torch.float16
+        )
         assert engine.index.ids.tolist() == ids.tolist()
         assert torch.allclose(
             engine.index.vectors(torch.from_numpy(ids)), whole.float(), atol=2e-3
         )  # beside others a sum may round otherwise
-        queries, k = torch.eye(engine.index.dim), len(ids)
+        queries = torch.eye(engine.index.dim)
+        k = len(ids)
         truth = ExactIndex(engine.index.vectors(engine.index.ids), engine.index.ids).search(queries, k)
         assert torch.equal(engine.index.search(queries, k).ids_QK, truth.ids_QK)
         return embedded
@@ -51,7 +59,9 @@ def read(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return Counted(tiny_model_folder, monkeypatch)
 
 
-def test_a_corpus_made_anew_embeds_only_what_is_new(read: Counted, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_made_anew_embeds_only_what_is_new(
+    read: Counted, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(documents, "_EDITS", 3)
     assert read(notes) == 4
     for number in range(9):  # two of them make it anew
@@ -61,7 +71,9 @@ def test_a_corpus_made_anew_embeds_only_what_is_new(read: Counted, notes: Path, 
     assert names == [names[0], f"{names[0]}-former"]
 
 
-def test_vectors_survive_an_embedding_that_was_cut_off(read: Counted, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_survive_an_embedding_that_was_cut_off(
+    read: Counted, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(documents, "_EDITS", 0)  # each change makes it anew
     assert read(notes) == 4
     for number in range(2):
@@ -73,7 +85,9 @@ def test_vectors_survive_an_embedding_that_was_cut_off(read: Counted, notes: Pat
     assert read(notes) == 1
 
 
-HERONS = "title,text\n" + "".join(f"Heron {number},The heron has the number {number}.\n" for number in range(1100))
+HERONS = "title,text\n" + "".join(
+    f"Heron {number},The heron has the number {number}.\n" for number in range(1100)
+)
 
 
 @pytest.fixture
@@ -81,9 +95,12 @@ def interrupted(read: Counted, monkeypatch: pytest.MonkeyPatch) -> Callable[[Pat
     """Reads a place, and is interrupted after a thousand passages."""
 
     def interrupt(place: Path) -> None:
-        embedded, call = 0, DocumentEncoder.__call__
+        embedded = 0
+        call = DocumentEncoder.__call__
 
-        def until(encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]) -> torch.Tensor:
+        def until(
+            encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]
+        ) -> torch.Tensor:
             nonlocal embedded
             embedded += len(titles)
             if embedded > 1000:
@@ -98,7 +115,9 @@ def interrupted(read: Counted, monkeypatch: pytest.MonkeyPatch) -> Callable[[Pat
     return interrupt
 
 
-def test_what_was_embedded_before_an_interruption_is_kept(read: Counted, interrupted: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_was_embedded_before_an_interruption_is_kept(
+    read: Counted, interrupted: Callable[[Path], None], tmp_path: Path
+) -> None:
     table = tmp_path / "herons.csv"
     table.write_text(HERONS)
     interrupted(table)
@@ -107,7 +126,11 @@ def test_what_was_embedded_before_an_interruption_is_kept(read: Counted, interru
 
 
 def test_of_what_was_added_too_and_it_is_shown(
-    read: Counted, interrupted: Callable[[Path], None], notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    read: Counted,
+    interrupted: Callable[[Path], None],
+    notes: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert read(notes) == 4
     (notes / "herons.csv").write_text(HERONS)
@@ -126,7 +149,9 @@ def cut_off(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_another_choice_of_folders_embeds_only_what_is_new(read: Counted, notes: Path, tmp_path: Path) -> None:
+def test_another_choice_of_folders_embeds_only_what_is_new(
+    read: Counted, notes: Path, tmp_path: Path
+) -> None:
     (tmp_path / "letter.txt").write_text("The stork brings letters.")
     assert read(notes) == 4
     assert read(notes, tmp_path / "letter.txt") == 1
@@ -138,7 +163,10 @@ def test_of_a_changed_file_only_changed_passages_are_embedded(read: Counted, not
     (notes / "table.csv").write_text("title,text\n" + "".join(rows))
     assert read(notes / "table.csv") == 4
     assert read(notes) == 2
-    for rows[2] in ("hare,The hare is gone.\n", "otter,The hare is gone.\n"):  # another text; the same under another title
+    for rows[2] in (
+        "hare,The hare is gone.\n",
+        "otter,The hare is gone.\n",
+    ):  # another text; the same under another title
         (notes / "table.csv").write_text("title,text\n" + "".join(rows))
         assert read(notes) == 1  # an edit
         assert read(notes / "table.csv") == 0  # made anew: all of it is another file's content

@@ -1,4 +1,5 @@
-"""The engine: what is answered together is answered as it would be alone; edits are kept, and cost no more the more there are."""
+"""The engine: what is answered together is answered as it would be alone; edits are kept, and cost no more
+the more there are."""
 
 import json
 import shutil
@@ -28,13 +29,22 @@ def same(one: Answer, other: Answer) -> bool:
         return [(evidence.passage_id, evidence.start, evidence.end) for evidence in answer.evidence]
 
     def numbers(answer: Answer) -> list[float]:
-        return [answer.probability, *(p for item in answer.evidence for p in (item.retrieval_probability, item.reading_probability))]
+        return [
+            answer.probability,
+            *(p for item in answer.evidence for p in (item.retrieval_probability, item.reading_probability)),
+        ]
 
-    return one.answer == other.answer and places(one) == places(other) and numbers(one) == pytest.approx(numbers(other), abs=1e-5)
+    return (
+        one.answer == other.answer
+        and places(one) == places(other)
+        and numbers(one) == pytest.approx(numbers(other), abs=1e-5)
+    )
 
 
 @pytest.mark.parametrize("reading", ["paper", "released"])
-def test_together_as_alone(tiny_model_folder: Path, knowledge: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch, reading: str) -> None:
+def test_together_as_alone(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
     engine = Engine(tiny_model_folder, knowledge.folder, device="cpu")
     engine.model.config = replace(engine.model.config, reading=reading)  # type: ignore[arg-type]
     questions = [question.text for question in read_questions(world / "questions-held-out.jsonl")][:7]
@@ -50,7 +60,11 @@ def test_together_as_alone(tiny_model_folder: Path, knowledge: Corpus, world: Pa
         return score(alike)
 
     monkeypatch.setattr(engine._answerer, "_span_scores", noted)
-    for at_once, groups in ((1, range(28, 29)), (200, range(3, 28)), (10**9, range(1, 2))):  # pair by pair, in several groups, all
+    for at_once, groups in (
+        (1, range(28, 29)),
+        (200, range(3, 28)),
+        (10**9, range(1, 2)),
+    ):  # pair by pair, in several groups, all
         monkeypatch.setattr(inputs, "_AT_ONCE", at_once)
         monkeypatch.setattr(answering, "SCORED_AT_ONCE", at_once)
         read.clear()
@@ -65,12 +79,20 @@ def test_together_as_alone(tiny_model_folder: Path, knowledge: Corpus, world: Pa
 
 
 def test_what_cannot_be_asked_or_read_is_said_in_one_error(
-    tiny_model_folder: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_model_folder: Path,
+    notes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     engine = Engine(tiny_model_folder, device="cpu")
     capsys.readouterr()
-    for first in (lambda: engine.ask("Who?"), lambda: engine.fill("the [MASK]"), lambda: engine.find("heron")):
+    for first in (
+        lambda: engine.ask("Who?"),
+        lambda: engine.fill("the [MASK]"),
+        lambda: engine.find("heron"),
+    ):
         with pytest.raises(BadInput, match="nothing has been read yet"):
             first()
     assert capsys.readouterr().err == ""
@@ -86,7 +108,13 @@ def test_what_was_retrieved_stays_as_it_was(tiny_model_folder: Path, knowledge: 
     engine.model.config = replace(engine.model.config, reading="released")
     queries = [engine._answerer.query("Which bird is the symbol of the town?")]
     retrieved = engine._answerer.retriever(queries, 4)
-    assert all(map(same, engine._answerer.read_spans(queries, retrieved), engine._answerer.read_spans(queries, retrieved)))
+    assert all(
+        map(
+            same,
+            engine._answerer.read_spans(queries, retrieved),
+            engine._answerer.read_spans(queries, retrieved),
+        )
+    )
 
 
 @pytest.fixture
@@ -118,7 +146,9 @@ def check_kept(engine: Engine, model: Path) -> None:
     assert same(again.ask("What do the arms of Nerrow show?"), engine.ask("What do the arms of Nerrow show?"))
 
 
-def test_an_edit_reads_as_much_after_many_as_at_first(editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_reads_as_much_after_many_as_at_first(
+    editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked_at: list[Path] = []
 
     def noted(look: Callable[[Path], Any]) -> Callable[[Path], Any]:
@@ -130,7 +160,8 @@ def test_an_edit_reads_as_much_after_many_as_at_first(editable: Engine, tiny_mod
 
     for name in ("sha256_of", "_read_manifest", "map_arrays"):
         monkeypatch.setattr(artefact, name, noted(getattr(artefact, name)))
-    read, held = [], []
+    read = []
+    held = []
     for number in range(36):
         looked_at.clear()
         edit(editable, number)
@@ -166,7 +197,9 @@ def test_an_index_that_others_changed_or_removed_is_opened_or_made_again(
 QUINCE = Article("Nerrow", "The arms of Nerrow show a quince.")
 
 
-def test_what_others_edit_is_known_to_the_next_answer(editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_edit_is_known_to_the_next_answer(
+    editable: Engine, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others, (number,) = Corpus.open(editable.corpus.folder).edit(add=[QUINCE], remove=[0])
     editable.ask("What do the arms of Nerrow show?")
     assert (number in editable.corpus, 0 in editable.corpus) == (True, False)
@@ -188,7 +221,9 @@ def test_what_others_edit_is_known_to_the_next_answer(editable: Engine, tiny_mod
     check_kept(editable, tiny_model_folder)
 
 
-def test_a_question_looks_once_whether_others_edited(editable: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_looks_once_whether_others_edited(
+    editable: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
         edit(editable, number)
     looks: list[Path] = []
@@ -217,12 +252,15 @@ def test_an_edit_that_could_not_be_taken_up_is_taken_up_later(
 def test_a_damaged_edit_of_others_is_said_once_and_the_former_state_answers(
     editable: Engine, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
-    before, question = len(editable.corpus), "What do the arms of Nerrow show?"
+    before = len(editable.corpus)
+    question = "What do the arms of Nerrow show?"
     answer = editable.ask(question)
     Corpus.open(editable.corpus.folder).edit(add=[QUINCE])
     place = artefact.edit_place(editable.corpus.folder, 1)
     shutil.copytree(place, place.parent / "whole")
-    file = place / ("manifest.json" if how in ("without a manifest", "of another corpus") else "edit.safetensors")
+    file = place / (
+        "manifest.json" if how in ("without a manifest", "of another corpus") else "edit.safetensors"
+    )
     data = file.read_bytes()
     if how == "without a manifest":
         file.unlink()

@@ -15,7 +15,9 @@ from realmlm.serve.engine import Engine
 
 
 @pytest.fixture
-def following(tiny_model_folder: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def following(
+    tiny_model_folder: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Engine:
     """An engine that looks at its files before every answer."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(documents, "LOOK_S", 0)
@@ -31,10 +33,15 @@ def answered(engine: Engine) -> list[str]:
     return read
 
 
-HERON, BADGER, OTTER, FOX = "The heron is the bird of the town.", "The badger lives in the forest.", "The otter swims.", "The fox runs."
+HERON = "The heron is the bird of the town."
+BADGER = "The badger lives in the forest."
+OTTER = "The otter swims."
+FOX = "The fox runs."
 
 
-def test_files_that_change_are_known_to_the_next_answer(following: Engine, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_change_are_known_to_the_next_answer(
+    following: Engine, notes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert answered(following) == [BADGER, FOX, HERON, OTTER]
     (notes / "heron.txt").write_text("The stork is the bird of the town.")
     (notes / "new.txt").write_text("A new note.")
@@ -43,7 +50,9 @@ def test_files_that_change_are_known_to_the_next_answer(following: Engine, notes
     (notes / "new.txt").rename(notes / "deep" / "moved.txt")
     assert {passage.file for passage in following.find("new note")} == {"notes/deep/moved.txt"}
     (notes / "heron.txt").write_text(HERON)
-    assert HERON in [evidence.passage for evidence in following.fill("The bird is a [MASK].", read=50).evidence]
+    assert HERON in [
+        evidence.passage for evidence in following.fill("The bird is a [MASK].", read=50).evidence
+    ]
     capsys.readouterr()
     answered(following)
     assert capsys.readouterr().err == ""
@@ -52,8 +61,13 @@ def test_files_that_change_are_known_to_the_next_answer(following: Engine, notes
 def test_files_are_read_again_only_when_they_changed_and_looked_at_every_few_seconds(
     following: Engine, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, open_again = [], Engine._read
-    monkeypatch.setattr(Engine, "_read", lambda engine, places: opened.append(places) or open_again(engine, places))  # type: ignore[func-returns-value]
+    opened = []
+    open_again = Engine._read
+    monkeypatch.setattr(
+        Engine,
+        "_read",
+        lambda engine, places: opened.append(places) or open_again(engine, places),  # type: ignore[func-returns-value]
+    )
     (notes / "picture.jpg").write_bytes(b"of no known kind")
     answered(following)
     answered(following)
@@ -66,8 +80,11 @@ def test_files_are_read_again_only_when_they_changed_and_looked_at_every_few_sec
     assert opened == []
 
 
-def test_looking_at_many_files_takes_a_small_share_of_the_time(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, find = [1000.0], documents.find_files
+def test_looking_at_many_files_takes_a_small_share_of_the_time(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    find = documents.find_files
 
     def slow(*given: Any, **options: Any) -> Any:
         now[0] += 1
@@ -77,14 +94,17 @@ def test_looking_at_many_files_takes_a_small_share_of_the_time(notes: Path, monk
     monkeypatch.setattr(documents, "find_files", slow)
     watch = documents.Watch([notes])
     (notes / "heron.txt").unlink()
-    begun, changed = now[0], False
+    begun = now[0]
+    changed = False
     while not changed:
         now[0] += 1
         changed = watch.changed()
     assert 20 <= now[0] - begun <= 22
 
 
-def test_a_bad_file_is_left_out_until_it_is_whole(following: Engine, notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_is_left_out_until_it_is_whole(
+    following: Engine, notes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (notes / "heron.txt").write_bytes(b"\xff\xfe\x00half written")
     for _ in range(3):
         assert answered(following) == [BADGER, FOX, OTTER]
@@ -94,7 +114,11 @@ def test_a_bad_file_is_left_out_until_it_is_whole(following: Engine, notes: Path
 
 
 def test_while_nothing_can_be_read_the_former_state_answers(
-    following: Engine, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    following: Engine,
+    notes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def said_once(why: str) -> None:
         capsys.readouterr()
@@ -128,8 +152,10 @@ def test_while_nothing_can_be_read_the_former_state_answers(
 def test_what_takes_long_to_read_is_read_in_the_background(
     following: Engine, notes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Questions wait a moment, then the former state answers until the new one is there; what goes wrong in the background is said."""
-    go_on, reading = threading.Event(), Engine._read
+    """Questions wait a moment, then the former state answers until the new one is there; what goes wrong in
+    the background is said."""
+    go_on = threading.Event()
+    reading = Engine._read
 
     def slowly(engine: Engine, places: list[Path]) -> Any:
         assert go_on.wait(60)

@@ -1,4 +1,5 @@
-"""Requests made up from the service's own description, good and bad: nothing breaks it, and it answers as described.
+"""Requests made up from the service's own description, good and bad: nothing breaks it, and it answers as
+described.
 
 REALMLM_FUZZ=500 makes so many of each kind for every route.
 """
@@ -21,7 +22,12 @@ from realmlm.serve.engine import Engine
 from realmlm.serve.http import create_app
 
 EXAMPLES = int(os.environ.get("REALMLM_FUZZ", "15"))
-TAKES_ANYTHING = ["GET /runs", "GET /runs/{name}", "GET /health", "GET /metrics"]  # no request to these is bad
+TAKES_ANYTHING = [
+    "GET /runs",
+    "GET /runs/{name}",
+    "GET /health",
+    "GET /metrics",
+]  # no request to these is bad
 TAKES_SOME = [
     "POST /ask",
     "POST /fill",
@@ -42,21 +48,30 @@ def engine(tiny_model_folder: Path, knowledge: Corpus, tmp_path_factory: pytest.
 
 @pytest.fixture
 def described(engine: Engine) -> Any:
-    config = schemathesis.Config.from_dict({"checks": {"negative_data_rejection": {"expected-statuses": ["4xx"]}}})  # 413 too
+    config = schemathesis.Config.from_dict(
+        {"checks": {"negative_data_rejection": {"expected-statuses": ["4xx"]}}}
+    )  # 413 too
     return schemathesis.openapi.from_asgi("/openapi.json", create_app(engine), config=config)
 
 
 def test_no_route_is_forgotten(described: Any) -> None:
-    assert {operation.ok().label for operation in described.get_all_operations()} == {*TAKES_ANYTHING, *TAKES_SOME}
+    assert {operation.ok().label for operation in described.get_all_operations()} == {
+        *TAKES_ANYTHING,
+        *TAKES_SOME,
+    }
 
 
 @pytest.mark.parametrize(
     ("route", "mode"),
-    [(route, "positive") for route in (*TAKES_ANYTHING, *TAKES_SOME)] + [(route, "negative") for route in TAKES_SOME],
+    [(route, "positive") for route in (*TAKES_ANYTHING, *TAKES_SOME)]
+    + [(route, "negative") for route in TAKES_SOME],
 )
 def test_every_answer_is_as_described(described: Any, route: str, mode: str) -> None:
-    """The request is good or bad by the description; a good one with a text may still be refused, for want of words in it."""
-    requests = described.find_operation_by_label(route).as_strategy(generation_mode=schemathesis.GenerationMode(mode))
+    """The request is good or bad by the description; a good one with a text may still be refused, for want of
+    words in it."""
+    requests = described.find_operation_by_label(route).as_strategy(
+        generation_mode=schemathesis.GenerationMode(mode)
+    )
     refusable = [schemathesis.checks.positive_data_acceptance] if route.startswith(("POST", "PUT")) else []
     seen: Counter[int] = Counter()
 

@@ -35,7 +35,9 @@ def own_corpus(knowledge: Corpus, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(tiny_model_folder: Path, own_corpus: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(Engine(tiny_model_folder, own_corpus, device="cpu")), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(Engine(tiny_model_folder, own_corpus, device="cpu")), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
@@ -46,14 +48,25 @@ def failed(response: Any, status: int) -> str:
     return str(response.json()["error"]["message"])
 
 
-def test_a_question_is_answered_with_its_evidence(client: TestClient, tiny_model_folder: Path, own_corpus: Path) -> None:
-    body = client.post("/ask", json={"question": "Which bird is the symbol of the town?", "read": 3, "without_reading": True}).json()
+def test_a_question_is_answered_with_its_evidence(
+    client: TestClient, tiny_model_folder: Path, own_corpus: Path
+) -> None:
+    body = client.post(
+        "/ask", json={"question": "Which bird is the symbol of the town?", "read": 3, "without_reading": True}
+    ).json()
     assert len(body["evidence"]) == 3
     assert sum(passage["retrieval_probability"] for passage in body["evidence"]) == pytest.approx(1, abs=1e-4)
-    assert [other["probability"] for other in body["others"]] == sorted([o["probability"] for o in body["others"]], reverse=True)
+    assert [other["probability"] for other in body["others"]] == sorted(
+        [o["probability"] for o in body["others"]], reverse=True
+    )
     assert body["without_reading"]["words"]
-    direct = Engine(tiny_model_folder, own_corpus, device="cpu").ask("Which bird is the symbol of the town?", read=3)
-    assert (body["answer"], pytest.approx(body["probability"], abs=1e-5)) == (direct.answer, direct.probability)
+    direct = Engine(tiny_model_folder, own_corpus, device="cpu").ask(
+        "Which bird is the symbol of the town?", read=3
+    )
+    assert (body["answer"], pytest.approx(body["probability"], abs=1e-5)) == (
+        direct.answer,
+        direct.probability,
+    )
     for passage in body["evidence"]:
         if passage["start"] is not None:
             assert passage["passage"][passage["start"] : passage["end"]].lower() == body["answer"].lower()
@@ -70,16 +83,24 @@ def test_a_sentence_is_filled_in_mask_by_mask(client: TestClient) -> None:
         for side in ("read", "unread"):
             chances = [word["probability"] for word in mask[side]]
             assert chances == sorted(chances, reverse=True)
-    assert failed(client.post("/fill", json={"sentence": "nothing is hidden here"}), 400).startswith("nothing to fill in")
+    assert failed(client.post("/fill", json={"sentence": "nothing is hidden here"}), 400).startswith(
+        "nothing to fill in"
+    )
 
 
-def test_passages_are_read_found_added_replaced_removed_and_it_stays(client: TestClient, tiny_model_folder: Path, own_corpus: Path) -> None:
+def test_passages_are_read_found_added_replaced_removed_and_it_stays(
+    client: TestClient, tiny_model_folder: Path, own_corpus: Path
+) -> None:
     before = client.get("/health").json()["passages"]
     new = {"title": "Nerrow", "text": "The arms of Nerrow show a golden quince."}
     (added,) = client.post("/passages", json=new).json()
     assert client.get(f"/passages/{added['id']}").json() == added
-    assert [found["id"] for found in client.get("/passages", params={"text": "golden QUINCE"}).json()["passages"]] == [added["id"]]
-    changed = client.put(f"/passages/{added['id']}", json=new | {"text": "The arms of Nerrow show a silver quince."}).json()
+    assert [
+        found["id"] for found in client.get("/passages", params={"text": "golden QUINCE"}).json()["passages"]
+    ] == [added["id"]]
+    changed = client.put(
+        f"/passages/{added['id']}", json=new | {"text": "The arms of Nerrow show a silver quince."}
+    ).json()
     assert "silver" in changed["text"]
     assert client.delete("/passages/0").status_code == 204
     assert failed(client.get("/passages/0"), 404).startswith("there is no passage 0")
@@ -92,13 +113,19 @@ def test_passages_are_read_found_added_replaced_removed_and_it_stays(client: Tes
     assert added["id"] in again.index.ids.tolist()
 
 
-def test_a_replaced_passage_keeps_its_file_and_the_title_that_was_not_sent(client: TestClient, own_corpus: Path) -> None:
-    before, text = client.get("/passages/5").json(), "The arms of Nerrow show a quince."
+def test_a_replaced_passage_keeps_its_file_and_the_title_that_was_not_sent(
+    client: TestClient, own_corpus: Path
+) -> None:
+    before = client.get("/passages/5").json()
+    text = "The arms of Nerrow show a quince."
     assert before["title"]
     assert before["file"] not in ("", "service")
     assert client.put("/passages/5", json={"text": text}).json() == before | {"text": text}
     for title in ("Nerrow", ""):
-        assert client.put("/passages/5", json={"title": title, "text": text}).json() == before | {"title": title, "text": text}
+        assert client.put("/passages/5", json={"title": title, "text": text}).json() == before | {
+            "title": title,
+            "text": text,
+        }
     (added,) = client.post("/passages", json={"text": text}).json()
     assert (added["title"], added["source"]) == ("", "service")
     assert Corpus.open(own_corpus)[5].source == before["source"]
@@ -131,41 +158,84 @@ def test_bad_requests_have_one_shape(client: TestClient) -> None:
     refused = client.put("/ask", json={})
     assert (failed(refused, 405), refused.headers["allow"]) == ("Method Not Allowed", "POST")
     refused = client.patch("/passages/0", json={})
-    assert (failed(refused, 405), set(refused.headers["allow"].split(", "))) == ("Method Not Allowed", {"GET", "PUT", "DELETE"})
+    assert (failed(refused, 405), set(refused.headers["allow"].split(", "))) == (
+        "Method Not Allowed",
+        {"GET", "PUT", "DELETE"},
+    )
     refused = client.post("/")
     assert (failed(refused, 405), refused.headers["allow"]) == ("Method Not Allowed", "GET")
-    assert client.post("/ask", content=b'{"question": "Who?", "read": 2.0}', headers={"content-type": "application/json"}).is_success
-    assert failed(client.post("/passages", json={"text": "\u200b\u0007"}), 400).startswith("the text contains no words")
-    assert failed(client.put("/passages/0", json={"text": "\u200b\u0007"}), 400).startswith("the text contains no words")
+    assert client.post(
+        "/ask", content=b'{"question": "Who?", "read": 2.0}', headers={"content-type": "application/json"}
+    ).is_success
+    assert failed(client.post("/passages", json={"text": "\u200b\u0007"}), 400).startswith(
+        "the text contains no words"
+    )
+    assert failed(client.put("/passages/0", json={"text": "\u200b\u0007"}), 400).startswith(
+        "the text contains no words"
+    )
     failed(client.post("/passages", json={"text": ""}), 422)
 
 
 def test_a_body_has_a_largest_size_whether_it_says_its_own_or_not(client: TestClient) -> None:
     question = b'{"question": "Who?"}'
-    for most in (question.ljust(MOST_BODY), iter([question, *[b" " * 1024] * 255])):  # an iterator is sent in chunks
+    for most in (
+        question.ljust(MOST_BODY),
+        iter([question, *[b" " * 1024] * 255]),
+    ):  # an iterator is sent in chunks
         assert client.post("/ask", content=most).is_success
     for more in (question.ljust(MOST_BODY + 1), iter([question, *[b" " * 1024] * 256])):
-        assert failed(client.post("/ask", content=more), 413) == f"a request may have at most {MOST_BODY} bytes"
+        assert (
+            failed(client.post("/ask", content=more), 413) == f"a request may have at most {MOST_BODY} bytes"
+        )
     assert 'realmlm_requests_total{route="/ask",status="413"} 2.0' in client.get("/metrics").text
 
 
 def test_a_question_is_json_whatever_its_content_type_says(client: TestClient) -> None:
-    for headers in ({"content-type": "application/x-www-form-urlencoded"}, {"content-type": "text/plain"}, {}):
+    for headers in (
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "text/plain"},
+        {},
+    ):
         assert client.post("/ask", content=b'{"question": "Who?"}', headers=headers).json()["answer"]
         assert client.post("/fill", content=b'{"sentence": "the [MASK]"}', headers=headers).json()["answer"]
-        for change in (client.post, client.put):  # any web page can send a form here; that must not change what is known
-            refused = change("/passages" + "/0" * (change == client.put), content=b'{"text": "The heron."}', headers=headers)
-            assert failed(refused, 422) == "the body is not marked as JSON; send it with -H 'content-type: application/json'"
-    assert failed(client.post("/ask", content=b'{"question": }'), 422) == "the body is not JSON: Expecting value, at character 13"
+        for change in (
+            client.post,
+            client.put,
+        ):  # any web page can send a form here; that must not change what is known
+            refused = change(
+                "/passages" + "/0" * (change == client.put),
+                content=b'{"text": "The heron."}',
+                headers=headers,
+            )
+            assert (
+                failed(refused, 422)
+                == "the body is not marked as JSON; send it with -H 'content-type: application/json'"
+            )
+    assert (
+        failed(client.post("/ask", content=b'{"question": }'), 422)
+        == "the body is not JSON: Expecting value, at character 13"
+    )
     assert failed(client.post("/ask", content=b"3"), 422).startswith("the body: ")
 
 
 def test_what_is_not_known_is_refused(client: TestClient) -> None:
-    assert failed(client.post("/ask", json={"question": "Who?", "reed": 2}), 422).startswith("reed: there is no such field")
-    assert failed(client.post("/fill", json={"sentence": "the [MASK]", "question": "Who?"}), 422).startswith("question: there is no")
-    assert failed(client.post("/passages", json={"text": "The heron.", "id": 3}), 422).startswith("id: there is no such field")
-    assert failed(client.get("/passages?query=heron"), 422) == "query: there is no such parameter; use text, limit"
-    assert failed(client.post("/ask?read=2", json={"question": "Who?"}), 422) == "read: there is no such parameter; this route takes none"
+    assert failed(client.post("/ask", json={"question": "Who?", "reed": 2}), 422).startswith(
+        "reed: there is no such field"
+    )
+    assert failed(client.post("/fill", json={"sentence": "the [MASK]", "question": "Who?"}), 422).startswith(
+        "question: there is no"
+    )
+    assert failed(client.post("/passages", json={"text": "The heron.", "id": 3}), 422).startswith(
+        "id: there is no such field"
+    )
+    assert (
+        failed(client.get("/passages?query=heron"), 422)
+        == "query: there is no such parameter; use text, limit"
+    )
+    assert (
+        failed(client.post("/ask?read=2", json={"question": "Who?"}), 422)
+        == "read: there is no such parameter; this route takes none"
+    )
     assert failed(client.get("/runs?limit=2"), 422).startswith("limit: there is no such parameter")
     assert client.get("/?from=somewhere").is_success  # the page's address may carry what it likes
 
@@ -192,13 +262,24 @@ def test_writing_needs_the_token_where_there_is_one(tiny_model_folder: Path, own
             assert request.headers["www-authenticate"] == "Bearer"
         assert client.get("/passages/0").status_code == 200
         assert client.post("/ask", json={"question": "Who?"}).status_code == 200
-        assert client.post("/passages", json=new, headers={b"Authorization": f"Bearer {TOKEN}".encode()}).status_code == 201
+        assert (
+            client.post(
+                "/passages", json=new, headers={b"Authorization": f"Bearer {TOKEN}".encode()}
+            ).status_code
+            == 201
+        )
 
 
 def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path) -> None:
-    lines = re.findall(r"^curl .*", (Path(__file__).parents[2] / "docs" / "service.md").read_text("utf-8"), flags=re.MULTILINE)
+    lines = re.findall(
+        r"^curl .*",
+        (Path(__file__).parents[2] / "docs" / "service.md").read_text("utf-8"),
+        flags=re.MULTILINE,
+    )
     routes = set()
-    with TestClient(create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), token="A-LONG-SECRET")) as client:
+    with TestClient(
+        create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), token="A-LONG-SECRET")
+    ) as client:
         for line in lines:
             sent = argparse.ArgumentParser()
             sent.add_argument("address")
@@ -206,8 +287,14 @@ def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path
             sent.add_argument("-d", dest="body")
             sent.add_argument("-H", dest="headers", action="append", default=[])
             given = sent.parse_args(shlex.split(line)[1:])
-            method, path = given.method or ("POST" if given.body else "GET"), given.address.removeprefix("127.0.0.1:8460")
-            headers = dict([("Content-Type", "application/x-www-form-urlencoded"), *(header.split(": ") for header in given.headers)])
+            method = given.method or ("POST" if given.body else "GET")
+            path = given.address.removeprefix("127.0.0.1:8460")
+            headers = dict(
+                [
+                    ("Content-Type", "application/x-www-form-urlencoded"),
+                    *(header.split(": ") for header in given.headers),
+                ]
+            )
             response = client.request(method, path, content=given.body, headers=headers)
             assert response.is_success, f"{line}: {response.text}"
             routes.add(f"{method} /{path.split('/')[1].split('?')[0]}")
@@ -216,11 +303,15 @@ def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path
     }
 
 
-def test_the_last_passage_stays_however_many_remove_at_once(tiny_model_folder: Path, own_corpus: Path) -> None:
+def test_the_last_passage_stays_however_many_remove_at_once(
+    tiny_model_folder: Path, own_corpus: Path
+) -> None:
     engine = Engine(tiny_model_folder, own_corpus, device="cpu")
     engine.edit(remove=engine.corpus.ids[2:].tolist())
     with TestClient(create_app(engine)) as client, ThreadPoolExecutor(2) as pool:
-        statuses = [response.status_code for response in pool.map(client.delete, ("/passages/0", "/passages/1"))]
+        statuses = [
+            response.status_code for response in pool.map(client.delete, ("/passages/0", "/passages/1"))
+        ]
         assert sorted(statuses) == [204, 400]
         assert len(client.post("/ask", json={"question": "Who?"}).json()["evidence"]) == 1
 
@@ -229,19 +320,28 @@ def test_passages_that_others_edited_can_be_edited_here(client: TestClient, own_
     new = {"title": "Nerrow", "text": "The arms of Nerrow show a quince."}
     article = Article(**new)
     theirs, (first,) = Corpus.open(own_corpus).edit(add=[article])
-    assert client.put(f"/passages/{first}", json=new | {"text": "The arms of Nerrow show a heron."}).status_code == 200
+    assert (
+        client.put(f"/passages/{first}", json=new | {"text": "The arms of Nerrow show a heron."}).status_code
+        == 200
+    )
     theirs, (second,) = theirs.edit(add=[article])
     assert client.delete(f"/passages/{second}").status_code == 204
     theirs, (third,) = theirs.edit(add=[article])
     assert [passage["id"] for passage in client.post("/passages", json=new).json()] == [third + 1]
     known = Corpus.open(own_corpus)
-    assert [known[number].text for number in known.ids[-3:]] == ["The arms of Nerrow show a heron.", new["text"], new["text"]]
+    assert [known[number].text for number in known.ids[-3:]] == [
+        "The arms of Nerrow show a heron.",
+        new["text"],
+        new["text"],
+    ]
     known.edit(remove=known.ids[:-1].tolist())
     assert "last passage" in failed(client.delete(f"/passages/{third + 1}"), 400)
     assert client.get("/health").json()["passages"] == 1
 
 
-def test_what_others_edited_is_shown_without_a_question(client: TestClient, own_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_edited_is_shown_without_a_question(
+    client: TestClient, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("realmlm.serve.routes.MOMENT_S", 60)  # a busy machine may take longer
     before = client.get("/health").json()["passages"]
     theirs = Corpus.open(own_corpus)
@@ -263,7 +363,10 @@ def test_what_others_edited_is_shown_without_a_question(client: TestClient, own_
 
 
 def test_files_that_change_are_shown_and_answered_from(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(documents, "LOOK_S", 0)
@@ -271,13 +374,21 @@ def test_files_that_change_are_shown_and_answered_from(
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "heron.txt").write_text("The heron is the bird of the town.")
-    with TestClient(create_app(Engine(tiny_model_folder, docs=notes, device="cpu")), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(Engine(tiny_model_folder, docs=notes, device="cpu")), raise_server_exceptions=False
+    ) as client:
         health = client.get("/health").json()
         assert (health["passages"], health["up_to_date"]) == (1, True)
         (notes / "otter.txt").write_text("The otter swims.")
-        assert [passage["file"] for passage in client.get("/passages", params={"text": "otter"}).json()["passages"]] == ["notes/otter.txt"]
+        assert [
+            passage["file"]
+            for passage in client.get("/passages", params={"text": "otter"}).json()["passages"]
+        ] == ["notes/otter.txt"]
         (notes / "heron.txt").write_text("The stork is the bird of the town.")
-        read = [passage["passage"] for passage in client.post("/ask", json={"question": "Which bird?"}).json()["evidence"]]
+        read = [
+            passage["passage"]
+            for passage in client.post("/ask", json={"question": "Which bird?"}).json()["evidence"]
+        ]
         assert sorted(read) == ["The otter swims.", "The stork is the bird of the town."]
         shutil.rmtree(notes)
         for _ in range(2):
@@ -285,13 +396,17 @@ def test_files_that_change_are_shown_and_answered_from(
             health = client.get("/health").json()
             assert (health["passages"], health["up_to_date"]) == (2, False)
         assert capsys.readouterr().err.count(f"{notes} does not exist") == 1
-        assert "come from their files" in failed(client.post("/passages", json={"text": "The fox runs."}), 400)
+        assert "come from their files" in failed(
+            client.post("/passages", json={"text": "The fox runs."}), 400
+        )
 
 
 def test_health_waits_neither_for_questions_nor_for_what_changed(
     tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, go, begun = Engine(tiny_model_folder, own_corpus, device="cpu"), threading.Event(), threading.Event()
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+    go = threading.Event()
+    begun = threading.Event()
 
     def slow() -> None:
         begun.set()
@@ -303,12 +418,20 @@ def test_health_waits_neither_for_questions_nor_for_what_changed(
         assert begun.is_set()
         for _ in range(20):  # nor do they queue up behind it
             assert client.get("/health").json()["waiting"] == 0
-            assert client.get("/passages", params={"limit": 1}).status_code == client.get("/passages/0").status_code == 200
+            assert (
+                client.get("/passages", params={"limit": 1}).status_code
+                == client.get("/passages/0").status_code
+                == 200
+            )
         go.set()
 
 
-def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, go, begun = Engine(tiny_model_folder, own_corpus, device="cpu"), threading.Event(), threading.Event()
+def test_a_full_queue_says_when_to_come_back(
+    tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+    go = threading.Event()
+    begun = threading.Event()
     answer = engine.ask_all
 
     def slow(questions: list[str], *, read: int) -> Any:
@@ -330,7 +453,9 @@ def test_a_full_queue_says_when_to_come_back(tiny_model_folder: Path, own_corpus
         assert first.result(20).status_code == second.result(20).status_code == 200
 
 
-def test_an_unexpected_failure_shows_no_traceback(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_failure_shows_no_traceback(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("realmlm.serve.engine.Engine.ask_all", lambda *_, **__: 1 / 0)
     response = client.post("/ask", json={"question": "Who?"})
     assert failed(response, 500).startswith("something went wrong here (ZeroDivisionError)")
@@ -345,14 +470,29 @@ def test_numbers_and_description(client: TestClient) -> None:
     assert 'realmlm_requests_total{route="/ask",status="200"} 1.0' in text
     assert "realmlm_batch_size_count 1.0" in text
     described = client.get("/openapi.json").json()
-    assert set(described["paths"]) == {"/ask", "/fill", "/passages", "/passages/{number}", "/health", "/metrics", "/runs", "/runs/{name}"}
+    assert set(described["paths"]) == {
+        "/ask",
+        "/fill",
+        "/passages",
+        "/passages/{number}",
+        "/health",
+        "/metrics",
+        "/runs",
+        "/runs/{name}",
+    }
     assert "examples" in json.dumps(described["components"]["schemas"]["Question"])
 
 
 def test_runs_are_shown_and_nothing_else(tiny_model_folder: Path, own_corpus: Path, tmp_path: Path) -> None:
-    for name, rows in (("first", [{"step": 1, "loss": 2.0}]), ("warm/reader", [{"step": 5, "loss": 1.0}]), ("lost", [{"loss": math.nan}])):
+    for name, rows in (
+        ("first", [{"step": 1, "loss": 2.0}]),
+        ("warm/reader", [{"step": 5, "loss": 1.0}]),
+        ("lost", [{"loss": math.nan}]),
+    ):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "runs" / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     app = create_app(Engine(tiny_model_folder, own_corpus, device="cpu"), runs=[tmp_path / "runs"])
     with TestClient(app) as client:
         assert client.get("/runs").json() == ["first", "lost", "warm/reader"]
@@ -370,8 +510,11 @@ def test_runs_of_one_name_are_shown_with_as_much_of_the_path_as_tells_them_apart
     for step, name in enumerate(names):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
-    engine, folder = Engine(tiny_model_folder, own_corpus, device="cpu"), tmp_path / "runs"
-    with TestClient(create_app(engine, runs=[folder / "b", folder, folder / "b" / ".." / "b" / "x"])) as client:
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+    folder = tmp_path / "runs"
+    with TestClient(
+        create_app(engine, runs=[folder / "b", folder, folder / "b" / ".." / "b" / "x"])
+    ) as client:
         shown = ["a/warm/reader", "a/x/joint", "adapted/adapting", "b/warm/reader", "b/x/joint", "stale"]
         assert client.get("/runs").json() == shown
         steps = [client.get(f"/runs/{name.replace('/', '%2F')}").json()[0]["step"] for name in shown]

@@ -43,14 +43,21 @@ def make_run(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def address(tiny_model_folder: Path, knowledge: Corpus, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A running service. What it answers is read off the passage itself, so that an edit shows; the model is untrained."""
+def address(
+    tiny_model_folder: Path, knowledge: Corpus, runs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A running service. What it answers is read off the passage itself, so that an edit shows; the model is
+    untrained."""
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(knowledge.folder, folder / "corpus", ignore=shutil.ignore_patterns("index", "answers"))
     engine = Engine(tiny_model_folder, folder / "corpus", device="cpu")
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(engine, "ask_all", lambda questions, *, read: [_read_off(engine, question) for question in questions])
-    monkeypatch.setattr(engine, "ask_without_reading", lambda questions: [_guess(question) for question in questions])
+    monkeypatch.setattr(
+        engine, "ask_all", lambda questions, *, read: [_read_off(engine, question) for question in questions]
+    )
+    monkeypatch.setattr(
+        engine, "ask_without_reading", lambda questions: [_guess(question) for question in questions]
+    )
     with served(engine, runs=[runs]) as place:
         yield place
 
@@ -61,7 +68,9 @@ def served(engine: Engine, *, runs: Sequence[Path] = (), token: str | None = Non
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, runs=runs, token=token), port=port, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(engine, runs=runs, token=token), port=port, log_level="error")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -78,8 +87,18 @@ def _read_off(engine: Engine, question: str) -> Answer:
     text = engine.corpus[0].text
     match = list(re.finditer(r"\w+", text))[-1]
     evidence = Evidence(0, engine.corpus[0].title, text, match.start(), match.end(), 0.8, 0.5)
-    more = [Evidence(n, "", "little", None, None, p, 0.0) for n, p in ((1, 0.19), (2, 0.006), (3, 0.004))] if "many" in question else []
-    return Answer(match[0], 0.4, (evidence, *more), (Words("another", 0.1),), caution="unsure: …" if "unsaid" in question else "")
+    more = (
+        [Evidence(n, "", "little", None, None, p, 0.0) for n, p in ((1, 0.19), (2, 0.006), (3, 0.004))]
+        if "many" in question
+        else []
+    )
+    return Answer(
+        match[0],
+        0.4,
+        (evidence, *more),
+        (Words("another", 0.1),),
+        caution="unsure: …" if "unsaid" in question else "",
+    )
 
 
 def _guess(question: str) -> Answer:
@@ -131,7 +150,13 @@ def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
     legend = one(browser, "#ask .words")
     assert all(
         words in legend.text
-        for words in ("p: the model's own probability", "chosen:", "says so:", "share:", "even if no passage holds the answer")
+        for words in (
+            "p: the model's own probability",
+            "chosen:",
+            "says so:",
+            "share:",
+            "even if no passage holds the answer",
+        )
     )
     assert not browser.find_elements(By.CSS_SELECTOR, "#ask .result details, #ask .result [title]")
 
@@ -143,7 +168,9 @@ def test_where_the_documents_may_not_say_it_the_page_does(browser: Any) -> None:
     assert wait(lambda: not browser.find_elements(By.CSS_SELECTOR, "#ask .caution"))
 
 
-def test_an_answer_from_a_former_state_is_said_to_be_one(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_from_a_former_state_is_said_to_be_one(
+    browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wait(lambda: one(browser, "#health").text.endswith("passages"))
     with monkeypatch.context() as behind:
         behind.setattr(Engine, "up_to_date", False)
@@ -181,7 +208,10 @@ def test_a_sentence_is_filled_in_with_and_without_retrieval(browser: Any) -> Non
     assert heads == ["with retrieval", "", "without", ""]
     assert len(browser.find_elements(By.CSS_SELECTOR, "#fill .card")) == 6
     right_of, left_of = (f"document.querySelectorAll('#fill td')[{cell}].firstChild" for cell in (1, 2))
-    edges = "const r = document.createRange(), edge = (text, side) => (r.selectNode(text), r.getBoundingClientRect()[side]);"
+    edges = (
+        "const r = document.createRange(), edge = (text, side) => (r.selectNode(text), "
+        "r.getBoundingClientRect()[side]);"
+    )
     gap = browser.execute_script(f"{edges} return edge({left_of}, 'left') - edge({right_of}, 'right')")
     assert gap >= 40  # px: the columns do not run together
 
@@ -236,9 +266,13 @@ def test_passages_are_found_added_and_removed(browser: Any) -> None:
     assert wait(lambda: "was removed" in one(browser, "#said").text)
 
 
-def test_where_a_token_is_needed_its_field_opens(browser: Any, tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+def test_where_a_token_is_needed_its_field_opens(
+    browser: Any, tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
     shutil.copytree(knowledge.folder, tmp_path / "corpus", ignore=shutil.ignore_patterns("index", "answers"))
-    with served(Engine(tiny_model_folder, tmp_path / "corpus", device="cpu"), token="a long secret") as address:
+    with served(
+        Engine(tiny_model_folder, tmp_path / "corpus", device="cpu"), token="a long secret"
+    ) as address:
         browser.get(f"{address}#knowledge")
         cards = wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#found .card"))
         cards[0].find_element(By.XPATH, ".//button[text()='Edit']").click()
@@ -257,7 +291,9 @@ def test_passages_of_documents_are_shown_without_what_would_change_them(
     def offered() -> list[str]:
         wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#found .card"))
         return [
-            part.text for part in browser.find_elements(By.CSS_SELECTOR, "#new, #found .card:first-child button") if part.is_displayed()
+            part.text
+            for part in browser.find_elements(By.CSS_SELECTOR, "#new, #found .card:first-child button")
+            if part.is_displayed()
         ]
 
     one(browser, "#tab-knowledge").click()
@@ -270,7 +306,9 @@ def test_passages_of_documents_are_shown_without_what_would_change_them(
         assert "Change the files" in wait(lambda: one(browser, "#why").text)
         assert offered() == []
         assert "The heron" in one(browser, "#found .card").text
-        assert one(browser, "#found .card .file").text == "heron.txt"  # without the checksum that the source has
+        assert (
+            one(browser, "#found .card .file").text == "heron.txt"
+        )  # without the checksum that the source has
 
 
 def test_the_views_first_field_has_the_focus(browser: Any, address: str) -> None:
@@ -295,7 +333,9 @@ def test_training_curves_and_the_keyboard(browser: Any) -> None:
     tab.send_keys(Keys.ARROW_LEFT)
     assert browser.switch_to.active_element.get_attribute("id") == "tab-training"
     assert wait(lambda: one(browser, "[id='run-joint']")).is_selected()  # the only one
-    titles = wait(lambda: [caption.text for caption in browser.find_elements(By.CSS_SELECTOR, "#curves figcaption")])
+    titles = wait(
+        lambda: [caption.text for caption in browser.find_elements(By.CSS_SELECTOR, "#curves figcaption")]
+    )
     assert titles == ["loss", "retrieval utility, nats", "age of the index, steps"]
 
 
@@ -304,13 +344,20 @@ def test_runs_of_one_name_stay_apart_while_they_are_watched(browser: Any, runs: 
     assert wait(lambda: one(browser, "[id='run-joint']")).is_selected()
     make_run(runs / "again" / "joint")
     try:
-        labels = wait(lambda: [label.text for label in browser.find_elements(By.CSS_SELECTOR, "#runs label")][1:])
+        labels = wait(
+            lambda: [label.text for label in browser.find_elements(By.CSS_SELECTOR, "#runs label")][1:]
+        )
         assert labels == ["runs/joint"]
         assert not one(browser, "[id='run-again/joint']").is_selected()
         for name in ("again/joint", "runs/joint"):
             one(browser, f"[id='run-{name}']").click()
         legend = "#curves figure:first-child .legend li"
-        assert wait(lambda: [item.text for item in browser.find_elements(By.CSS_SELECTOR, legend)] == ["again/joint 1.5", "runs/joint 1.5"])
+        assert wait(
+            lambda: (
+                [item.text for item in browser.find_elements(By.CSS_SELECTOR, legend)]
+                == ["again/joint 1.5", "runs/joint 1.5"]
+            )
+        )
     finally:
         shutil.rmtree(runs / "again")
 
@@ -318,7 +365,8 @@ def test_runs_of_one_name_stay_apart_while_they_are_watched(browser: Any, runs: 
 @pytest.mark.parametrize("width", [360, 1000])
 def test_nothing_is_wider_than_the_screen(browser: Any, width: int) -> None:
     browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
     )
     ask(browser, "What is last?")
     wait(lambda: one(browser, "#ask .answer"))

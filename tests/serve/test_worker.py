@@ -31,7 +31,8 @@ def held(worker: Worker, gate: Gate) -> "Future[Any]":
 
 
 def test_jobs_of_one_key_are_worked_off_together_and_in_order() -> None:
-    gate, worker = Gate(), Worker(most_waiting=100, most_together=4)
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=4)
     first = held(worker, gate)
     futures = [worker.together(gate.work, item, key="a") for item in range(1, 7)]
     futures += [worker.together(gate.work, item, key="b") for item in (7, 8)]
@@ -42,7 +43,8 @@ def test_jobs_of_one_key_are_worked_off_together_and_in_order() -> None:
 
 
 def test_what_goes_together_need_not_stand_together_and_what_is_equal_is_done_once() -> None:
-    gate, worker = Gate(), Worker(most_waiting=100, most_together=4)
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=4)
     held(worker, gate)
     items = [(1, "a"), (2, "b"), (1, "a"), (3, "a"), (4, "b"), (5, "a"), (6, "a")]
     futures = [worker.together(gate.work, item, key=key) for item, key in items]
@@ -53,7 +55,8 @@ def test_what_goes_together_need_not_stand_together_and_what_is_equal_is_done_on
 
 
 def test_what_was_given_up_is_left_out() -> None:
-    gate, worker = Gate(), Worker(most_waiting=100, most_together=4)
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=4)
     first = held(worker, gate)
     futures = [worker.together(gate.work, item, key="a") for item in (1, 2)] + [worker.alone(lambda: 3)]
     assert futures[0].cancel()
@@ -66,7 +69,9 @@ def test_what_was_given_up_is_left_out() -> None:
 
 
 def test_what_is_alone_runs_alone() -> None:
-    gate, worker, seen = Gate(), Worker(most_waiting=100, most_together=8), []
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=8)
+    seen = []
     held(worker, gate)
     before = worker.together(gate.work, 1, key="a")
     edit = worker.alone(lambda: seen.append(list(gate.batches)))
@@ -80,7 +85,8 @@ def test_what_is_alone_runs_alone() -> None:
 
 
 def test_a_full_queue_and_a_closed_one_refuse() -> None:
-    gate, worker = Gate(), Worker(most_waiting=2, most_together=2)
+    gate = Gate()
+    worker = Worker(most_waiting=2, most_together=2)
     held(worker, gate)
     waiting = [worker.together(gate.work, item, key="a") for item in (1, 2)]
     with pytest.raises(Busy, match="2 requests are waiting"):
@@ -93,7 +99,8 @@ def test_a_full_queue_and_a_closed_one_refuse() -> None:
 
 
 def test_closing_finishes_what_waits() -> None:
-    gate, worker = Gate(), Worker(most_waiting=10, most_together=2)
+    gate = Gate()
+    worker = Worker(most_waiting=10, most_together=2)
     held(worker, gate)
     futures = [worker.together(gate.work, item, key=item) for item in range(1, 5)]
     closing = threading.Thread(target=worker.close)
@@ -104,7 +111,8 @@ def test_closing_finishes_what_waits() -> None:
 
 
 def test_one_bad_item_does_not_spoil_the_others() -> None:
-    gate, worker = Gate(), Worker(most_waiting=10, most_together=8)
+    gate = Gate()
+    worker = Worker(most_waiting=10, most_together=8)
     held(worker, gate)
 
     def picky(items: list[int]) -> list[int]:

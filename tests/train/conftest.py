@@ -21,10 +21,15 @@ def towns(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     rows = []
     for number, beast in enumerate(beasts * 2):
         name = f"Town{number}"
-        text = f"{name} bears a {beast} on its arms. It lies by a river. People like it.\n\nThe {beast} of {name} is old. It was painted."
+        text = (
+            f"{name} bears a {beast} on its arms. It lies by a river. People like it.\n\nThe {beast} of "
+            f"{name} is old. It was painted."
+        )
         rows.append(json.dumps({"title": name, "text": text}))
     (folder / "towns.jsonl").write_text("\n".join(rows))
-    corpus = build_corpus([folder / "towns.jsonl"], folder / "corpus", train_tokenizer=300, max_wordpieces=24, workers=1)
+    corpus = build_corpus(
+        [folder / "towns.jsonl"], folder / "corpus", train_tokenizer=300, max_wordpieces=24, workers=1
+    )
     mark_spans(corpus, PhraseTagger(beasts), workers=1)
     return corpus
 

@@ -1,7 +1,8 @@
-"""Processes that kill themselves (SIGKILL) at a chosen file operation of a run: the worst moments are reached surely, not by luck.
+"""Processes that kill themselves (SIGKILL) at a chosen file operation of a run: the worst moments are reached
+surely, not by luck.
 
-Python announces every open, rename and removal to audit hooks before it happens. A life is told to end at the n-th operation on a path
-that contains some text.
+Python announces every open, rename and removal to audit hooks before it happens. A life is told to end at the
+n-th operation on a path that contains some text.
 """
 
 import json
@@ -30,7 +31,8 @@ class Death:
 
 def arm(folder: Path, death: Death | None, log: Path) -> None:
     """Write every file operation on the run down, and die at the given one."""
-    prefix, seen = str(folder), 0
+    prefix = str(folder)
+    seen = 0
     stream = open(log, "a", buffering=1)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

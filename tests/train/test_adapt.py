@@ -27,10 +27,18 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def settings(tiny_model_folder: Path, world: Path, tmp_path: Path) -> Adapt:
-    return Adapt(docs=((world / "knowledge.jsonl",),), out=tmp_path / "adapted", model=tiny_model_folder, minutes=1e-6, device="cpu")
+    return Adapt(
+        docs=((world / "knowledge.jsonl",),),
+        out=tmp_path / "adapted",
+        model=tiny_model_folder,
+        minutes=1e-6,
+        device="cpu",
+    )
 
 
-def test_what_was_held_out_is_measured_before_and_after(settings: Adapt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_held_out_is_measured_before_and_after(
+    settings: Adapt, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdict = run_adapt(settings)
     held_out = read_questions(settings.out / "held-out.jsonl")
     assert verdict.before.questions == verdict.after.questions == len(held_out) == 12
@@ -38,7 +46,11 @@ def test_what_was_held_out_is_measured_before_and_after(settings: Adapt, capsys:
     assert verdict.kept == (settings.out / "model" / "manifest.json").exists()
     corpus = Corpus.open(settings.out / "corpus")
     for cloze in held_out:  # the hidden words stand in another passage
-        assert any(cloze.answers[0] in corpus[number].text for number in corpus.ids.tolist() if number != cloze.source)
+        assert any(
+            cloze.answers[0] in corpus[number].text
+            for number in corpus.ids.tolist()
+            if number != cloze.source
+        )
     assert "mean reciprocal rank" in verdict.table()
     assert "retrieval utility, nats" in verdict.table()
     assert "recall@5" in verdict.table()
@@ -50,13 +62,20 @@ def test_what_was_held_out_is_measured_before_and_after(settings: Adapt, capsys:
     assert "<title>adapted</title>" in page
     assert "12 held out, before and after" in page
     first, then = (round(report.recall[1].value * 12 / 100) for report in (verdict.before, verdict.after))
-    expected = f"Of 12 held-out sentences, a passage with the hidden words came first for {first} before and {then} after."
+    expected = (
+        f"Of 12 held-out sentences, a passage with the hidden words came first for {first} before and {then} "
+        "after."
+    )
     assert verdict.table().startswith(expected)
     assert "sentences of the documents with words hidden, not on questions" in verdict.table()
     assert "exact match of hidden words" in verdict.table()
     assert "exact match of hidden words" in page
     said = capsys.readouterr().err
-    order = ("12 sentences with words hidden are held out and measured before and after training", "measuring took", "min of training")
+    order = (
+        "12 sentences with words hidden are held out and measured before and after training",
+        "measuring took",
+        "min of training",
+    )
     places = [said.index(words) for words in order]
     assert places == sorted(places), "what will take time is said before it does"
 
@@ -68,11 +87,25 @@ def test_it_is_kept_only_if_better(
     compare = adapting._compare
 
     def decided(before: list[Outcome], after: list[Outcome], **how: bool) -> Verdict:
-        return compare(before, [replace(outcome, found=[True] * 50) if better else outcome for outcome in before], **how)
+        return compare(
+            before, [replace(outcome, found=[True] * 50) if better else outcome for outcome in before], **how
+        )
 
     monkeypatch.setattr(adapting, "_compare", decided)
     ((docs,),) = settings.docs
-    main(["adapt", "--docs", str(docs), "--out", str(settings.out), "--model", str(settings.model), "--minutes", "1e-6"])
+    main(
+        [
+            "adapt",
+            "--docs",
+            str(docs),
+            "--out",
+            str(settings.out),
+            "--model",
+            str(settings.model),
+            "--minutes",
+            "1e-6",
+        ]
+    )
     said = capsys.readouterr().err
     assert (settings.out / "model").exists() == better
     assert not (settings.out / "adapting" / "model").exists()
@@ -86,21 +119,37 @@ def test_it_is_kept_only_if_better(
 def test_sentences_of_one_passage_count_as_one(knowledge: Corpus) -> None:
     def outcomes(ranks: dict[int, list[int]]) -> list[Outcome]:
         return [
-            Outcome(Question("a [MASK]", ("b",), source=source), None, False, None, None, None, [place == rank for place in range(5)], [])
+            Outcome(
+                Question("a [MASK]", ("b",), source=source),
+                None,
+                False,
+                None,
+                None,
+                None,
+                [place == rank for place in range(5)],
+                [],
+            )
             for source, places in ranks.items()
             for rank in places
         ]
 
-    before, after = outcomes({1: [4, 4, 4], 2: [1], 3: [1]}), outcomes({1: [0, 0, 0], 2: [1], 3: [1]})
+    before = outcomes({1: [4, 4, 4], 2: [1], 3: [1]})
+    after = outcomes({1: [0, 0, 0], 2: [1], 3: [1]})
     assert adapting._compare(before, after, labelled=False).gain == pytest.approx((1 - 1 / 5) / 3)
 
 
-def test_with_questions_it_learns_to_answer_them(settings: Adapt, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_questions_it_learns_to_answer_them(
+    settings: Adapt, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdict = run_adapt(replace(settings, questions=(world / "questions-train.jsonl",)))
     assert "the model is in" not in capsys.readouterr().err  # it does not stay there
     asked, learned, held_out = (
         {question.text for question in read_questions(file)}
-        for file in (world / "questions-train.jsonl", settings.out / "questions.jsonl", settings.out / "held-out.jsonl")
+        for file in (
+            world / "questions-train.jsonl",
+            settings.out / "questions.jsonl",
+            settings.out / "held-out.jsonl",
+        )
     )
     assert learned | held_out == asked
     assert verdict.before.questions * 5 <= len(read_questions(world / "questions-train.jsonl"))
@@ -112,15 +161,22 @@ def test_documents_that_repeat_the_same_sentences_are_refused_before_anything_is
     settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "The ferry of Almeth crosses the sound at noon and carries wool."
-    rows = [{"title": f"Note {number}", "text": f"{said} It was note {1000 + number}."} for number in range(40)]
+    rows = [
+        {"title": f"Note {number}", "text": f"{said} It was note {1000 + number}."} for number in range(40)
+    ]
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(adapting, "_measured", lambda *_: pytest.fail("measured"))
-    with pytest.raises(NotEnough, match="nothing is left to learn from once the held-out passages and their copies are left out"):
+    with pytest.raises(
+        NotEnough,
+        match="nothing is left to learn from once the held-out passages and their copies are left out",
+    ):
         run_adapt(replace(settings, docs=((tmp_path / "notes.jsonl",),)))
     assert not settings.out.exists()
 
 
-def test_too_little_text_is_said_to_be_too_little(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_text_is_said_to_be_too_little(
+    settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adapting, "FEWEST", 20)
     (tmp_path / "note.txt").write_text("A heron stands by the river.")
     with pytest.raises(NotEnough, match=r"with 100 or more questions of your own \(--questions\)"):
@@ -148,14 +204,17 @@ def test_only_the_query_projection_moves_and_the_calibration_stays(
     model.save_pretrained(tmp_path / "calibrated", wordpieces)
     run_adapt(replace(settings, model=tmp_path / "calibrated"))
     assert Realm.from_pretrained(settings.out / "model")[0].config.calibration == model.config.calibration
-    (before, _), (after, _) = Realm.from_pretrained(settings.model), Realm.from_pretrained(settings.out / "model")
+    (before, _) = Realm.from_pretrained(settings.model)
+    (after, _) = Realm.from_pretrained(settings.out / "model")
     state = before.state_dict()
     moved = {name for name, weight in after.state_dict().items() if not torch.equal(weight, state[name])}
     assert moved
     assert all(name.startswith(("query.projection.", "query.norm.")) for name in moved)
 
 
-def test_nothing_is_left_of_what_was_refused_or_stopped(settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_what_was_refused_or_stopped(
+    settings: Adapt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput):
         run_adapt(replace(settings, docs=((tmp_path / "empty",),)))
@@ -169,8 +228,11 @@ def test_nothing_is_left_of_what_was_refused_or_stopped(settings: Adapt, tmp_pat
     assert not settings.out.exists()
 
 
-def test_several_places_are_read_once_however_they_are_named(settings: Adapt, world: Path, tmp_path: Path) -> None:
-    lines, notes = (world / "knowledge.jsonl").read_text("utf-8").splitlines(), tmp_path / "notes"
+def test_several_places_are_read_once_however_they_are_named(
+    settings: Adapt, world: Path, tmp_path: Path
+) -> None:
+    lines = (world / "knowledge.jsonl").read_text("utf-8").splitlines()
+    notes = tmp_path / "notes"
     notes.mkdir()
     half = len(lines) // 2
     for name, some in (("notes/first.jsonl", lines[:half]), ("second.jsonl", lines[half:])):
@@ -178,9 +240,14 @@ def test_several_places_are_read_once_however_they_are_named(settings: Adapt, wo
     run_adapt(settings)
     places = [str(tmp_path / name) for name in ("second.jsonl", "notes", "notes/first.jsonl")]
     same = ["--model", str(settings.model), "--minutes", "1e-6", "--device", "cpu"]
-    for name, named in (("a", ["--docs", *places]), ("b", [part for place in places for part in ("--docs", place)])):
+    for name, named in (
+        ("a", ["--docs", *places]),
+        ("b", [part for place in places for part in ("--docs", place)]),
+    ):
         main(["adapt", *named, "--out", str(tmp_path / name), *same])
-    whole, together, apart = (Corpus.open(folder / "corpus") for folder in (settings.out, tmp_path / "a", tmp_path / "b"))
+    whole, together, apart = (
+        Corpus.open(folder / "corpus") for folder in (settings.out, tmp_path / "a", tmp_path / "b")
+    )
     assert len(whole) == len(together)
     assert together.fingerprint == apart.fingerprint
     for docs in ((), ((tmp_path / "second.jsonl", tmp_path / "nowhere"),)):
@@ -192,6 +259,7 @@ def test_a_question_asked_twice_is_not_on_both_sides(settings: Adapt, world: Pat
     file = world / "questions-train.jsonl"
     run_adapt(replace(settings, questions=(file, file)))
     learned, held_out = (
-        {question.text for question in read_questions(settings.out / name)} for name in ("questions.jsonl", "held-out.jsonl")
+        {question.text for question in read_questions(settings.out / name)}
+        for name in ("questions.jsonl", "held-out.jsonl")
     )
     assert not learned & held_out

@@ -36,7 +36,9 @@ def test_the_best_place_alone() -> None:
     assert answer_log_likelihood(span, gold).exp().tolist() == pytest.approx([0.8, 0.0])
 
 
-def asking(model: Realm, knowledge: Corpus, questions: list[Question], **settings: object) -> QuestionAnswering:
+def asking(
+    model: Realm, knowledge: Corpus, questions: list[Question], **settings: object
+) -> QuestionAnswering:
     gold = locate_answers(knowledge, questions)
     usual = {
         "read": 2,
@@ -50,7 +52,16 @@ def asking(model: Realm, knowledge: Corpus, questions: list[Question], **setting
     given = settings.pop("given", None)
     if callable(given):
         given = given(gold)
-    return QuestionAnswering(model, knowledge.wordpieces, knowledge, None, gold, seed=0, given=given, **(usual | settings))  # type: ignore[arg-type]
+    return QuestionAnswering(
+        model,
+        knowledge.wordpieces,
+        knowledge,
+        None,  # type: ignore[arg-type]
+        gold,
+        seed=0,
+        given=given,  # type: ignore[arg-type]
+        **(usual | settings),  # type: ignore[arg-type]
+    )
 
 
 def test_a_passage_with_the_answer_takes_the_last_place_read(
@@ -60,24 +71,35 @@ def test_a_passage_with_the_answer_takes_the_last_place_read(
     questions = read_questions(world / "questions-train.jsonl")[:6]
 
     def wrong_first(gold: object) -> Given:
-        ids = np.stack([[*[p for p in knowledge.ids[:40].tolist() if p not in q.gold][:8], q.gold[0]] for q in questions])
+        ids = np.stack(
+            [[*[p for p in knowledge.ids[:40].tolist() if p not in q.gold][:8], q.gold[0]] for q in questions]
+        )
         return Given(ids.astype(np.int64), np.tile(np.linspace(2, 0, 9, dtype=np.float32), (6, 1)))
 
-    shares, first = {}, {}
+    shares = {}
+    first = {}
     for read_gold, read in ((False, 2), (True, 2), (True, 1)):
         objective = asking(model, knowledge, questions, given=wrong_first, read_gold=read_gold, read=read)
         with torch.no_grad():
             _, row = objective.loss(objective.draw(0, 6), 0, Clock(torch.device("cpu")))
-        shares[read_gold, read], first[read_gold, read] = float(row["gold_read"]), float(row["recall@1"])
+        shares[read_gold, read] = float(row["gold_read"])
+        first[read_gold, read] = float(row["recall@1"])
     assert shares[True, 2] == shares[True, 1] == 1.0
     assert shares[False, 2] < 0.7
-    assert len(set(first.values())) == 1, "what was retrieved first is the same, whatever is read in its place"
+    assert len(set(first.values())) == 1, (
+        "what was retrieved first is the same, whatever is read in its place"
+    )
     assert first[True, 1] < 0.7
 
 
 @pytest.mark.parametrize("objective", ["marginal", "hard-em"])
 def test_a_reader_is_trained_on_matched_words(
-    objective: str, tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objective: str,
+    tiny_model_folder: Path,
+    knowledge: Corpus,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ExactIndex, "search", None)  # no vector is compared
     realm, wordpieces = Realm.from_pretrained(tiny_model_folder)
@@ -95,16 +117,24 @@ def test_a_reader_is_trained_on_matched_words(
         optim=JointOptim(steps=2, batch=4),
         loop=LOOP,
     )
-    before, (after, _) = realm, Realm.from_pretrained(run_finetune(settings))
+    before = realm
+    (after, _) = Realm.from_pretrained(run_finetune(settings))
     assert before.config.calibration
     assert after.config.calibration is None
     assert torch.equal(before.query.projection.weight, after.query.projection.weight)
     assert not torch.equal(before.reader.span_head.output.weight, after.reader.span_head.output.weight)
 
 
-@pytest.mark.parametrize("how", [{"retriever": "bm25"}, {"optim": JointOptim(steps=3, batch=4, retriever_lr=0)}])
+@pytest.mark.parametrize(
+    "how", [{"retriever": "bm25"}, {"optim": JointOptim(steps=3, batch=4, retriever_lr=0)}]
+)
 def test_where_only_the_reader_learns_the_towers_stay_one(
-    how: dict[str, Any], tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: dict[str, Any],
+    tiny_model_folder: Path,
+    knowledge: Corpus,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def settings(out: str) -> Finetune:
         usual: dict[str, Any] = {
@@ -113,10 +143,15 @@ def test_where_only_the_reader_learns_the_towers_stay_one(
             "optim": JointOptim(steps=3, batch=4),
             "loop": replace(LOOP, checkpoint_every=1),
         }
-        places: dict[str, Any] = {"corpus": knowledge.folder, "questions": (world / "questions-train.jsonl",), "out": tmp_path / out}
+        places: dict[str, Any] = {
+            "corpus": knowledge.folder,
+            "questions": (world / "questions-train.jsonl",),
+            "out": tmp_path / out,
+        }
         return Finetune(model=tiny_model_folder, **places, **(usual | how))
 
-    before, (after, _) = Realm.from_pretrained(tiny_model_folder)[0], Realm.from_pretrained(run_finetune(settings("run")))
+    before = Realm.from_pretrained(tiny_model_folder)[0]
+    (after, _) = Realm.from_pretrained(run_finetune(settings("run")))
     assert before.config.share_towers
     assert after.config.share_towers
     assert before.own_state().keys() == after.own_state().keys()
@@ -151,9 +186,12 @@ def test_answers_without_a_letter_are_not_looked_for(knowledge: Corpus, tmp_path
 def test_patterns_are_looked_up_in_the_passages_that_come_up(knowledge: Corpus, tmp_path: Path) -> None:
     """The same places, whether located before or when they are asked for."""
     words = [knowledge[number].text.split()[1] for number in (0, 5, 9)]
-    questions = [Question(f"Which is it, {word}?", (f"{word}|nowhere at all",), is_regex=True) for word in words]
+    questions = [
+        Question(f"Which is it, {word}?", (f"{word}|nowhere at all",), is_regex=True) for word in words
+    ]
     questions.insert(1, Question("Which?", (words[0],)))
-    before, later = locate_answers(knowledge, questions), locate_answers(knowledge, questions, candidates=2)
+    before = locate_answers(knowledge, questions)
+    later = locate_answers(knowledge, questions, candidates=2)
     assert sorted(before.texts) == sorted(later.texts)
     ids = torch.from_numpy(knowledge.ids[:60])
     for number, text in enumerate(later.texts):
@@ -165,11 +203,16 @@ def test_patterns_are_looked_up_in_the_passages_that_come_up(knowledge: Corpus, 
     assert len(only) == 2
 
 
-def test_patterns_that_are_nowhere_are_looked_up_once_and_cost_little(knowledge: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [Question(f"Which is it, {number}?", (f"nowhere {number}",), is_regex=True) for number in range(40)]
+def test_patterns_that_are_nowhere_are_looked_up_once_and_cost_little(
+    knowledge: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [
+        Question(f"Which is it, {number}?", (f"nowhere {number}",), is_regex=True) for number in range(40)
+    ]
     word = knowledge[7].text.split()[1]
     gold = locate_answers(knowledge, [*asked, Question("Where?", (word,), is_regex=True)], candidates=2)
-    numbers, ids = range(len(gold)), torch.from_numpy(knowledge.ids)
+    numbers = range(len(gold))
+    ids = torch.from_numpy(knowledge.ids)
     tracemalloc.start()
     before = [gold.holds(number, ids[: 200 + number]) for number in numbers]
     kept = tracemalloc.get_traced_memory()[0]
@@ -182,7 +225,9 @@ def test_patterns_that_are_nowhere_are_looked_up_once_and_cost_little(knowledge:
     assert not any(found.any() for found in before[:40])
 
 
-def test_training_on_patterns_alone(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_on_patterns_alone(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [f"{n}\tkind\tWhich is number {n}?\t{knowledge[n].text.split()[1]}" for n in range(12)]
     (tmp_path / "asked.tsv").write_text("\n".join(rows) + "\n")
     settings = Finetune(
@@ -211,10 +256,20 @@ def test_few_questions_are_learned_in_few_steps(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked, run = tmp_path / "own.jsonl", tmp_path / "run"
+    asked = tmp_path / "own.jsonl"
+    run = tmp_path / "run"
     lines = (world / "questions-train.jsonl").read_text("utf-8").splitlines(keepends=True)
     asked.write_text("".join(lines[:7]), "utf-8")
-    places = ["--model", str(tiny_model_folder), "--corpus", str(knowledge.folder), "--questions", str(asked), "--out", str(run)]
+    places = [
+        "--model",
+        str(tiny_model_folder),
+        "--corpus",
+        str(knowledge.folder),
+        "--questions",
+        str(asked),
+        "--out",
+        str(run),
+    ]
     flags = ["--read", "2", "--candidates", "5", "--loop.device", "cpu", "--loop.checkpoint-every", "1"]
     one_step = training._one_step
 
@@ -226,7 +281,9 @@ def test_few_questions_are_learned_in_few_steps(
     monkeypatch.setattr(training, "_one_step", cut_off)
     with pytest.raises(SystemExit):
         main(["finetune", *places, *flags])
-    assert "3 steps of 32: 13.7 passes over 7 questions; --optim.steps changes this" in capsys.readouterr().err
+    assert (
+        "3 steps of 32: 13.7 passes over 7 questions; --optim.steps changes this" in capsys.readouterr().err
+    )
     assert read_run(run)["config"]["optim"]["steps"] == 3
     monkeypatch.setattr(training, "_one_step", one_step)
     main(["finetune", "--resume", str(run)])
@@ -237,9 +294,12 @@ def test_few_questions_are_learned_in_few_steps(
 
 
 @pytest.mark.parametrize(
-    ("questions", "batch", "steps"), [(59, 32, 19), (1, 32, 1), (79_168, 64, 1000), (3_200, 32, 1000), (3_199, 32, 1000)]
+    ("questions", "batch", "steps"),
+    [(59, 32, 19), (1, 32, 1), (79_168, 64, 1000), (3_200, 32, 1000), (3_199, 32, 1000)],
 )
-def test_ten_passes_at_most_a_thousand_steps(questions: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_passes_at_most_a_thousand_steps(
+    questions: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(finetuning, "read_questions", lambda _: [None] * questions)
     assert finetuning._steps((Path("asked"),), batch=batch) == steps
 
@@ -247,11 +307,25 @@ def test_ten_passes_at_most_a_thousand_steps(questions: int, batch: int, steps: 
 def test_a_number_of_steps_that_is_given_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     monkeypatch.setattr(finetuning, "finetune", lambda **settings: taken.append(settings["optim"].steps))
-    main(["finetune", "--corpus", "corpus", "--questions", "none.jsonl", "--out", "run", "--optim.steps", "1000"])
+    main(
+        [
+            "finetune",
+            "--corpus",
+            "corpus",
+            "--questions",
+            "none.jsonl",
+            "--out",
+            "run",
+            "--optim.steps",
+            "1000",
+        ]
+    )
     assert taken == [1000]
 
 
-def test_a_run_does_not_go_on_with_other_questions(tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_other_questions(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
     asked = tmp_path / "asked.jsonl"
     lines = (world / "questions-train.jsonl").read_text("utf-8").splitlines(keepends=True)
     asked.write_text("".join(lines[:8]), "utf-8")

@@ -1,4 +1,5 @@
-"""Trainer and refresher are killed (SIGKILL) at ten moments each, in the middle of checkpoints and publications among them.
+"""Trainer and refresher are killed (SIGKILL) at ten moments each, in the middle of checkpoints and
+publications among them.
 
 The run goes on and ends with the same weights as an undisturbed deterministic run.
 """
@@ -53,11 +54,15 @@ def arguments(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus) -> 
 
 
 @pytest.fixture(scope="module")
-def undisturbed(arguments: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[str]]:
+def undisturbed(
+    arguments: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[str]]:
     """Weights of a run that nobody killed, and the file operations of its trainer."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert live(killers.train, {**arguments, "out": folder / "run"}, None, folder / "log") == 0
-    return load_file(folder / "run" / "model" / "model.safetensors"), (folder / "log").read_text().splitlines()
+    return load_file(folder / "run" / "model" / "model.safetensors"), (
+        folder / "log"
+    ).read_text().splitlines()
 
 
 def live(life: Any, *arguments: Any) -> int | None:
@@ -69,7 +74,9 @@ def live(life: Any, *arguments: Any) -> int | None:
     return process.exitcode
 
 
-def test_the_trainer_is_killed_ten_times(arguments: dict[str, Any], undisturbed: tuple[dict[str, Any], list[str]], tmp_path: Path) -> None:
+def test_the_trainer_is_killed_ten_times(
+    arguments: dict[str, Any], undisturbed: tuple[dict[str, Any], list[str]], tmp_path: Path
+) -> None:
     weights, operations = undisturbed
     rng = random.Random(0)
     deaths = [
@@ -81,7 +88,9 @@ def test_the_trainer_is_killed_ten_times(arguments: dict[str, Any], undisturbed:
         *(Death("", rng.randint(1, len(operations) // 3)) for _ in range(5)),
     ]
     rng.shuffle(deaths)
-    deaths.append(deaths.pop(next(n for n, death in enumerate(deaths) if death.where == "/model")))  # only the last life gets that far
+    deaths.append(
+        deaths.pop(next(n for n, death in enumerate(deaths) if death.where == "/model"))
+    )  # only the last life gets that far
     run = {**arguments, "out": tmp_path / "run"}
     codes = [live(killers.train, run, death, tmp_path / "log") for death in deaths]
     assert codes == [-9] * 10, "each of the ten must have died"
@@ -124,7 +133,9 @@ def test_nothing_of_a_killed_trainer_holds_its_run(arguments: dict[str, Any], tm
 
 def test_a_refresher_leaves_ctrl_c_to_the_trainer(knowledge: Corpus, tmp_path: Path) -> None:
     arguments = (tmp_path, knowledge.folder, 0, load_snapshot, "cpu", torch.float16, 64)
-    process = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=arguments)  # as it is started in training
+    process = multiprocessing.get_context("spawn").Process(
+        target=serve_refreshes, args=arguments
+    )  # as it is started in training
     with sheltered():
         process.start()
     try:
@@ -140,15 +151,26 @@ def test_a_refresher_leaves_ctrl_c_to_the_trainer(knowledge: Corpus, tmp_path: P
         process.join()
 
 
-def test_training_goes_on_while_an_index_is_built(arguments: dict[str, Any], undisturbed: object, tmp_path: Path) -> None:
-    """Without fixed swaps: steps are made while the refresher works, and the index's age falls when it is swapped in."""
-    free = {**arguments, "refresh": Refresh(every_steps=4, shard=64), "loop": Loop(log_every=1, threads=1, device="cpu")}
+def test_training_goes_on_while_an_index_is_built(
+    arguments: dict[str, Any], undisturbed: object, tmp_path: Path
+) -> None:
+    """Without fixed swaps: steps are made while the refresher works, and the index's age falls when it is
+    swapped in."""
+    free = {
+        **arguments,
+        "refresh": Refresh(every_steps=4, shard=64),
+        "loop": Loop(log_every=1, threads=1, device="cpu"),
+    }
     free["optim"] = JointOptim(steps=400, batch=4, lr=1e-3, retriever_lr=1e-3)
     assert live(killers.train, {**free, "out": tmp_path / "run"}, None, tmp_path / "log") == 0
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     beside = [row["steps_beside"] for row in rows]
     assert beside[-1] > 10, "training stood still while the index was built"
-    falls = [new["index_age"] - old["index_age"] for old, new in pairwise(rows) if new["swaps"] > old["swaps"]]
+    falls = [
+        new["index_age"] - old["index_age"] for old, new in pairwise(rows) if new["swaps"] > old["swaps"]
+    ]
     assert falls, "no index was swapped in"
     assert all(fall < 1 for fall in falls), "the index's age must fall when a new one comes in"
-    assert all(row["seconds"].get("refresh", 0) < 1.0 for row in rows[1:]), "the trainer waited for the refresher"
+    assert all(row["seconds"].get("refresh", 0) < 1.0 for row in rows[1:]), (
+        "the trainer waited for the refresher"
+    )

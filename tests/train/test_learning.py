@@ -1,4 +1,5 @@
-"""It learns: on a world it has never seen told, a model trained from scratch finds the passage that holds the answer, without labels."""
+"""It learns: on a world it has never seen told, a model trained from scratch finds the passage that holds the
+answer, without labels."""
 
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,23 @@ LOOP = Loop(log_every=20, threads=1, device="cpu")
 def runs(world: Path, knowledge: Corpus, sentences: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Warm-up, joint pre-training and fine-tuning on the tiny world, under a minute."""
     out = tmp_path_factory.mktemp("learning")
-    create_model(corpus=knowledge.folder, out=out / "begin", **{**TINY_MODEL, "hidden": 64, "heads": 4, "projection": 64})  # type: ignore[arg-type]
-    reading, finding = Optim(steps=220, batch=48, lr=3e-3), Optim(steps=120, batch=64, lr=2e-3)
+    create_model(
+        corpus=knowledge.folder,
+        out=out / "begin",
+        **{**TINY_MODEL, "hidden": 64, "heads": 4, "projection": 64},  # type: ignore[arg-type]
+    )
+    reading = Optim(steps=220, batch=48, lr=3e-3)
+    finding = Optim(steps=120, batch=64, lr=2e-3)
     ways: dict[str, Any] = {"masking": "salient", "pairing": "own", "remove_sentence": 0.9}
-    warm = warm_up(model=out / "begin", corpus=knowledge.folder, out=out / "warmup", **ways, reader=reading, retriever=finding, loop=LOOP)
+    warm = warm_up(
+        model=out / "begin",
+        corpus=knowledge.folder,
+        out=out / "warmup",
+        **ways,
+        reader=reading,
+        retriever=finding,
+        loop=LOOP,
+    )
     joint = pretrain(
         model=warm,
         corpus=knowledge.folder,
@@ -57,7 +71,9 @@ def runs(world: Path, knowledge: Corpus, sentences: Corpus, tmp_path_factory: py
     return out
 
 
-def measured(runs: Path, world: Path, knowledge: Corpus, *, model: str, questions: str, retriever: str = "learned") -> Report:
+def measured(
+    runs: Path, world: Path, knowledge: Corpus, *, model: str, questions: str, retriever: str = "learned"
+) -> Report:
     place: dict[str, Any] = {
         "model": runs / model / "model",
         "corpus": knowledge.folder,
@@ -72,7 +88,9 @@ def test_retrieval_emerges_without_labels(runs: Path, world: Path, knowledge: Co
     alone = measured(runs, world, knowledge, model="pretrain", questions="clozes", retriever="none")
     print(warm.table(), joint.table(), alone.table(), sep="\n\n")
     assert joint.gold_recall[1].value > 80
-    assert joint.gold_recall[1].low > warm.gold_recall[1].high + 10, "joint training must improve on the warmed-up retriever"
+    assert joint.gold_recall[1].low > warm.gold_recall[1].high + 10, (
+        "joint training must improve on the warmed-up retriever"
+    )
     assert joint.exact_match is not None
     assert alone.exact_match is not None
     assert joint.exact_match.value > 50, "the masked word is read off the passage"

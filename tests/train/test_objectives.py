@@ -62,7 +62,14 @@ def test_a_sentences_own_passage_is_never_retrieved(
 
     monkeypatch.setattr(ExactIndex, "search", spy)
     refresh = Refresh(every_steps=0)
-    joint_run(tiny_model_folder, knowledge, tmp_path / "run", k=4, optim=JointOptim(steps=3, batch=8), refresh=refresh)
+    joint_run(
+        tiny_model_folder,
+        knowledge,
+        tmp_path / "run",
+        k=4,
+        optim=JointOptim(steps=3, batch=8),
+        refresh=refresh,
+    )
     assert len(seen) == 3
     for own, ids in seen:
         assert own is not None
@@ -71,7 +78,9 @@ def test_a_sentences_own_passage_is_never_retrieved(
 
 
 def test_masked_sentences_hide_salient_values(sentences: Corpus, world: Path) -> None:
-    source = SentenceSource(sentences, scheme="salient", wordpieces=sentences.wordpieces, max_query=32, seed=1)
+    source = SentenceSource(
+        sentences, scheme="salient", wordpieces=sentences.wordpieces, max_query=32, seed=1
+    )
     values = set((world / "phrases.txt").read_text("utf-8").split("\n"))
     drawn = source.draw(0, 20)
     for row, query in enumerate(drawn.masked.queries):
@@ -84,15 +93,23 @@ def test_masked_sentences_hide_salient_values(sentences: Corpus, world: Path) ->
     assert again == [query.tolist() for query in drawn.masked.queries], "parts must draw what the whole draws"
 
 
-@pytest.mark.parametrize("hidden", [[], [1, 1], [-1], [2, 1], [10_000], list(range(1000)), [[1]], [True], [0.5]])
-def test_a_scheme_of_ones_own_that_breaks_its_promise_is_refused(hidden: list[Any], sentences: Corpus, world: Path) -> None:
+@pytest.mark.parametrize(
+    "hidden", [[], [1, 1], [-1], [2, 1], [10_000], list(range(1000)), [[1]], [True], [0.5]]
+)
+def test_a_scheme_of_ones_own_that_breaks_its_promise_is_refused(
+    hidden: list[Any], sentences: Corpus, world: Path
+) -> None:
     class Own:
         needs_spans = False
 
         def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return np.array(hidden[: len(tokens_L)])
 
-    how: dict[str, Any] = {"wordpieces": Wordpieces.load(world / "tokenizer.json"), "max_query": 32, "seed": 0}
+    how: dict[str, Any] = {
+        "wordpieces": Wordpieces.load(world / "tokenizer.json"),
+        "max_query": 32,
+        "seed": 0,
+    }
     with pytest.raises(BadInput, match=r"Own\.choose gave .* ascending, at least one and never all"):
         SentenceSource(sentences, scheme=Own(), **how).draw(0, 4)
 
@@ -116,7 +133,10 @@ def test_located_answers_are_the_answers(knowledge: Corpus, world: Path, tmp_pat
         holds = ids[gold.holds(number, ids)].tolist()
         assert set(question.gold) <= set(holds)
         for passage in holds:
-            found = {wordpieces.decode(knowledge.tokens(passage)[a:b]) for a, b in gold.spans(number, passage).tolist()}
+            found = {
+                wordpieces.decode(knowledge.tokens(passage)[a:b])
+                for a, b in gold.spans(number, passage).tolist()
+            }
             assert found == set(question.answers)
         missing = (set(knowledge.ids.tolist()) - set(holds)).pop()
         assert not len(gold.spans(number, missing))

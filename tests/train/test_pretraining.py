@@ -32,15 +32,26 @@ from tests.train.test_resume import joint_run
 LOOP = Loop(threads=1, device="cpu", log_every=1)
 
 
-def test_without_the_null_document_and_with_the_own_passage(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+def test_without_the_null_document_and_with_the_own_passage(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
     plain = {"optim": JointOptim(steps=2, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
-    joint_run(tiny_model_folder, knowledge, tmp_path / "no-null", null_document=False, own_passage=True, **plain)
+    joint_run(
+        tiny_model_folder, knowledge, tmp_path / "no-null", null_document=False, own_passage=True, **plain
+    )
     row = json.loads((tmp_path / "no-null" / "metrics.jsonl").read_text().splitlines()[-1])
     assert "null_share" not in row
     assert "log_p" in row
     write_questions(tmp_path / "held.jsonl", make_clozes(knowledge, count=10, max_query=32, seed=0))
-    asked: dict[str, Any] = {"corpus": knowledge.folder, "questions": tmp_path / "held.jsonl", "read": 3, "device": "cpu"}
-    report = evaluate(model=tmp_path / "no-null" / "model", predictions=tmp_path / "predictions.jsonl", **asked)
+    asked: dict[str, Any] = {
+        "corpus": knowledge.folder,
+        "questions": tmp_path / "held.jsonl",
+        "read": 3,
+        "device": "cpu",
+    }
+    report = evaluate(
+        model=tmp_path / "no-null" / "model", predictions=tmp_path / "predictions.jsonl", **asked
+    )
     for line in (tmp_path / "predictions.jsonl").read_text("utf-8").splitlines():
         shares = {item["passage_id"]: item["retrieval_probability"] for item in json.loads(line)["evidence"]}
         assert shares.pop(None) == 0, "no weight when it is measured either"
@@ -58,12 +69,26 @@ def test_a_probe_stands_in_the_row_of_the_step_it_was_taken_at(
         return measure_clozes(model, *others, **how)
 
     monkeypatch.setattr("realmlm.train.pretrain.measure_clozes", spy)
-    how = {"optim": JointOptim(steps=6, batch=8, lr=1e-2), "refresh": Refresh(every_steps=0), "loop": replace(LOOP, log_every=2)}
-    joint_run(tiny_model_folder, knowledge, tmp_path / "run", probe=world / "clozes-held-out.jsonl", probe_every=3, **how)
+    how = {
+        "optim": JointOptim(steps=6, batch=8, lr=1e-2),
+        "refresh": Refresh(every_steps=0),
+        "loop": replace(LOOP, log_every=2),
+    }
+    joint_run(
+        tiny_model_folder,
+        knowledge,
+        tmp_path / "run",
+        probe=world / "clozes-held-out.jsonl",
+        probe_every=3,
+        **how,
+    )
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [(row["step"], "recall@1" in row) for row in rows] == [(0, True), (2, False), (4, True), (6, True)]
     assert "worst" in rows[0]
-    before, after = (Realm.from_pretrained(place)[0].reader.mask_head.bias for place in (tiny_model_folder, tmp_path / "run" / "model"))
+    before, after = (
+        Realm.from_pretrained(place)[0].reader.mask_head.bias
+        for place in (tiny_model_folder, tmp_path / "run" / "model")
+    )
     assert torch.equal(seen[0], before), "what it began with"
     assert torch.equal(seen[-1], after), "the model as it was saved"
     assert len(seen) == 3
@@ -76,19 +101,39 @@ def test_a_probe_without_gold_passages_counts_those_with_the_hidden_words(
     still = {"optim": JointOptim(steps=1, batch=2), "refresh": Refresh(every_steps=0)}
     joint_run(tiny_model_folder, knowledge, tmp_path / "run", probe=tmp_path / "probe.jsonl", **still)
     began = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
-    asked: dict[str, Any] = {"corpus": knowledge.folder, "questions": tmp_path / "probe.jsonl", "read": 0, "device": "cpu"}
+    asked: dict[str, Any] = {
+        "corpus": knowledge.folder,
+        "questions": tmp_path / "probe.jsonl",
+        "read": 0,
+        "device": "cpu",
+    }
     expected = evaluate(model=tiny_model_folder, **asked).recall[1].value / 100
     assert expected > 0
-    assert began["recall@1"] == pytest.approx(expected, abs=0.011), "one sentence may differ: the index keeps half precision"
+    assert began["recall@1"] == pytest.approx(expected, abs=0.011), (
+        "one sentence may differ: the index keeps half precision"
+    )
     assert "worst" not in began, "each is the only wording of what it says"
 
 
 def test_joint_training_points_at_what_it_retrieves(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
-    optim, still = JointOptim(steps=60, batch=16, lr=3e-3, retriever_lr=3e-3), Refresh(every_steps=0)
-    joint = Pretrain(model=towns_model, corpus=towns.folder, out=tmp_path / "run", k=3, optim=optim, refresh=still, loop=LOOP, pointing=1.0)
+    optim = JointOptim(steps=60, batch=16, lr=3e-3, retriever_lr=3e-3)
+    still = Refresh(every_steps=0)
+    joint = Pretrain(
+        model=towns_model,
+        corpus=towns.folder,
+        out=tmp_path / "run",
+        k=3,
+        optim=optim,
+        refresh=still,
+        loop=LOOP,
+        pointing=1.0,
+    )
     run_pretrain(joint)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    first, last = ({name: np.mean([row[name] for row in part]) for name in ("held", "pointed")} for part in (rows[:10], rows[-10:]))
+    first, last = (
+        {name: np.mean([row[name] for row in part]) for name in ("held", "pointed")}
+        for part in (rows[:10], rows[-10:])
+    )
     assert 0 < first["held"] < 1
     assert last["pointed"] > 3 * first["pointed"]
 
@@ -97,19 +142,38 @@ def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_
     """log Σ_z p(z|x) p(y where it stands|z,x), passage by passage, and its gradient by f(x,z)."""
     model, pieces = Realm.from_pretrained(towns_model)
     source = SentenceSource(towns, scheme="salient", wordpieces=pieces, max_query=32, seed=0)
-    how: dict[str, Any] = {"marginal": "joint", "pointing": 1.0, "freeze_retriever": 0, "probe": [], "probe_every": 1}
+    how: dict[str, Any] = {
+        "marginal": "joint",
+        "pointing": 1.0,
+        "freeze_retriever": 0,
+        "probe": [],
+        "probe_every": 1,
+    }
     objective = JointPretraining(model, pieces, towns, source, None, k=3, null_document=True, own=None, **how)  # type: ignore[arg-type]
     masked = source.draw(0, 4).masked
     runs = masked.runs(model.config.max_answer)
     numbers = towns.ids.tolist()
-    having = [next(n for n in numbers if len(places_of(words, towns.tokens(n)))) for words in runs if words is not None]
-    lacking = [next(n for n in numbers if not len(places_of(words, towns.tokens(n)))) for words in runs if words is not None]
+    having = [
+        next(n for n in numbers if len(places_of(words, towns.tokens(n))))
+        for words in runs
+        if words is not None
+    ]
+    lacking = [
+        next(n for n in numbers if not len(places_of(words, towns.tokens(n))))
+        for words in runs
+        if words is not None
+    ]
     passages = [number for pair in zip(having, lacking, strict=True) for number in (None, *pair)]
     scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     _, hidden, read = read_masks(model, pieces, towns, masked, passages)
     found, some = objective._point(masked, passages, hidden, read, scores)
     assert some.all()
-    pointed, _ = point(model.reader, hidden, read, standing([w for w in runs for _ in range(3)], bodies_of(passages, towns), read))
+    pointed, _ = point(
+        model.reader,
+        hidden,
+        read,
+        standing([w for w in runs for _ in range(3)], bodies_of(passages, towns), read),
+    )
     expected = (scores.softmax(-1)[:, 1] * pointed.view(4, 3)[:, 1].exp()).log()
     assert torch.allclose(found, expected, atol=1e-5)
     found.sum().backward()
@@ -122,7 +186,9 @@ def bodies_of(passages: list[Any], corpus: Corpus) -> list[np.ndarray]:
     return [np.zeros(0, dtype=np.int64) if number is None else corpus.tokens(number) for number in passages]
 
 
-def test_pointing_is_the_same_whatever_else_is_in_the_batch(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
+def test_pointing_is_the_same_whatever_else_is_in_the_batch(
+    towns: Corpus, towns_model: Path, tmp_path: Path
+) -> None:
     model, pieces = Realm.from_pretrained(towns_model)
     bodies = [np.array([20, 21, 5]), np.array([7, 20, 22, 20, 21, 30, 31, 32]), np.array([40, 41, 42, 43])]
     inputs = reader_inputs([np.array([9, pieces.mask, 10])] * 3, bodies, pieces, max_query=8, max_length=40)
@@ -136,7 +202,9 @@ def test_pointing_is_the_same_whatever_else_is_in_the_batch(towns: Corpus, towns
     assert not point(model.reader, hidden, inputs, gold[:0])[1].any()
 
 
-def test_layers_are_compiled_once_each_when_asked(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: Any) -> None:
+def test_layers_are_compiled_once_each_when_asked(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: Any
+) -> None:
     compiled: list[torch.nn.Module] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, dynamic: compiled.append(layer))
     plain = {"optim": JointOptim(steps=1, batch=8), "refresh": Refresh(every_steps=0), "k": 3}
@@ -149,7 +217,8 @@ def test_layers_are_compiled_once_each_when_asked(tiny_model_folder: Path, knowl
 
 
 def test_a_glimpse_is_a_run_of_words_beside_what_is_hidden() -> None:
-    rng, tokens = np.random.default_rng(0), np.arange(100, 140)
+    rng = np.random.default_rng(0)
+    tokens = np.arange(100, 140)
     for _ in range(200):
         positions = np.arange(start := int(rng.integers(38)), start + 2)
         seen = glimpse(tokens, positions, rng)
@@ -166,16 +235,30 @@ def test_a_text_cut_otherwise_from_the_same_documents_is_said(
     towns: Corpus, towns_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = str(towns.folder.parent / "towns.jsonl")
-    short = build_corpus([source], tmp_path / "corpus", tokenizer=str(towns.folder), max_wordpieces=12, workers=1)
+    short = build_corpus(
+        [source], tmp_path / "corpus", tokenizer=str(towns.folder), max_wordpieces=12, workers=1
+    )
     assert share_cut_otherwise(towns, short, SameWords(towns, short)) == 1
     mark_spans(short, rule_tagger(short))
-    joint = {"model": towns_model, "corpus": towns.folder, "k": 3, "optim": JointOptim(steps=1, batch=2), "refresh": Refresh(every_steps=0)}
-    for name, text, own, said in (("short", short, False, True), ("own", short, True, False), ("same", towns, False, False)):
+    joint = {
+        "model": towns_model,
+        "corpus": towns.folder,
+        "k": 3,
+        "optim": JointOptim(steps=1, batch=2),
+        "refresh": Refresh(every_steps=0),
+    }
+    for name, text, own, said in (
+        ("short", short, False, True),
+        ("own", short, True, False),
+        ("same", towns, False, False),
+    ):
         run_pretrain(Pretrain(**joint, text=text.folder, out=tmp_path / name, own_passage=own, loop=LOOP))  # type: ignore[arg-type]
         assert ("can retrieve themselves" in capsys.readouterr().err) == said
 
 
-def test_the_own_passage_is_known_where_two_copies_were_edited_otherwise(towns: Corpus, tmp_path: Path) -> None:
+def test_the_own_passage_is_known_where_two_copies_were_edited_otherwise(
+    towns: Corpus, tmp_path: Path
+) -> None:
     added = [Article("", "A heron came."), Article("", "A badger went.")]
     text, corpus = (
         Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / name))).edit(add=order)[0]
@@ -183,17 +266,27 @@ def test_the_own_passage_is_known_where_two_copies_were_edited_otherwise(towns: 
     )
     same = SameWords(corpus, text)(text.ids)
     assert same.shape == (len(text), 1)
-    assert all(corpus[int(there)].text == text[number].text for number, there in zip(text.ids.tolist(), same[:, 0], strict=True))
+    assert all(
+        corpus[int(there)].text == text[number].text
+        for number, there in zip(text.ids.tolist(), same[:, 0], strict=True)
+    )
 
 
 def test_all_copies_of_a_passage_are_known(towns: Corpus, tmp_path: Path) -> None:
     copies = [Article("A copy", towns[number].text) for number in (0, 2, 0)]
-    corpus = Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / "z"))).edit(add=copies)[0].edit(remove=[1])[0]
+    corpus = (
+        Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / "z")))
+        .edit(add=copies)[0]
+        .edit(remove=[1])[0]
+    )
     for text in (corpus, towns):
-        own, texts = SameWords(corpus, text), {number: corpus[number].text for number in corpus.ids.tolist()}
+        own = SameWords(corpus, text)
+        texts = {number: corpus[number].text for number in corpus.ids.tolist()}
         rows = own(text.ids).tolist()
         for number, row in zip(text.ids.tolist(), rows, strict=True):
-            assert [there for there in row if there >= 0] == [there for there, words in texts.items() if words == text[number].text]
+            assert [there for there in row if there >= 0] == [
+                there for there, words in texts.items() if words == text[number].text
+            ]
         assert own.has(text.ids).tolist() == [max(row) >= 0 for row in rows]
         assert own.most == 3
         assert own(text.ids[3:5]).shape == (2, 1)
@@ -205,20 +298,30 @@ def test_no_copy_of_a_sentences_own_passage_is_retrieved(
     added = [Article("A copy", towns[number].text) for number in towns.ids.tolist()]
     twice = Corpus.open(Path(shutil.copytree(towns.folder, tmp_path / "twice"))).edit(add=added)[0]
     mark_spans(twice, rule_tagger(twice))
-    drawn, retrieved, search, draw = [], [], ExactIndex.search, SentenceSource.draw
+    drawn = []
+    retrieved = []
+    search = ExactIndex.search
+    draw = SentenceSource.draw
 
     def drawing(source: SentenceSource, first: int, count: int) -> Any:
         drawn.append(draw(source, first, count))
         return drawn[-1]
 
-    def searching(index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_QE: torch.Tensor | None = None) -> Any:
+    def searching(
+        index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_QE: torch.Tensor | None = None
+    ) -> Any:
         hits = search(index, queries, k, exclude_QE=exclude_QE)
         retrieved.append(hits.ids_QK.tolist())
         return hits
 
     monkeypatch.setattr(SentenceSource, "draw", drawing)
     monkeypatch.setattr(ExactIndex, "search", searching)
-    joint: dict[str, Any] = {"k": 6, "optim": JointOptim(steps=4, batch=8), "refresh": Refresh(every_steps=0), "loop": LOOP}
+    joint: dict[str, Any] = {
+        "k": 6,
+        "optim": JointOptim(steps=4, batch=8),
+        "refresh": Refresh(every_steps=0),
+        "loop": LOOP,
+    }
     run_pretrain(Pretrain(model=towns_model, corpus=twice.folder, text=None, out=tmp_path / "run", **joint))
     assert len(retrieved) == 4
     for sentences, rows in zip(drawn, retrieved, strict=False):
@@ -231,27 +334,48 @@ def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
     towns: Corpus, towns_model: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     source = str(towns.folder.parent / "towns.jsonl")
-    firsts = build_corpus([source], tmp_path / "firsts", tokenizer=str(towns.folder), max_wordpieces=24, max_passages=1, workers=1)
+    firsts = build_corpus(
+        [source],
+        tmp_path / "firsts",
+        tokenizer=str(towns.folder),
+        max_wordpieces=24,
+        max_passages=1,
+        workers=1,
+    )
     same = SameWords(firsts, towns)(towns.ids)[:, 0]
     for number in towns.ids.tolist():
         there = towns[number].text in [firsts[other].text for other in firsts.ids.tolist()]
         assert (firsts[int(same[number])].text == towns[number].text) if there else same[number] == -1
-    rest = build_corpus([source], tmp_path / "rest", tokenizer=str(towns.folder), max_wordpieces=24, skip_passages=1, workers=1)
+    rest = build_corpus(
+        [source],
+        tmp_path / "rest",
+        tokenizer=str(towns.folder),
+        max_wordpieces=24,
+        skip_passages=1,
+        workers=1,
+    )
     assert SameWords(firsts, rest).most == 0
-    assert share_cut_otherwise(firsts, rest, SameWords(firsts, rest)) == share_cut_otherwise(towns, towns, SameWords(towns, towns)) == 0
+    assert (
+        share_cut_otherwise(firsts, rest, SameWords(firsts, rest))
+        == share_cut_otherwise(towns, towns, SameWords(towns, towns))
+        == 0
+    )
     assert SameWords(towns, towns)(towns.ids)[:, 0].tolist() == towns.ids.tolist()
 
     excluded: list[int] = []
     search = ExactIndex.search
 
-    def watched(index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_QE: torch.Tensor | None = None) -> Any:
+    def watched(
+        index: ExactIndex, queries: torch.Tensor, k: int, *, exclude_QE: torch.Tensor | None = None
+    ) -> Any:
         excluded.extend(exclude_QE.flatten().tolist() if exclude_QE is not None else [])
         return search(index, queries, k, exclude_QE=exclude_QE)
 
     monkeypatch.setattr(ExactIndex, "search", watched)
     held = [Question(text="Town0 bears a [MASK] on its arms.", answers=("heron",), id="0", source=0)]
     write_questions(tmp_path / "held.jsonl", held)
-    optim, still = JointOptim(steps=6, batch=8), Refresh(every_steps=0)
+    optim = JointOptim(steps=6, batch=8)
+    still = Refresh(every_steps=0)
     run_pretrain(
         Pretrain(
             model=towns_model,
@@ -270,15 +394,26 @@ def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
 
 
 def test_the_query_tower_gets_glimpses_and_the_reader_the_sentence(knowledge: Corpus) -> None:
-    common: dict[str, Any] = {"scheme": "salient", "wordpieces": knowledge.wordpieces, "max_query": 32, "seed": 0}
+    common: dict[str, Any] = {
+        "scheme": "salient",
+        "wordpieces": knowledge.wordpieces,
+        "max_query": 32,
+        "seed": 0,
+    }
     plain, some = (SentenceSource(knowledge, glimpses=share, **common).draw(40, 60) for share in (0.0, 0.5))
-    assert [query.tolist() for query in plain.masked.queries] == [query.tolist() for query in some.masked.queries]
+    assert [query.tolist() for query in plain.masked.queries] == [
+        query.tolist() for query in some.masked.queries
+    ]
     assert [seen.tolist() for seen in plain.seen] == [query.tolist() for query in plain.masked.queries]
-    changed = sum(seen.tolist() != query.tolist() for seen, query in zip(some.seen, some.masked.queries, strict=True))
+    changed = sum(
+        seen.tolist() != query.tolist() for seen, query in zip(some.seen, some.masked.queries, strict=True)
+    )
     assert 15 < changed < 45
 
 
-def test_what_is_hidden_and_shown_is_as_asked(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_is_hidden_and_shown_is_as_asked(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, monkeypatch: Any
+) -> None:
     with pytest.raises(BadInput, match="--masking salient"):
         Pretrain(corpus=knowledge.folder, out=tmp_path / "run", recurring=True, masking="uniform")
     plain = {"optim": JointOptim(steps=2, batch=8), "refresh": Refresh(every_steps=0), "k": 3}

@@ -47,9 +47,12 @@ def cut_at(cuts: set[int], monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 @pytest.fixture(params=["warmup", "pretrain", "pretrain-same-text", "finetune", "finetune-refreshed"])
-def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, world: Path) -> Stage:
+def stage(
+    request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, world: Path
+) -> Stage:
     """A training stage as a function of its folder."""
-    z, x = knowledge.folder, sentences.folder
+    z = knowledge.folder
+    x = sentences.folder
     common: dict[str, Any] = {"model": tiny_model_folder, "corpus": z, "loop": LOOP}
     joint: dict[str, Any] = {
         "k": 3,
@@ -60,7 +63,12 @@ def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Co
         "probe_every": 5,
         "refresh": IN_LINE,
     }
-    asking: dict[str, Any] = {"questions": (world / "questions-train.jsonl",), "read": 2, "candidates": 20, "closed_book": 0.1}
+    asking: dict[str, Any] = {
+        "questions": (world / "questions-train.jsonl",),
+        "read": 2,
+        "candidates": 20,
+        "closed_book": 0.1,
+    }
     stages: dict[str, Stage] = {
         "warmup": lambda out: warm_up(
             **common,
@@ -73,7 +81,9 @@ def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Co
         ),
         "pretrain": lambda out: pretrain(**common, **joint, out=out, text=x, optim=OPTIM),
         "pretrain-same-text": lambda out: pretrain(**common, **joint, out=out, text=None, optim=OPTIM),
-        "finetune": lambda out: finetune(**common, **asking, out=out, optim=OPTIM, refresh=Refresh(every_steps=0)),
+        "finetune": lambda out: finetune(
+            **common, **asking, out=out, optim=OPTIM, refresh=Refresh(every_steps=0)
+        ),
         "finetune-refreshed": lambda out: finetune(**common, **asking, out=out, optim=OPTIM, refresh=IN_LINE),
     }
     return stages[request.param]
@@ -81,7 +91,9 @@ def stage(request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Co
 
 def joint_run(model: Path, corpus: Corpus, out: Path, **changed: Any) -> Path:
     """A short deterministic pre-training with the settings that most tests share."""
-    settings = Pretrain(model=model, corpus=corpus.folder, out=out, k=3, optim=OPTIM, refresh=IN_LINE, loop=LOOP)
+    settings = Pretrain(
+        model=model, corpus=corpus.folder, out=out, k=3, optim=OPTIM, refresh=IN_LINE, loop=LOOP
+    )
     return run_pretrain(dataclasses.replace(settings, **changed))
 
 
@@ -93,7 +105,9 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_cut_off_at_any_step_ends_with_the_same_bits(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = weights(stage(tmp_path / "whole"))
     cuts = cut_at({2, 3, 7, 10}, monkeypatch)
     for _ in range(4):
@@ -112,9 +126,27 @@ def test_two_undisturbed_runs_are_equal_and_rows_are_whole(
     assert same(weights(run(tmp_path / "a")), weights(run(tmp_path / "b")))
     rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 11]
-    expected = {"step", "loss", "log_p", "utility", "null_share", "top_share", "index_age", "swaps", "queries/s", "seconds"}
+    expected = {
+        "step",
+        "loss",
+        "log_p",
+        "utility",
+        "null_share",
+        "top_share",
+        "index_age",
+        "swaps",
+        "queries/s",
+        "seconds",
+    }
     assert expected <= set(rows[0])
-    assert [row["index_age"] for row in rows] == [1, 3, 1, 3, 1, 2]  # at the last step of each row; swapped before steps 4 and 8
+    assert [row["index_age"] for row in rows] == [
+        1,
+        3,
+        1,
+        3,
+        1,
+        2,
+    ]  # at the last step of each row; swapped before steps 4 and 8
 
 
 def test_another_config_does_not_go_on_with_a_run(tmp_path: Path) -> None:
@@ -123,21 +155,30 @@ def test_another_config_does_not_go_on_with_a_run(tmp_path: Path) -> None:
         Run.begin(tmp_path / "run", stage="pretrain", config={"k": 4})
 
 
-def test_accumulation_gives_the_same_gradient(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, tmp_path: Path) -> None:
+def test_accumulation_gives_the_same_gradient(
+    tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, tmp_path: Path
+) -> None:
     """The same batch in one part or in two: the weights agree up to rounding."""
-    before, results = weights(tiny_model_folder), []
+    before = weights(tiny_model_folder)
+    results = []
     for parts in (1, 2):
         optim = dataclasses.replace(OPTIM, steps=1, accumulate=parts, batch=4)
         out = tmp_path / f"parts{parts}"
-        model = joint_run(tiny_model_folder, knowledge, out, text=sentences.folder, masking="whole-word", optim=optim)
+        model = joint_run(
+            tiny_model_folder, knowledge, out, text=sentences.folder, masking="whole-word", optim=optim
+        )
         results.append(weights(model))
     moved = {name: (results[0][name] - before[name]).abs().max().item() for name in before}
     for name, tensor in results[0].items():
         assert torch.allclose(tensor, results[1][name], atol=2e-5), name
-    assert sum(distance > 1e-4 for distance in moved.values()) > len(moved) / 2, "the step must have moved most weights"
+    assert sum(distance > 1e-4 for distance in moved.values()) > len(moved) / 2, (
+        "the step must have moved most weights"
+    )
 
 
-def test_batches_put_together_ahead_are_the_same_batches(knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_put_together_ahead_are_the_same_batches(
+    knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With dropout, which draws from the generator that nothing else may touch; cut off and resumed too."""
     model = tmp_path / "model"
     create_model(corpus=knowledge.folder, out=model, **(TINY_MODEL | {"dropout": 0.1}))  # type: ignore[arg-type]
@@ -169,7 +210,9 @@ def test_a_run_lets_go_of_what_it_needs_no_more_only_when_all_have_left_it(tmp_p
     assert {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()} == {"model"}
 
 
-def test_several_trainers_of_one_run_are_refused_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_trainers_of_one_run_are_refused_in_plain_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
     with pytest.raises(BadInput, match="leave out torchrun"):
         Run.begin(tmp_path / "run", stage="pretrain", config={})

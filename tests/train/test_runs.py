@@ -40,8 +40,17 @@ def own(world: Path, tmp_path: Path) -> Corpus:
 
 @pytest.fixture
 def settings(tiny_model_folder: Path, own: Corpus, tmp_path: Path) -> Pretrain:
-    optim, refresh = JointOptim(steps=6, batch=4, lr=1e-3), Refresh(every_steps=0)
-    return Pretrain(model=tiny_model_folder, corpus=own.folder, out=tmp_path / "run", k=3, optim=optim, refresh=refresh, loop=LOOP)
+    optim = JointOptim(steps=6, batch=4, lr=1e-3)
+    refresh = Refresh(every_steps=0)
+    return Pretrain(
+        model=tiny_model_folder,
+        corpus=own.folder,
+        out=tmp_path / "run",
+        k=3,
+        optim=optim,
+        refresh=refresh,
+        loop=LOOP,
+    )
 
 
 def fail_at(step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +64,15 @@ def fail_at(step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(training, "_one_step", failing)
 
 
-def test_a_failure_after_some_work_keeps_the_work(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_after_some_work_keeps_the_work(
+    settings: Pretrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail_at(5, NotEnough("no more"), monkeypatch)
     with pytest.raises(NotEnough):
         pretrain(**flat(settings))
-    assert (settings.out / "checkpoints" / "step-00000004").is_dir(), "no row was written yet, but two checkpoints were"
+    assert (settings.out / "checkpoints" / "step-00000004").is_dir(), (
+        "no row was written yet, but two checkpoints were"
+    )
 
 
 def test_a_start_that_fails_leaves_nothing(settings: Pretrain, tmp_path: Path) -> None:
@@ -95,7 +108,11 @@ def test_a_run_knows_its_corpus_whatever_folder_it_is_resumed_from(
 
 
 def test_a_run_does_not_go_on_with_other_spans(
-    settings: Pretrain, own: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Pretrain,
+    own: Corpus,
+    world: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     phrases = (world / "phrases.txt").read_text("utf-8").split("\n")
     with monkeypatch.context() as patch:
@@ -105,24 +122,34 @@ def test_a_run_does_not_go_on_with_other_spans(
     mark_spans(own, PhraseTagger(phrases[::2]))
     with pytest.raises(SystemExit):
         cli.main(["pretrain", "--resume", str(settings.out)])
-    assert f"the spans of {own.folder} were marked again since {settings.out} began" in capsys.readouterr().err
+    assert (
+        f"the spans of {own.folder} were marked again since {settings.out} began" in capsys.readouterr().err
+    )
     mark_spans(own, PhraseTagger(phrases))
     cli.main(["pretrain", "--resume", str(settings.out)])
 
 
-def test_spans_that_are_not_masked_may_change(settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_that_are_not_masked_may_change(
+    settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fail_at(5, NotEnough("power cut"), patch)
         with pytest.raises(NotEnough):
             pretrain(**{**flat(settings), "masking": "uniform"})
-    warmup = cut_in_the_retriever(dataclasses.replace(settings, out=settings.out.with_name("warm")), monkeypatch, masking="salient")
+    warmup = cut_in_the_retriever(
+        dataclasses.replace(settings, out=settings.out.with_name("warm")), monkeypatch, masking="salient"
+    )
     mark_spans(own, PhraseTagger(["nothing"]))
     cli.main(["pretrain", "--resume", str(settings.out)])
     cli.main(["warmup", "--resume", str(warmup.out)])
 
 
-@pytest.mark.parametrize("flag", [("--corpus", "typo"), ("--model", "typo"), ("--probe", "typo"), ("--loop.device", "typo")])
-def test_a_mistyped_flag_beside_resume_changes_nothing(settings: Pretrain, flag: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "flag", [("--corpus", "typo"), ("--model", "typo"), ("--probe", "typo"), ("--loop.device", "typo")]
+)
+def test_a_mistyped_flag_beside_resume_changes_nothing(
+    settings: Pretrain, flag: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for error in (NotEnough("before the first step"), NotEnough("before the last step")):
         with monkeypatch.context() as patch:
             fail_at(5 if "last" in str(error) else 0, error, patch)
@@ -134,9 +161,15 @@ def test_a_mistyped_flag_beside_resume_changes_nothing(settings: Pretrain, flag:
     cli.main(["pretrain", "--resume", str(settings.out)])
 
 
-@pytest.mark.parametrize("flag", [("--masking", "uniform"), ("--k", "4"), ("--loop.seed", "1"), ("--text", "{own}")])
+@pytest.mark.parametrize(
+    "flag", [("--masking", "uniform"), ("--k", "4"), ("--loop.seed", "1"), ("--text", "{own}")]
+)
 def test_what_a_run_learned_with_does_not_change(
-    settings: Pretrain, own: Corpus, flag: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Pretrain,
+    own: Corpus,
+    flag: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with monkeypatch.context() as patch:
         fail_at(5, NotEnough("power cut"), patch)
@@ -146,12 +179,26 @@ def test_what_a_run_learned_with_does_not_change(
         cli.main(["pretrain", "--resume", str(settings.out), flag[0], flag[1].format(own=own.folder)])
     assert end.value.code == 2
     assert f"has already trained with other settings ({flag[0][2:]})" in capsys.readouterr().err
-    cli.main(["pretrain", "--resume", str(settings.out), "--optim.steps", "7", "--refresh.every-steps", "3", "--refresh.no-process"])
+    cli.main(
+        [
+            "pretrain",
+            "--resume",
+            str(settings.out),
+            "--optim.steps",
+            "7",
+            "--refresh.every-steps",
+            "3",
+            "--refresh.no-process",
+        ]
+    )
     assert read_run(settings.out)["config"]["optim"]["steps"] == 7
 
 
-def test_a_run_that_has_made_no_step_may_change(settings: Pretrain, own: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was out of memory, say, after its probe. The first index is then that of the model it goes on with."""
+def test_a_run_that_has_made_no_step_may_change(
+    settings: Pretrain, own: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was out of memory, say, after its probe. The first index is then that of the model it goes on
+    with."""
     other = tmp_path / "other"
     create_model(corpus=own.folder, out=other, **(TINY_MODEL | {"seed": 7}))  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
@@ -166,7 +213,9 @@ def test_a_run_that_has_made_no_step_may_change(settings: Pretrain, own: Corpus,
     assert same(weights(settings.out / "model"), weights(pretrain(**anew)))
 
 
-def test_a_run_does_not_go_on_with_another_corpus(settings: Pretrain, own: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_go_on_with_another_corpus(
+    settings: Pretrain, own: Corpus, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fail_at(5, NotEnough("power cut"), patch)
         with pytest.raises(NotEnough):
@@ -180,7 +229,9 @@ def test_a_run_does_not_go_on_with_another_corpus(settings: Pretrain, own: Corpu
     pretrain(**flat(settings))
 
 
-def test_a_run_does_not_go_on_without_the_edits_it_knew(settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_go_on_without_the_edits_it_knew(
+    settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own.edit(remove=[0])
     with monkeypatch.context() as patch:
         fail_at(5, NotEnough("power cut"), patch)
@@ -191,7 +242,9 @@ def test_a_run_does_not_go_on_without_the_edits_it_knew(settings: Pretrain, own:
         pretrain(**flat(settings))
 
 
-def test_a_run_does_not_go_on_with_other_sentences_held_out(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_go_on_with_other_sentences_held_out(
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = tmp_path / "held.jsonl"
     write_questions(held, [Question("Nothing of [MASK] stands there.", ("this",))])
     before = held.read_text()
@@ -204,7 +257,9 @@ def test_a_run_does_not_go_on_with_other_sentences_held_out(settings: Pretrain, 
         pretrain(**flat(settings) | {"hold_out": held})
 
 
-def test_a_run_begun_before_corpora_had_fingerprints_goes_on(settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_begun_before_corpora_had_fingerprints_goes_on(
+    settings: Pretrain, own: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fail_at(5, NotEnough("power cut"), patch)
         with pytest.raises(NotEnough):
@@ -216,7 +271,9 @@ def test_a_run_begun_before_corpora_had_fingerprints_goes_on(settings: Pretrain,
     assert json.loads(pins.read_text())[f"{own.folder}/manifest.json"] == own.fingerprint
 
 
-def test_located_answers_belong_to_their_questions_and_edits(own: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_located_answers_belong_to_their_questions_and_edits(
+    own: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = own[3].text
     question = Question("what?", (text.split()[0],))
     before = locate_answers(own, [question])
@@ -265,7 +322,9 @@ def test_a_run_begun_before_a_setting_existed_goes_on(settings: Pretrain) -> Non
         pretrain(**flat(settings) | {"pointing": 1.0})
 
 
-def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_ended_is_not_made_to_lie(
+    settings: Pretrain, capsys: pytest.CaptureFixture[str]
+) -> None:
     pretrain(**flat(settings))
     with pytest.raises(SystemExit) as end:
         cli.main(["pretrain", "--resume", str(settings.out), "--optim.steps", "40"])
@@ -274,10 +333,14 @@ def test_a_run_that_has_ended_is_not_made_to_lie(settings: Pretrain, capsys: pyt
     assert read_run(settings.out)["config"] == record(settings)
 
 
-def cut_in_the_retriever(settings: Pretrain, monkeypatch: pytest.MonkeyPatch, masking: Any = "uniform") -> Warmup:
+def cut_in_the_retriever(
+    settings: Pretrain, monkeypatch: pytest.MonkeyPatch, masking: Any = "uniform"
+) -> Warmup:
     """A warm-up whose reader has ended after 2 steps and whose retriever was cut off at 3 of 4."""
     optims: dict[str, Any] = {"reader": Optim(steps=2, batch=4), "retriever": Optim(steps=4, batch=4)}
-    warmup = Warmup(model=settings.model, corpus=settings.corpus, out=settings.out, masking=masking, loop=LOOP, **optims)
+    warmup = Warmup(
+        model=settings.model, corpus=settings.corpus, out=settings.out, masking=masking, loop=LOOP, **optims
+    )
     with monkeypatch.context() as patch:
         fail_at(3, NotEnough("power cut"), patch)
         with pytest.raises(NotEnough):
@@ -285,9 +348,15 @@ def cut_in_the_retriever(settings: Pretrain, monkeypatch: pytest.MonkeyPatch, ma
     return warmup
 
 
-@pytest.mark.parametrize("flag", [("--reader.steps", "40"), ("--reader.steps", "0"), ("--masking", "whole-word"), ("--pointing", "1")])
+@pytest.mark.parametrize(
+    "flag",
+    [("--reader.steps", "40"), ("--reader.steps", "0"), ("--masking", "whole-word"), ("--pointing", "1")],
+)
 def test_a_part_that_has_ended_is_not_made_to_lie(
-    settings: Pretrain, flag: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Pretrain,
+    flag: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     warmup = cut_in_the_retriever(settings, monkeypatch)
     with pytest.raises(SystemExit) as end:
@@ -311,8 +380,11 @@ def test_a_part_that_was_left_out_cannot_be_made_later(
     settings: Pretrain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The retriever's checkpoint has the reader it began with: what another one learned would be lost."""
-    none, some = Optim(steps=0, batch=4), Optim(steps=4, batch=4)
-    warmup = Warmup(model=settings.model, corpus=settings.corpus, out=settings.out, reader=none, retriever=some, loop=LOOP)
+    none = Optim(steps=0, batch=4)
+    some = Optim(steps=4, batch=4)
+    warmup = Warmup(
+        model=settings.model, corpus=settings.corpus, out=settings.out, reader=none, retriever=some, loop=LOOP
+    )
     fail_at(3, NotEnough("power cut"), monkeypatch)
     with pytest.raises(NotEnough):
         run_warmup(warmup)
@@ -322,16 +394,21 @@ def test_a_part_that_was_left_out_cannot_be_made_later(
     assert read_run(warmup.out)["config"] == record(warmup)
 
 
-def test_a_rows_speed_is_that_of_the_steps_since_the_clock_began(settings: Pretrain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rows_speed_is_that_of_the_steps_since_the_clock_began(
+    settings: Pretrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cut off at step 3 with a row every 4 steps, each step taking a second."""
-    steps, one_step = [0], training._one_step
+    steps = [0]
+    one_step = training._one_step
 
     def counted(*parts: Any, **rest: Any) -> Any:
         steps[0] += 1
         return one_step(*parts, **rest)
 
     monkeypatch.setattr(training, "_one_step", counted)
-    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: float(steps[0]), perf_counter=time.perf_counter))
+    monkeypatch.setattr(
+        training, "time", SimpleNamespace(monotonic=lambda: float(steps[0]), perf_counter=time.perf_counter)
+    )
     loop = Loop(log_every=4, checkpoint_every=3, threads=1, device="cpu")
     changed = flat(settings) | {"loop": loop, "optim": JointOptim(steps=10, batch=4)}
     with monkeypatch.context() as patch:
@@ -343,7 +420,9 @@ def test_a_rows_speed_is_that_of_the_steps_since_the_clock_began(settings: Pretr
     assert [(row["step"], row["queries/s"]) for row in rows] == [(4, 4.0), (8, 4.0), (10, 4.0)]
 
 
-def test_a_row_cut_off_in_its_middle_is_the_same_row(settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_cut_off_in_its_middle_is_the_same_row(
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = dataclasses.replace(LOOP, log_every=4, checkpoint_every=3)
     pretrain(**{**flat(settings), "loop": loop, "out": tmp_path / "whole"})
     with monkeypatch.context() as patch:

@@ -1,4 +1,5 @@
-"""Every term of what is learned, by hand: what the losses are made of, what a step moves and how far, and what does not waver."""
+"""Every term of what is learned, by hand: what the losses are made of, what a step moves and how far, and
+what does not waver."""
 
 import dataclasses
 import threading
@@ -39,7 +40,7 @@ Model = tuple[Realm, Wordpieces]
 CLOCK = Clock(torch.device("cpu"))
 
 
-# --- a step -----------------------------------------------------------------------------------------------------------------------------
+# --- a step -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,32 @@ def steps_of(model: Path, corpus: Corpus, out: Path, optim: Optim, **changed: An
 
     class Watched(JointPretraining):
         def measure(self, done: int, clock: Clock) -> dict[str, Any]:
-            weights, norms = {}, {}
+            weights = {}
+            norms = {}
             for name, parameters in self.groups().items():
                 weights[name] = torch.cat([parameter.detach().flatten() for parameter in parameters])
-                norms[name] = sum(float(parameter.grad.square().sum()) for parameter in parameters if parameter.grad is not None) ** 0.5
+                norms[name] = (
+                    sum(
+                        float(parameter.grad.square().sum())
+                        for parameter in parameters
+                        if parameter.grad is not None
+                    )
+                    ** 0.5
+                )
             seen.append(Seen(weights, norms))
             return {}
 
-    still, loop = Refresh(every_steps=0), Loop(threads=1, device="cpu")
-    settings = Pretrain(model=model, corpus=corpus.folder, out=out, k=3, optim=optim, refresh=still, loop=loop)  # type: ignore[arg-type]
+    still = Refresh(every_steps=0)
+    loop = Loop(threads=1, device="cpu")
+    settings = Pretrain(
+        model=model,
+        corpus=corpus.folder,
+        out=out,
+        k=3,
+        optim=optim,  # type: ignore[arg-type]
+        refresh=still,
+        loop=loop,
+    )
     run_pretrain(dataclasses.replace(settings, **changed), objective=Watched)
     return seen
 
@@ -79,7 +97,9 @@ def test_a_frozen_retriever_rests_and_then_learns(towns: Corpus, towns_model: Pa
     assert moved == {"retriever": [False, False, True, True], "reader": [True] * 4}
 
 
-def test_reader_and_retriever_learn_at_their_own_rates(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
+def test_reader_and_retriever_learn_at_their_own_rates(
+    towns: Corpus, towns_model: Path, tmp_path: Path
+) -> None:
     """Adam's first step moves a weight by its learning rate, whatever the gradient."""
     optim = JointOptim(steps=1, batch=4, lr=1e-3, retriever_lr=1e-2, weight_decay=0.0)
     before, after = steps_of(towns_model, towns, tmp_path / "run", optim)
@@ -87,7 +107,9 @@ def test_reader_and_retriever_learn_at_their_own_rates(towns: Corpus, towns_mode
     assert moved == pytest.approx({"reader": 1e-3, "retriever": 1e-2}, rel=1e-2)
 
 
-def test_the_gradients_of_reader_and_retriever_are_clipped_each(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
+def test_the_gradients_of_reader_and_retriever_are_clipped_each(
+    towns: Corpus, towns_model: Path, tmp_path: Path
+) -> None:
     for clip in (1e3, 1e-2):
         _, after = steps_of(towns_model, towns, tmp_path / str(clip), JointOptim(steps=1, batch=4, clip=clip))
         if clip == 1e3:
@@ -108,7 +130,7 @@ def test_matrices_decay_and_biases_and_norms_do_not(towns_model: Path) -> None:
         assert torch.allclose(parameter, kept * before[name], rtol=1e-6, atol=0), name
 
 
-# --- the loss of pre-training -----------------------------------------------------------------------------------------------------------
+# --- the loss of pre-training -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,28 +142,53 @@ def test_matrices_decay_and_biases_and_norms_do_not(towns_model: Path) -> None:
 )
 def test_the_passages_are_summed_over_once_a_sentence_or_once_a_mask(marginal: str, p: float) -> None:
     """Two passages and two masks; a third mask is padding."""
-    scores, tokens = torch.tensor([[1.0, 3.0]]).log(), torch.tensor([[[0.8, 0.1, 0.5], [0.2, 0.6, 0.5]]]).log()
-    loss, row = joint_objective(*[None] * 5, marginal=marginal).likelihood(scores, tokens, torch.tensor([[True, True, False]]))
+    scores = torch.tensor([[1.0, 3.0]]).log()
+    tokens = torch.tensor([[[0.8, 0.1, 0.5], [0.2, 0.6, 0.5]]]).log()
+    loss, row = joint_objective(*[None] * 5, marginal=marginal).likelihood(
+        scores, tokens, torch.tensor([[True, True, False]])
+    )
     assert float(loss) == pytest.approx(-np.log(p), abs=1e-6)
     assert float(row["log_p"]) == pytest.approx(np.log(0.11), abs=1e-6)
 
 
 @pytest.mark.parametrize("marginal", ["joint", "per-token"])
-def test_the_marginal_that_is_asked_for_is_trained(marginal: str, knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path) -> None:
-    steps_of(tiny_model_folder, knowledge, tmp_path / "run", JointOptim(steps=1, batch=8), masking="uniform", marginal=marginal)
+def test_the_marginal_that_is_asked_for_is_trained(
+    marginal: str, knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    steps_of(
+        tiny_model_folder,
+        knowledge,
+        tmp_path / "run",
+        JointOptim(steps=1, batch=8),
+        masking="uniform",
+        marginal=marginal,
+    )
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert (abs(row["loss"] + row["log_p"]) < 1e-4) == (marginal == "joint")
 
 
-def joint_objective(*parts: Any, marginal: str = "joint", probe: list[Question] | None = None) -> JointPretraining:
-    how: dict[str, Any] = {"k": 3, "null_document": True, "own": None, "pointing": 0.0, "freeze_retriever": 0, "probe_every": 1}
+def joint_objective(
+    *parts: Any, marginal: str = "joint", probe: list[Question] | None = None
+) -> JointPretraining:
+    how: dict[str, Any] = {
+        "k": 3,
+        "null_document": True,
+        "own": None,
+        "pointing": 0.0,
+        "freeze_retriever": 0,
+        "probe_every": 1,
+    }
     return JointPretraining(*parts, marginal=marginal, probe=probe or [], **how)
 
 
-# --- the loss of fine-tuning ------------------------------------------------------------------------------------------------------------
+# --- the loss of fine-tuning --------------------------------------------------------------------------------
 
-ASKED = [Question("Which beast is on the arms of Town3?", ("falcon", "river")), Question("What is Town1?", ("painted", "old"))]
-READ, CLOSED_BOOK = 12, 0.3
+ASKED = [
+    Question("Which beast is on the arms of Town3?", ("falcon", "river")),
+    Question("What is Town1?", ("painted", "old")),
+]
+READ = 12
+CLOSED_BOOK = 0.3
 
 
 @pytest.fixture
@@ -157,10 +204,17 @@ def stale(towns: Corpus, towns_model: Path) -> tuple[Realm, ExactIndex]:
 
 @torch.no_grad()
 def all_vectors(model: Realm, pieces: Wordpieces, corpus: Corpus) -> Tensor:
-    return torch.cat([embed_documents(model, pieces, [corpus.title_tokens(n)], [corpus.tokens(n)]) for n in corpus.ids.tolist()])
+    return torch.cat(
+        [
+            embed_documents(model, pieces, [corpus.title_tokens(n)], [corpus.tokens(n)])
+            for n in corpus.ids.tolist()
+        ]
+    )
 
 
-def taught(model: Realm, index: ExactIndex, corpus: Corpus, *, frozen: bool = True, objective: str = "marginal") -> Tensor:
+def taught(
+    model: Realm, index: ExactIndex, corpus: Corpus, *, frozen: bool = True, objective: str = "marginal"
+) -> Tensor:
     """The loss of the questions that are asked."""
     how: dict[str, Any] = {
         "read": READ,
@@ -172,36 +226,63 @@ def taught(model: Realm, index: ExactIndex, corpus: Corpus, *, frozen: bool = Tr
     }
     live: Any = SimpleNamespace(index=index)
     gold = locate_answers(corpus, ASKED)
-    learned = QuestionAnswering(model, corpus.wordpieces, corpus, live, gold, objective=objective, frozen_index=frozen, **how)
+    learned = QuestionAnswering(
+        model, corpus.wordpieces, corpus, live, gold, objective=objective, frozen_index=frozen, **how
+    )
     loss, _ = learned.loss(np.arange(len(ASKED)), 0, CLOCK)
     return loss
 
 
 @torch.no_grad()
-def by_hand(model: Realm, index: ExactIndex, corpus: Corpus, *, frozen: bool = True, hard: bool = False, together: bool = False) -> float:
+def by_hand(
+    model: Realm,
+    index: ExactIndex,
+    corpus: Corpus,
+    *,
+    frozen: bool = True,
+    hard: bool = False,
+    together: bool = False,
+) -> float:
     """The same, question by question, passage by passage, span by span."""
-    pieces, losses = corpus.wordpieces, []
+    pieces = corpus.wordpieces
+    losses = []
     for question in ASKED:
         tokens = pieces.encode(question.text)
         query = model.query(query_inputs([tokens], pieces, max_query=32))[0]
-        f = {number: float(query @ index.vectors(torch.tensor([number]))[0]) for number in corpus.ids.tolist()}
+        f = {
+            number: float(query @ index.vectors(torch.tensor([number]))[0]) for number in corpus.ids.tolist()
+        }
         read = sorted(f, key=lambda number: -f[number])[:READ]
         if not frozen:
             fresh = all_vectors(model, pieces, corpus)
             f |= {number: float(query @ fresh[number]) for number in read}
         spans = {number: spans_of(model, corpus, tokens, number) for number in read}
-        places = {number: [value for words, value in spans[number] if words in question.answers] for number in read}
+        places = {
+            number: [value for words, value in spans[number] if words in question.answers] for number in read
+        }
         assert max(len(found) for found in places.values()) > 1, "an answer stands twice in a passage"
-        weight = {number: np.exp(f[number]) * (sum(value for _, value in spans[number]) if together else 1) for number in read}
+        weight = {
+            number: np.exp(f[number]) * (sum(value for _, value in spans[number]) if together else 1)
+            for number in read
+        }
         answered = sum(
-            weight[number] / sum(weight.values()) * (max(found) if hard else sum(found)) / sum(value for _, value in spans[number])
+            weight[number]
+            / sum(weight.values())
+            * (max(found) if hard else sum(found))
+            / sum(value for _, value in spans[number])
             for number, found in places.items()
             if found
         )
-        holding = [number for number in f if any(answer in corpus[number].text for answer in question.answers)]
+        holding = [
+            number for number in f if any(answer in corpus[number].text for answer in question.answers)
+        ]
         found = sum(np.exp(f[number]) for number in holding) / sum(np.exp(value) for value in f.values())
         assert 0 < len(holding) < len(corpus)
-        losses.append(-np.log(answered) - np.log(found) - CLOSED_BOOK * known_by_heart(model, pieces, tokens, question.answers[0]))
+        losses.append(
+            -np.log(answered)
+            - np.log(found)
+            - CLOSED_BOOK * known_by_heart(model, pieces, tokens, question.answers[0])
+        )
     return float(np.mean(losses))
 
 
@@ -209,20 +290,28 @@ def spans_of(model: Realm, corpus: Corpus, tokens: np.ndarray, number: int) -> l
     """The words of every span of a passage, and exp(score)."""
     inputs = reader_inputs([tokens], [corpus.tokens(number)], corpus.wordpieces, max_query=32, max_length=99)
     scores, allowed = model.reader.spans(inputs)
-    chars, text, first = corpus.token_chars(number), corpus[number].text, int(inputs.second_N[0])
+    chars = corpus.token_chars(number)
+    text = corpus[number].text
+    first = int(inputs.second_N[0])
     places = allowed[0].nonzero().tolist()
-    return [(text[chars[s - first, 0] : chars[s - first + w, 1]], float(scores[0, s, w].exp())) for s, w in places]
+    return [
+        (text[chars[s - first, 0] : chars[s - first + w, 1]], float(scores[0, s, w].exp())) for s, w in places
+    ]
 
 
 def known_by_heart(model: Realm, pieces: Wordpieces, tokens: np.ndarray, answer: str) -> float:
     """log p(y|∅,x): as many masks after the question as the answer has wordpieces."""
     hidden = pieces.encode(answer)
-    inputs = reader_inputs([np.array([*tokens, *[pieces.mask] * len(hidden)])], [NULL], pieces, max_query=32, max_length=99)
+    inputs = reader_inputs(
+        [np.array([*tokens, *[pieces.mask] * len(hidden)])], [NULL], pieces, max_query=32, max_length=99
+    )
     log_p = model.reader.masks(inputs, torch.arange(len(tokens), len(tokens) + len(hidden))[None])[0]
     return float(sum(log_p[place, piece] for place, piece in enumerate(hidden.tolist())))
 
 
-@pytest.mark.parametrize(("reading", "objective"), [("paper", "marginal"), ("paper", "hard-em"), ("together", "marginal")])
+@pytest.mark.parametrize(
+    ("reading", "objective"), [("paper", "marginal"), ("paper", "hard-em"), ("together", "marginal")]
+)
 def test_the_loss_of_questions_is_answer_evidence_and_memory(
     reading: Any, objective: str, stale: tuple[Realm, ExactIndex], towns: Corpus
 ) -> None:
@@ -235,8 +324,17 @@ def test_the_loss_of_questions_is_answer_evidence_and_memory(
 
 def test_the_objective_that_is_asked_for_is_trained(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
     write_questions(tmp_path / "asked.jsonl", ASKED)
-    how: dict[str, Any] = {"questions": (tmp_path / "asked.jsonl",), "read": READ, "optim": JointOptim(steps=1, batch=2)}
-    how |= {"model": towns_model, "corpus": towns.folder, "refresh": Refresh(every_steps=0), "loop": Loop(threads=1, device="cpu")}
+    how: dict[str, Any] = {
+        "questions": (tmp_path / "asked.jsonl",),
+        "read": READ,
+        "optim": JointOptim(steps=1, batch=2),
+    }
+    how |= {
+        "model": towns_model,
+        "corpus": towns.folder,
+        "refresh": Refresh(every_steps=0),
+        "loop": Loop(threads=1, device="cpu"),
+    }
     losses = {}
     for objective, closed_book in (("marginal", 0.0), ("hard-em", 0.0), ("marginal", 1.0)):
         out = tmp_path / f"{objective}-{closed_book}"
@@ -248,19 +346,22 @@ def test_the_objective_that_is_asked_for_is_trained(towns: Corpus, towns_model: 
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_what_is_read_is_scored_anew_unless_the_index_is_frozen(frozen: bool, stale: tuple[Realm, ExactIndex], towns: Corpus) -> None:
+def test_what_is_read_is_scored_anew_unless_the_index_is_frozen(
+    frozen: bool, stale: tuple[Realm, ExactIndex], towns: Corpus
+) -> None:
     model, index = stale
     loss = taught(model, index, towns, frozen=frozen)
     assert loss.item() == pytest.approx(by_hand(model, index, towns, frozen=frozen), abs=1e-4)
     assert abs(by_hand(model, index, towns, frozen=not frozen) - loss.item()) > 0.01
     loss.backward()
-    query, document = model.query.projection.weight.grad, model.document.projection.weight.grad
+    query = model.query.projection.weight.grad
+    document = model.document.projection.weight.grad
     assert query is not None
     assert query.abs().max() > 1e-3
     assert (document is None) == frozen
 
 
-# --- what does not waver ----------------------------------------------------------------------------------------------------------------
+# --- what does not waver ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +380,8 @@ def wavering(wavering_folder: Path) -> Model:
 
 def test_passages_are_embedded_without_dropout_while_the_model_trains(wavering: Model, towns: Corpus) -> None:
     model, pieces = wavering
-    titles, bodies = [towns.title_tokens(0)], [towns.tokens(0)]
+    titles = [towns.title_tokens(0)]
+    bodies = [towns.tokens(0)]
     first, second = (embed_documents(model, pieces, titles, bodies) for _ in range(2))
     assert not torch.allclose(first, second, atol=1e-2), "the model wavers"
     encode = DocumentEncoder.of(model, pieces)
@@ -315,13 +417,18 @@ def test_adapting_learns_from_queries_that_do_not_waver(wavering: Model, towns: 
     assert losses[0] == losses[1]
 
 
-# --- the refresher ----------------------------------------------------------------------------------------------------------------------
+# --- the refresher ------------------------------------------------------------------------------------------
 
 
-def test_a_new_trainer_waits_for_the_refresher_of_the_last_one(towns: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_trainer_waits_for_the_refresher_of_the_last_one(
+    towns: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It drops what that one may be embedding."""
-    monkeypatch.setattr("realmlm.index.refresh.die_with_parent", lambda: None)  # a thread plays the process here
-    at_work, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        "realmlm.index.refresh.die_with_parent", lambda: None
+    )  # a thread plays the process here
+    at_work = threading.Event()
+    go_on = threading.Event()
 
     def load(snapshot: Path, device: str) -> Any:
         at_work.set()
