@@ -17,10 +17,10 @@ import torch
 
 from realmlm.corpus.questions import read_questions
 from realmlm.device import cpu_has_bfloat16
+from realmlm.engine import Engine
 from realmlm.evaluate.answers import is_correct
 from realmlm.model.encoders import Encoder
-from realmlm.model.retrieval import embed_documents
-from realmlm.serve.engine import Engine
+from realmlm.reading.retrieve import embed_documents
 
 TURNS = 3
 TOGETHER = 16

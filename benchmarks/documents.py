@@ -115,7 +115,7 @@ def make_folder(folder: Path, files: int) -> None:
 def ask(model: str, folder: str, begun: float) -> None:
     """Answer, and print the seconds of each phase as JSON; `begun` is when the process was started."""
     import realmlm
-    from realmlm.serve import engine
+    from realmlm import engine
 
     seconds = {"start and imports": time.time() - begun}
 

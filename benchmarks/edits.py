@@ -17,8 +17,8 @@ from statistics import median
 
 from realmlm.bundled import model_place, text_place
 from realmlm.corpus.build import build_corpus
-from realmlm.corpus.store import Article
-from realmlm.serve.engine import Engine
+from realmlm.engine import Engine
+from realmlm.sources.article import Article
 
 SHOWN = (10, 50, 100, 200, 500, 1000, 2000, 5000)
 

@@ -21,7 +21,7 @@ from realmlm.corpus.taggers import PhraseTagger
 from realmlm.log import read_metrics
 from realmlm.model.create import fresh_encoder
 from realmlm.model.realm import ModelConfig, new_model
-from realmlm.train.warmup import warm_up
+from realmlm.train.objectives.masked import warm_up
 from realmlm.worlds import write_world
 
 CASES = (

@@ -130,7 +130,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command has it; read when torch is imported
     import torch
 
-    from realmlm.serve.engine import Engine
+    from realmlm.engine import Engine
 
     engine = Engine(options.model, options.corpus, device=options.device)
     command = [sys.executable, "-m", "realmlm", "serve", "--model", options.model, "--corpus", options.corpus]

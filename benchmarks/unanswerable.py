@@ -18,9 +18,9 @@ from realmlm.corpus.questions import read_questions
 from realmlm.evaluate.answers import is_correct
 from realmlm.evaluate.calibrate import separation
 from realmlm.evaluate.matching import contains_answer
-from realmlm.model.answering import Answer
-from realmlm.model.calibration import UNSURE
-from realmlm.model.retrieval import Retrieved
+from realmlm.reading.answer import Answer
+from realmlm.reading.confidence import UNSURE
+from realmlm.reading.retrieve import Retrieved
 
 READ = 5
 DEPTH = 60

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from realmlm.serve.engine import Engine
+    from realmlm.engine import Engine
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load", "pocket"]
@@ -31,6 +31,6 @@ def load(
     `corpus` is one that `realmlm corpus` made, `docs` a folder or file of documents, or several, as in
     `.read(docs)`.
     """
-    from realmlm.serve.engine import Engine  # torch comes in only here: the command line's help stays quick
+    from realmlm.engine import Engine  # torch comes in only here: the command line's help stays quick
 
     return Engine(model, corpus, docs=docs, index=index, device=device)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from realmlm.artefact import write_text
 from realmlm.errors import ArtefactExists, BadInput, Mismatch
-from realmlm.files import read_text
 from realmlm.log import say
+from realmlm.storage.artefacts import write_text
+from realmlm.storage.files import read_text
 
 
 def run_batch(file: Path, log: Path | None, run: Callable[[str, list[str]], None]) -> None:

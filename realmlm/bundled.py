@@ -16,8 +16,8 @@ TEXT = Path(__file__).parent / "pocket" / "encyclopedia.jsonl"
 
 def model_place(model: str | Path = MINI) -> Path:
     """The folder of a model: the one named, or the bundled one for `mini`."""
-    from realmlm.artefact import MANIFEST  # numpy comes in only here
     from realmlm.log import say
+    from realmlm.storage.artefacts import MANIFEST  # numpy comes in only here
 
     if Path(model) != MINI:
         return Path(model)

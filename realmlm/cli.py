@@ -15,13 +15,13 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from realmlm import __version__, config
-from realmlm.artefact import os_error, refuse_existing, write_text
 from realmlm.batch import named_by, run_batch
 from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
-from realmlm.files import read_text
 from realmlm.log import counted, say
 from realmlm.settings import plain_numbers, together
+from realmlm.storage.artefacts import os_error, refuse_existing, write_text
+from realmlm.storage.files import read_text
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
 
@@ -49,8 +49,9 @@ def _corpus(settings: config.Corpus) -> None:
 
 
 def _edit(settings: config.Edit) -> None:
-    from realmlm.corpus.readers import read_articles
-    from realmlm.corpus.store import Article, Corpus
+    from realmlm.corpus.store import Corpus
+    from realmlm.sources.article import Article
+    from realmlm.sources.readers import read_articles
 
     corpus = Corpus.open(settings.corpus)
     replace = {}
@@ -97,9 +98,8 @@ def _spans(settings: config.Spans) -> None:
         from realmlm.model.tagger import LearnedTagger
 
         tagger = LearnedTagger(settings.learned)
-        workers = settings.workers or (
-            min(workers, 8) if tagger.on_gpu else workers
-        )  # each holds a model on the GPU
+        # each holds a model on the GPU
+        workers = settings.workers or (min(workers, 8) if tagger.on_gpu else workers)
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
     spans = mark_spans(corpus, tagger, workers=workers)
@@ -136,7 +136,7 @@ def _model(settings: config.Model) -> None:
 
 
 def _import_hf(settings: config.ImportHf) -> None:
-    from realmlm.published.importing import import_hf
+    from realmlm.interop.importing import import_hf
 
     model = import_hf(**config.flat(settings))
     say(f"{settings.out}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters")
@@ -145,7 +145,7 @@ def _import_hf(settings: config.ImportHf) -> None:
 
 
 def _export_hf(settings: config.ExportHf) -> None:
-    from realmlm.published.exporting import export_hf
+    from realmlm.interop.exporting import export_hf
 
     export_hf(**config.flat(settings))
     say(f"{settings.out}: {settings.architecture}, for transformers up to 4.57")
@@ -170,25 +170,25 @@ def _compress(settings: config.Compress) -> None:
 
 
 def _index(settings: config.Index) -> None:
-    from realmlm.serve.engine import make_index
+    from realmlm.engine import make_index
 
     say(make_index(**config.flat(settings)))
 
 
 def _warmup(settings: config.Warmup) -> None:
-    from realmlm.train.warmup import run_warmup
+    from realmlm.train.objectives.masked import run_warmup
 
     run_warmup(settings)
 
 
 def _pretrain(settings: config.Pretrain) -> None:
-    from realmlm.train.pretrain import run_pretrain
+    from realmlm.train.objectives.joint import run_pretrain
 
     run_pretrain(settings)
 
 
 def _finetune(settings: config.Finetune) -> None:
-    from realmlm.train.finetune import run_finetune
+    from realmlm.train.objectives.questions import run_finetune
 
     run_finetune(settings)
 
@@ -248,7 +248,7 @@ def _batch(settings: config.Batch) -> None:
 
 
 def _ask(settings: config.Ask) -> None:
-    from realmlm.serve.engine import Engine
+    from realmlm.engine import Engine
 
     engine = Engine(
         settings.model,
@@ -273,7 +273,7 @@ def _serve(settings: config.Serve) -> None:
     uvicorn = require("uvicorn", extra="serve", why="the service")
     require("fastapi", extra="serve", why="the service")
     require("prometheus_client", extra="serve", why="the service")
-    from realmlm.serve.engine import Engine
+    from realmlm.engine import Engine
     from realmlm.serve.http import create_app, is_loopback
 
     _check_free(settings.host, settings.port)
@@ -306,9 +306,8 @@ def _check_free(host: str, port: int) -> None:
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as listener:
-            listener.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as uvicorn does: connections that just ended do not matter
+            # as uvicorn does: connections that just ended do not matter
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -359,7 +358,7 @@ EMBEDDING = ("ask", "evaluate", "index", "serve")  # may be at it for long
 def overview() -> str:
     """The help of `realmlm` itself."""
     width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:{width}}  {_first_line(kind)}" for name, (kind, _) in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {paragraphs(kind)[0]}" for name, (kind, _) in COMMANDS.items()]
     return "\n".join(
         [
             f"realmlm {__version__}: language models that retrieve before they predict, the retriever "
@@ -376,16 +375,16 @@ def overview() -> str:
     )
 
 
-def _first_line(kind: type) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]
+def paragraphs(kind: type) -> list[str]:
+    """What the docstring of a command's settings says, paragraph by paragraph."""
+    return [" ".join(text.split()) for text in (kind.__doc__ or "").strip().split("\n\n")]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a user's error is one message and exit code 2, never a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "passive"
-    )  # threads that spin while they wait starve a refresher on the same cores
+    # threads that spin while they wait starve a refresher on the same cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return
@@ -471,9 +470,8 @@ def parse(name: str, kind: type, arguments: list[str]) -> Any:
     if place + 1 >= len(arguments):
         raise BadInput(f"--resume needs the folder of the run: realmlm {name} --resume RUN")
     folder = Path(arguments[place + 1])
-    recorded = dataclasses.replace(
-        _recorded(name, kind, folder), out=folder
-    )  # the folder may have been moved
+    # the folder may have been moved
+    recorded = dataclasses.replace(_recorded(name, kind, folder), out=folder)
     return _parse(name, kind, arguments[:place] + arguments[place + 2 :], default=recorded)
 
 
@@ -482,7 +480,7 @@ def _parse(name: str, kind: type, arguments: list[str], **default: Any) -> Any:
     more = (
         "\n\nContinue an interrupted run: --resume RUN (with its own settings, unless flags override them)."
     )
-    description = (kind.__doc__ or "") + (more if name in RESUMABLE else "")
+    description = "\n\n".join(paragraphs(kind)) + (more if name in RESUMABLE else "")
     with plain_numbers():
         return tyro.cli(kind, prog=f"realmlm {name}", description=description, args=arguments, **default)
 

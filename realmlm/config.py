@@ -440,9 +440,8 @@ def record(values: Any) -> Any:
         return {name: record(value) for name, value in values.items()}
     if isinstance(values, tuple | list):
         return [record(value) for value in values]
-    return (
-        str(values.absolute()) if isinstance(values, Path) else values
-    )  # a run may be resumed from another folder
+    # a run may be resumed from another folder
+    return str(values.absolute()) if isinstance(values, Path) else values
 
 
 def filled(kind: Any, values: dict[str, Any]) -> dict[str, Any]:

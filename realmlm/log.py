@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from realmlm.artefact import write_text
+from realmlm.storage.artefacts import write_text
 
 
 def say(text: str) -> None:

@@ -24,9 +24,8 @@ else:
     settings.register_profile("realmlm", deadline=None, derandomize="CI" in os.environ)
     settings.load_profile("realmlm")
 
-torch.set_num_threads(
-    1
-)  # tiny models: a second thread costs more than it brings, above all beside another process
+# tiny models: a second thread costs more than it brings, above all beside another process
+torch.set_num_threads(1)
 
 TINY_MODEL = {
     "checkpoint": None,

@@ -10,10 +10,11 @@ import realmlm
 from realmlm import bundled
 from realmlm.bundled import model_place, text_place
 from realmlm.cli import main
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
+from realmlm.engine import Engine
 from realmlm.errors import ArtefactMissing, BadInput
-from realmlm.model.answering import Answer, Evidence
-from realmlm.serve.engine import Engine
+from realmlm.reading.answer import Answer, Evidence
+from realmlm.sources.article import Article
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm import __version__, config
-from realmlm.artefact import read_manifest
-from realmlm.cli import COMMANDS, RESUMABLE, main, overview, parse
+from realmlm.cli import COMMANDS, RESUMABLE, main, overview, paragraphs, parse
 from realmlm.corpus.store import Corpus
+from realmlm.storage.artefacts import read_manifest
 from realmlm.train.run import Run, read_run
 
 # --- help ---------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_the_overview_lists_every_command_with_its_summary(capsys: pytest.Captur
         assert capsys.readouterr().out == overview() + "\n"
     lines = [line.strip() for line in overview().splitlines()]
     for name, (kind, _) in COMMANDS.items():
-        summary = (kind.__doc__ or "").splitlines()[0]
+        summary = paragraphs(kind)[0]
         assert len(summary) > 20
         assert any(line.startswith(f"{name} ") and line.endswith(f" {summary}") for line in lines)
     assert any(line.endswith('realmlm ask "…" --docs FOLDER') for line in lines[-2:])

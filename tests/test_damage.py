@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from realmlm.artefact import MANIFEST, open_artefact
 from realmlm.cli import main
 from realmlm.config import Finetune, JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.log import read_metrics
 from realmlm.model.create import create_model
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import write_snapshot
-from realmlm.train.finetune import run_finetune
-from realmlm.train.pretrain import run_pretrain
+from realmlm.sources.article import Article
+from realmlm.storage.artefacts import MANIFEST, open_artefact
+from realmlm.train.objectives.joint import run_pretrain
+from realmlm.train.objectives.questions import run_finetune
 from realmlm.train.run import Run
 from tests.conftest import TINY_MODEL
 
@@ -71,9 +72,8 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "loop": LOOP,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Run, "tidy", lambda run: None
-        )  # what an ended run lets go, one that was cut off still has
+        # what an ended run lets go, one that was cut off still has
+        patch.setattr(Run, "tidy", lambda run: None)
         run_pretrain(Pretrain(out=folder / "pretrain", k=3, **common))
         run_finetune(
             Finetune(

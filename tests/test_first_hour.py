@@ -15,7 +15,7 @@ from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.train.pretrain import JointPretraining
+from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.run import Run
 
 NOTE = (

@@ -9,11 +9,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from realmlm import artefact
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
+from realmlm.engine import Engine
 from realmlm.index.ivf import IVFIndex
 from realmlm.index.store import open_index
-from realmlm.serve.engine import Engine
+from realmlm.sources.article import Article
+from realmlm.storage import artefacts
 from tests.index.test_store import resident_kb
 
 PASSAGES = 20_000
@@ -69,8 +70,8 @@ def test_the_size_of_a_corpus_is_known_without_its_ids(tool: ModuleType, tmp_pat
 
 def test_opening_what_was_just_made_hashes_nothing_and_reads_no_vector_and_no_text(made: Path) -> None:
     with (
-        patch.object(artefact, "_ALWAYS_HASHED", 0),
-        patch.object(artefact, "sha256_of", side_effect=AssertionError),
+        patch.object(artefacts, "_ALWAYS_HASHED", 0),
+        patch.object(artefacts, "sha256_of", side_effect=AssertionError),
     ):
         corpus = Corpus.open(made / "corpus")
         exact = open_index(made / "exact")

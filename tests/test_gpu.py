@@ -11,8 +11,8 @@ from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics
-from realmlm.train.finetune import finetune
-from realmlm.train.pretrain import pretrain
+from realmlm.train.objectives.joint import pretrain
+from realmlm.train.objectives.questions import finetune
 from tests.train.test_resume import Cut, cut_at, same, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -12,7 +12,7 @@ import realmlm
 from realmlm.bundled import MODEL
 from realmlm.cli import main
 from realmlm.corpus.questions import read_questions
-from realmlm.serve.engine import Engine
+from realmlm.engine import Engine
 
 TITLES = (
     "Socrates",

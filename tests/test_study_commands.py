@@ -19,12 +19,12 @@ from realmlm.corpus.taggers import PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput
 from realmlm.evaluate.align import align
-from realmlm.index.same import SameWords
-from realmlm.model.answering import MOST_MASKS, Answerer
+from realmlm.index.duplicates import SameWords
 from realmlm.model.create import create_model, graft
-from realmlm.model.packing import read_weights, write_weights
+from realmlm.model.int8 import read_weights, write_weights
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import NoRetriever
+from realmlm.reading.answer import MOST_MASKS, Answerer
+from realmlm.reading.retrieve import NoRetriever
 from tests.conftest import TINY_MODEL
 
 

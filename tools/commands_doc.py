@@ -72,7 +72,7 @@ def page() -> str:
         "",
     ]
     for name, (kind, _) in cli.COMMANDS.items():
-        lines += [f"## realmlm {name}", "", inspect.cleandoc(kind.__doc__ or ""), ""]
+        lines += [f"## realmlm {name}", "", "\n\n".join(cli.paragraphs(kind)), ""]
         if name in cli.RESUMABLE:
             flags = (
                 "flags for steps, rates, loop, refresh and probe override its settings, others are refused "

@@ -29,15 +29,15 @@ import numpy as np
 import torch
 
 from realmlm import cli
-from realmlm.artefact import publish
 from realmlm.corpus.store import Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import BERT_SPECIAL, Wordpieces
+from realmlm.engine import Engine
 from realmlm.index.store import SHARD, ShardedBuild, index_info, open_index
 from realmlm.log import progress, say
 from realmlm.model.inputs import query_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
-from realmlm.serve.engine import Engine
+from realmlm.storage.artefacts import publish
 
 PASSAGES = 13_353_718
 VOCABULARY = 30_522  # as BERT's

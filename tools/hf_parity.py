@@ -31,6 +31,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.engine import Engine
+from realmlm.interop.exporting import their_tensors
+from realmlm.interop.importing import import_hf
+from realmlm.interop.layout import is_unused
+from realmlm.interop.sources import open_source
 from realmlm.model.inputs import Masked, document_inputs, query_inputs, reader_inputs
 from realmlm.model.marginal import (
     answer_log_likelihood,
@@ -42,11 +47,6 @@ from realmlm.model.marginal import (
     weighed_together,
 )
 from realmlm.model.realm import Realm
-from realmlm.published.exporting import their_tensors
-from realmlm.published.importing import import_hf
-from realmlm.published.layout import is_unused
-from realmlm.published.sources import open_source
-from realmlm.serve.engine import Engine
 
 PEER = Path(__file__).with_name("hf_peer.py")
 BOUND = 1e-4

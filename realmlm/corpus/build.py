@@ -13,14 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from realmlm.artefact import Draft, publish
-from realmlm.corpus.readers import OnBad, SourceFile, find_files, read_files
-from realmlm.corpus.sentences import split_sentences
-from realmlm.corpus.store import MAX_CHARACTERS, MAX_TITLE, Article, Block, Corpus, SegmentWriter
+from realmlm.corpus.store import MAX_CHARACTERS, MAX_TITLE, Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers, ordered_map
+from realmlm.sentences import split_sentences
+from realmlm.sources.article import Article
+from realmlm.sources.readers import OnBad, SourceFile, find_files, read_files
+from realmlm.storage.artefacts import Draft, publish
 
 # P passages, A articles, T wordpieces
 

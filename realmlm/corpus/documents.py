@@ -21,14 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from realmlm.artefact import MANIFEST, discard, locked, map_array, publish, sha256_of, write_text
 from realmlm.corpus.build import other_kinds, write_articles
-from realmlm.corpus.readers import SourceFile, apart, find_files, read_files
-from realmlm.corpus.store import CONTENT_MARK, Article, Corpus
+from realmlm.corpus.store import CONTENT_MARK, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers
+from realmlm.sources.article import Article
+from realmlm.sources.readers import SourceFile, apart, find_files, read_files
+from realmlm.storage.arrays import map_array
+from realmlm.storage.artefacts import MANIFEST, discard, publish, sha256_of, write_text
+from realmlm.storage.locks import locked
 
 DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
 _EDITS = 64  # after so many the corpus is made anew, without what was removed
@@ -154,9 +157,8 @@ class _Seen:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.waiting: set[str] = (
-            set()
-        )  # of those that could not be read: they can be once a library is installed
+        # of those that could not be read: they can be once a library is installed
+        self.waiting: set[str] = set()
         try:
             self._before: dict[str, Any] = json.loads(file.read_text("utf-8"))
             self.digests, self.unreadable, self.in_part = (
@@ -190,9 +192,8 @@ class _Seen:
         now = {"digests": digests, "unreadable": known, "in_part": in_part}
         if now != self._before:
             readable = json.dumps(now, ensure_ascii=False, indent=1)
-            write_text(
-                self.file, readable.encode(errors="backslashreplace").decode()
-            )  # \udce9 is what JSON, too, calls half a character
+            # \udce9 is what JSON, too, calls half a character
+            write_text(self.file, readable.encode(errors="backslashreplace").decode())
 
 
 def _find(places: Sequence[Path], say_new: _SayNew) -> tuple[list[SourceFile], list[Path]]:
@@ -295,9 +296,8 @@ def _put_aside(place: Path) -> None:
     """Keep the corpus, if it has an index, until the next is put aside: the vectors of what stays are taken
     from there."""
     former = place.with_name(f"{place.name}-former")
-    if not any(
-        (place / "index").glob("[!.]*")
-    ):  # none, or its making was cut off: the former's are still of use
+    # none, or its making was cut off: the former's are still of use
+    if not any((place / "index").glob("[!.]*")):
         discard(place)
         return
     if former.exists():

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from realmlm.artefact import write_text
 from realmlm.errors import BadInput
+from realmlm.storage.artefacts import write_text
 
 FORMATS = """\
   JSON lines   {"question": "…", "answer": ["…", …]} per line (NQ-open);
@@ -118,9 +118,8 @@ def _read_json(path: Path, text: str) -> list[Question]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if (
-            getattr(error, "msg", "") == "Extra data"
-        ):  # the first value was whole and another follows: JSON lines
+        # the first value was whole and another follows: JSON lines
+        if getattr(error, "msg", "") == "Extra data":
             return list(_read_json_lines(path, text))
         raise _broken(path, getattr(error, "lineno", 1), f"not valid JSON ({error})") from error
     if isinstance(document, dict) and "data" in document:
@@ -130,9 +129,8 @@ def _read_json(path: Path, text: str) -> list[Question]:
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Question]:
-    for number, line in enumerate(
-        text.split("\n"), 1
-    ):  # not splitlines: JSON strings may hold U+2028 and its like
+    # not splitlines: JSON strings may hold U+2028 and its like
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 record = json.loads(line)

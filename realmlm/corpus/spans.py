@@ -12,19 +12,19 @@ from zlib import crc32
 
 import numpy as np
 
-from realmlm.artefact import ArrayWriter, Manifest, map_array, open_artefact, publish
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, RuleTagger, Tagger, lower_case_words
 from realmlm.errors import BadInput, Mismatch
 from realmlm.log import progress, say
 from realmlm.parallel import ordered_map
+from realmlm.storage.arrays import ArrayWriter, map_array
+from realmlm.storage.artefacts import Manifest, open_artefact, publish
 
 # N sentences, M spans, S sentences of one passage
 
 _CHUNK = 256  # passages a worker marks at once: some thousand sentences
-_ENOUGH_WORDS = (
-    10_000  # a shorter list, of a small corpus, lacks too many words for their absence to mean anything
-)
+# a shorter list, of a small corpus, lacks too many words for their absence to mean anything
+_ENOUGH_WORDS = 10_000
 _SAMPLE = 20_000  # passages that are read to learn which words live without a capital: 5M words, 3 s
 
 
@@ -292,12 +292,10 @@ def _to_wordpieces(
         for start, several in zip(starts, mentions, strict=True)
         for mention in several
     ]
-    firsts = iter(
-        np.searchsorted(chars_T2[:, 1], [start for start, _ in chars], side="right").tolist()
-    )  # the first that ends after it
-    pasts = iter(
-        np.searchsorted(chars_T2[:, 0], [end for _, end in chars], side="left").tolist()
-    )  # the first that starts behind it
+    # the first that ends after it
+    firsts = iter(np.searchsorted(chars_T2[:, 1], [start for start, _ in chars], side="right").tolist())
+    # the first that starts behind it
+    pasts = iter(np.searchsorted(chars_T2[:, 0], [end for _, end in chars], side="left").tolist())
     marked: list[dict[tuple[int, int], int]] = []
     for (begin, stop), several in zip(bounds_S2.tolist(), mentions, strict=True):
         spans: dict[tuple[int, int], int] = {}

@@ -15,21 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from realmlm.artefact import (
-    ArrayWriter,
-    Manifest,
-    count_edits,
-    edit_place,
-    locked,
-    map_array,
-    map_arrays,
-    open_artefact,
-    publish,
-    read_manifest,
-    save_arrays,
-)
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
+from realmlm.sources.article import Article
+from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
+from realmlm.storage.artefacts import Manifest, count_edits, edit_place, open_artefact, publish, read_manifest
+from realmlm.storage.locks import locked
 
 # P passages, A articles, T wordpieces
 
@@ -38,15 +29,6 @@ _SMALL = 2**20  # bytes
 CONTENT_MARK = " #"  # in a source between the file's name and the checksum of what it contained
 MAX_TITLE = 32  # wordpieces of a title that are kept
 MAX_CHARACTERS = 2**16 - 1  # of a passage: character offsets of wordpieces are stored in 16 bits
-
-
-@dataclass(frozen=True)
-class Article:
-    """A document as read, before it is cut."""
-
-    title: str
-    text: str
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,9 +65,8 @@ class Block:
     articles: np.ndarray  # [P]
     tokens: np.ndarray  # [T]
     token_lengths: np.ndarray  # [P]
-    token_chars: (
-        np.ndarray
-    )  # [T, 2] first and past-the-last character of a wordpiece, within its passage's text
+    # [T, 2] first and past-the-last character of a wordpiece, within its passage's text
+    token_chars: np.ndarray
     sentence_starts: np.ndarray  # first wordpiece of each sentence, within its passage
     sentence_lengths: np.ndarray  # [P] how many sentences a passage has
 

@@ -207,20 +207,17 @@ class RuleTagger:
     def _is_name(self, word: str, *, initial: bool) -> bool:
         if len(word) < 2 or _ROMAN.fullmatch(word):
             return False
-        if (
-            not initial or word[1:] != word[1:].lower()
-        ):  # the position does not explain a second capital: NATO, McAdam, Anglo-Dutch
+        # the position does not explain a second capital: NATO, McAdam, Anglo-Dutch
+        if not initial or word[1:] != word[1:].lower():
             return True
         if self._lower_case is None:
             return word in self._single_titles
-        return (
-            re.split(r"\W", word, maxsplit=1)[0].lower() not in self._lower_case
-        )  # Long-term is explained by "long"
+        # Long-term is explained by "long"
+        return re.split(r"\W", word, maxsplit=1)[0].lower() not in self._lower_case
 
 
-_TITLE_NOTE = re.compile(
-    r"\s*\([^()]*\)$"
-)  # what tells titles apart is no part of the name: Mercury (planet)
+# what tells titles apart is no part of the name: Mercury (planet)
+_TITLE_NOTE = re.compile(r"\s*\([^()]*\)$")
 
 
 def _is_term(title: str) -> bool:

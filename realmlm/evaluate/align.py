@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from realmlm.artefact import refuse_existing, write_text
 from realmlm.corpus.masking import SalientSpan, window
 from realmlm.corpus.questions import spread
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput
-from realmlm.index.same import SameWords, check_others
+from realmlm.index.duplicates import SameWords, check_others
+from realmlm.index.keep import index_for
 from realmlm.log import progress
-from realmlm.model.answering import Answerer
 from realmlm.model.inputs import mask_queries
-from realmlm.model.kept_index import index_for
 from realmlm.model.marginal import marginal_log_likelihood, posterior
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, Query, check_readable
+from realmlm.reading.answer import Answerer
+from realmlm.reading.retrieve import LearnedRetriever, Query, check_readable
+from realmlm.storage.artefacts import refuse_existing, write_text
 
 
 def align(

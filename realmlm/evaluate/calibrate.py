@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from realmlm.artefact import open_artefact, publish
 from realmlm.errors import BadInput, Mismatch
-from realmlm.files import json_lines, read_text
 from realmlm.log import say
-from realmlm.model.calibration import Calibration, fit_calibration
+from realmlm.reading.confidence import Calibration, fit_calibration
+from realmlm.storage.artefacts import open_artefact, publish
+from realmlm.storage.files import json_lines, read_text
 
 PARTS = 5  # of the table: so many answers each, the least sure first
 

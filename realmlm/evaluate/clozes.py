@@ -13,10 +13,10 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
 from realmlm.evaluate.answers import exact_match
 from realmlm.evaluate.matching import contains_answer
-from realmlm.index.same import SameWords
-from realmlm.model.answering import Answer, Answerer
+from realmlm.index.duplicates import SameWords
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import Query, Retrieved, Retriever
+from realmlm.reading.answer import Answer, Answerer
+from realmlm.reading.retrieve import Query, Retrieved, Retriever
 
 _LONGEST = 10  # wordpieces of a span that is hidden
 _SHORTEST = 8  # wordpieces of a sentence worth filling in

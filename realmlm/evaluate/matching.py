@@ -110,9 +110,8 @@ def _words(text: str) -> tuple[list[str], list[int]]:
         pieces = _WORD.split(text.lower())  # gap, word, gap, word, …, gap
         return pieces[1::2], list(accumulate(map(len, pieces)))
     decomposed = unicodedata.normalize("NFD", text)
-    shape = _BEYOND_ASCII.sub(
-        lambda run: run[0].translate(_SHAPE), decomposed
-    )  # 5 times faster than to translate all, on English text
+    # 5 times faster than to translate all, on English text
+    shape = _BEYOND_ASCII.sub(lambda run: run[0].translate(_SHAPE), decomposed)
     bounds = list(accumulate(map(len, _WORD.split(shape))))
     starts = bounds[0:-1:2]
     ends = bounds[1::2]
@@ -138,12 +137,10 @@ _CODE = 3  # characters that stand for a word in the automaton
 _UNKNOWN = "\0" * _CODE
 _PLAIN = frozenset(string.ascii_letters + string.digits + " ")
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[\d,]*\}|.", re.DOTALL)
-_OPAQUE = re.compile(
-    r"\(\?[^:]|\\[0-9xuUN]"
-)  # inline flags, look-around, named groups; characters written as numbers
-_FOLD = str.maketrans(
-    "İıſK", "iisk"
-)  # the characters beyond ASCII that `re` takes for ASCII letters when it ignores case
+# inline flags, look-around, named groups; characters written as numbers
+_OPAQUE = re.compile(r"\(\?[^:]|\\[0-9xuUN]")
+# the characters beyond ASCII that `re` takes for ASCII letters when it ignores case
+_FOLD = str.maketrans("İıſK", "iisk")
 
 
 class AnswerMatcher:

@@ -10,22 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from realmlm.artefact import read_manifest, write_text
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.answers import f1, is_correct
-from realmlm.evaluate.bm25 import BM25Retriever
 from realmlm.evaluate.clozes import is_cloze, source_copies, widen_masks
 from realmlm.evaluate.matching import Recall, contains_answer
 from realmlm.evaluate.scores import CUTOFFS, Outcome, Report, summarise
+from realmlm.index.keep import index_for
 from realmlm.log import progress, say
-from realmlm.model.answering import Answer, Answerer
-from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, NoRetriever, Query, Retrieved, Retriever, check_readable
+from realmlm.reading.answer import Answer, Answerer
+from realmlm.reading.retrieve import (
+    BM25Retriever,
+    LearnedRetriever,
+    NoRetriever,
+    Query,
+    Retrieved,
+    Retriever,
+    check_readable,
+)
+from realmlm.storage.artefacts import read_manifest, write_text
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
 

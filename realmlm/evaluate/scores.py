@@ -8,7 +8,7 @@ import numpy as np
 from realmlm.corpus.questions import Question
 from realmlm.evaluate.intervals import bootstrap_interval
 from realmlm.evaluate.matching import Recall
-from realmlm.model.answering import Answer
+from realmlm.reading.answer import Answer
 
 CUTOFFS = (1, 5, 20, 50)
 
@@ -48,9 +48,8 @@ class Report:
     read: int
     exact_match: Score | None  # None: nothing was read
     f1: Score | None  # None: the answers are patterns
-    nats: dict[str, Score] = field(
-        default_factory=dict
-    )  # masked sentences: −log p(y|x) and retrieval utility
+    # masked sentences: −log p(y|x) and retrieval utility
+    nats: dict[str, Score] = field(default_factory=dict)
     recall_definition: Recall = "dpr"
     recall: dict[int, Score] = field(default_factory=dict)
     gold_recall: dict[int, Score] = field(default_factory=dict)

@@ -18,14 +18,12 @@ from torch import Tensor
 
 from realmlm.errors import BadInput, NotEnough
 
-GROUP = (
-    64  # passages reduced to one maximum; 32 and 128 differed by less than 20% either way, on a busy machine
-)
+# passages reduced to one maximum; 32 and 128 differed by less than 20% either way, on a busy machine
+GROUP = 64
 _NO_ID = torch.iinfo(torch.int64).max  # fills places that no passage has taken: sorts behind every id
-_CPU_SCRATCH, _DEVICE_SCRATCH = (
-    8 * 2**20,
-    512 * 2**20,
-)  # bytes of scores at a time: what stays in cache; what keeps a GPU busy
+# bytes of scores at a time: what stays in cache; what keeps a GPU busy
+_CPU_SCRATCH = 8 * 2**20
+_DEVICE_SCRATCH = 512 * 2**20
 _LEAST = 4096  # passages of a chunk
 _PIECE = 4096  # rows widened or multiplied at a time on a CPU, to stay in cache
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -203,9 +201,8 @@ class ExactIndex:
         rows, columns = self._chunking(len(queries_QD), k)
         scratch = torch.empty(columns * rows, device=self.device)
         for first in range(0, len(queries_QD), rows):
-            part = Hits(
-                best.scores_QK[first : first + rows], best.ids_QK[first : first + rows]
-            )  # views: merged in place
+            # views: merged in place
+            part = Hits(best.scores_QK[first : first + rows], best.ids_QK[first : first + rows])
             for block in blocks:
                 for ids_C, scores_CQ in block.scores(queries_QD[first : first + rows], columns, scratch):
                     _take_best(part, ids_C, scores_CQ)

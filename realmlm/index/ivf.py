@@ -246,9 +246,8 @@ class IVFIndex:
 
     def _scores(self, queries_RD: Tensor, first: int, past: int) -> Tensor:
         """Scores of the listed rows from `first` to `past`, in float32; dead ones -inf."""
-        pieces = self._listed.vectors_ND[first:past].split(
-            _PIECE
-        )  # a list may be as long as the corpus, where all vectors are alike
+        # a list may be as long as the corpus, where all vectors are alike
+        pieces = self._listed.vectors_ND[first:past].split(_PIECE)
         scores_RN = torch.cat([queries_RD @ piece_ND.float().t() for piece_ND in pieces], 1)
         if self._listed.live_N is not None:
             scores_RN[:, ~self._listed.live_N[first:past]] = -torch.inf

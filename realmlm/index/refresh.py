@@ -17,12 +17,13 @@ from pathlib import Path
 
 import torch
 
-from realmlm.artefact import discard, locked, sweep
 from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
-from realmlm.index.encode import Encode, build_index
+from realmlm.index.build import Encode, build_index
 from realmlm.log import say
 from realmlm.parallel import die_with_parent, sheltered
+from realmlm.storage.artefacts import discard, sweep
+from realmlm.storage.locks import locked
 
 LoadEncoder = Callable[[Path, str], Encode]  # (snapshot folder, device)
 
@@ -50,9 +51,8 @@ def refresh_once(
             build_index(
                 index, corpus, load(snapshot, device), step=step, dtype=dtype, shard=shard, quiet=True
             )
-        shutil.rmtree(
-            index.with_name(f".{index.name}.partial"), ignore_errors=True
-        )  # of a build killed just after it was published
+        # of a build killed just after it was published
+        shutil.rmtree(index.with_name(f".{index.name}.partial"), ignore_errors=True)
         discard(snapshot)
         return step
     return None

@@ -21,24 +21,21 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from realmlm.artefact import (
-    ArrayWriter,
+from realmlm.errors import BadInput, Mismatch, NotEnough
+from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
+from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
+from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
+from realmlm.storage.artefacts import (
     Manifest,
     count_edits,
     edit_place,
     fsync_file,
-    map_array,
-    map_arrays,
     open_artefact,
     publish,
     read_manifest,
-    save_arrays,
     sha256_of,
     write_text,
 )
-from realmlm.errors import BadInput, Mismatch, NotEnough
-from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
-from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _VECTORS = "vectors.safetensors"
@@ -106,9 +103,8 @@ class ShardedBuild:
         vectors_ND = vectors_ND.detach().cpu().to(_DTYPES[self.plan["dtype"]])
         check_vectors(ids_N, vectors_ND, self.plan["dim"])
         file = self.folder / _shard(shard)
-        temporary = file.with_name(
-            f".{uuid.uuid4().hex[:8]}.part"
-        )  # no name that a link could have been put at
+        # no name that a link could have been put at
+        temporary = file.with_name(f".{uuid.uuid4().hex[:8]}.part")
         save_file(
             {"ids": ids_N.cpu().to(torch.int64).contiguous(), "vectors": vectors_ND.contiguous()}, temporary
         )

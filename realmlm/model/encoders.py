@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from realmlm.errors import BadInput
 from realmlm.model.bert import Bert, BertSettings, Hidden
 from realmlm.model.inputs import Inputs
-from realmlm.model.packed import ONE_AT_A_TIME, can_pack, encode_packed, packs_now
+from realmlm.model.varlen import ONE_AT_A_TIME, can_pack, encode_packed, packs_now
 
 _undrawn = ContextVar("undrawn", default=False)
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
@@ -123,14 +123,12 @@ def _auto_class(family: Any) -> Any:
 
 def _body(model: Any) -> Any:
     """The part of a model that reads wordpieces."""
-    body = (
-        model.get_encoder() if hasattr(model, "shared") else model
-    )  # T5 and its like hold their embeddings twice
+    # T5 and its like hold their embeddings twice
+    body = model.get_encoder() if hasattr(model, "shared") else model
     if hasattr(body, "entity_embeddings"):  # LUKE: half a million entities that no one reads here
         body.entity_embeddings = None
-    if hasattr(
-        body, "set_attention_type"
-    ):  # BigBird: its blocks are for longer inputs, and random; for short ones it does this itself
+    # BigBird: its blocks are for longer inputs, and random; for short ones it does this itself
+    if hasattr(body, "set_attention_type"):
         body.set_attention_type("original_full")
     return body
 
@@ -195,9 +193,8 @@ class Encoder(nn.Module):
     def compile_layers(self) -> None:
         """Let torch.compile fuse what a layer does. Layers are alike: one is compiled for all, and for
         batches of any shape."""
-        torch._dynamo.config.recompile_limit = (
-            _SHAPES  # training and embedding, first layer and others, lengths by alignment
-        )
+        # training and embedding, first layer and others, lengths by alignment
+        torch._dynamo.config.recompile_limit = _SHAPES
         lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
         for layer in max(lists, key=len, default=nn.ModuleList()):
             layer.compile(dynamic=True)
@@ -249,14 +246,12 @@ class Encoder(nn.Module):
         given: dict[str, Tensor] = {"input_ids": inputs.tokens_NL, "attention_mask": inputs.attention_NL}
         if self._segments:
             given["token_type_ids"] = inputs.segments_NL
-        if (
-            self._global
-        ):  # Longformer: query or title see all and are seen by all, as its authors do with questions
+        # Longformer: query or title see all and are seen by all, as its authors do with questions
+        if self._global:
             columns_L = torch.arange(inputs.tokens_NL.shape[1], device=inputs.tokens_NL.device)
             given["global_attention_mask"] = (columns_L < inputs.second_N[:, None]) * inputs.attention_NL
-        if (
-            self._sees_neighbours
-        ):  # MobileBERT embeds three wordpieces together: the last one must see nothing where padding begins
+        # MobileBERT embeds three wordpieces together: the last one must see nothing where padding begins
+        if self._sees_neighbours:
             words_NLH = self.body.get_input_embeddings()(given.pop("input_ids"))
             given["inputs_embeds"] = words_NLH * inputs.attention_NL[:, :, None].to(words_NLH.dtype)
         with (
@@ -347,9 +342,8 @@ class SpanHead(nn.Module):
         """Spans [N, L, W] that lie within the second text (the passage), without the special tokens that
         close it."""
         device = inputs.tokens_NL.device
-        close_N = inputs.attention_NL.sum(-1) - len(
-            inputs.layout.after
-        )  # past the last wordpiece of the body
+        # past the last wordpiece of the body
+        close_N = inputs.attention_NL.sum(-1) - len(inputs.layout.after)
         starts_L = torch.arange(inputs.tokens_NL.shape[1], device=device)
         ends_LW = starts_L[:, None] + torch.arange(self.max_width, device=device)
         return (starts_L >= inputs.second_N[:, None])[:, :, None] & (ends_LW < close_N[:, None, None])
@@ -364,9 +358,8 @@ class Reader(nn.Module):
         family = encoder.body.config
         eps = getattr(family, "layer_norm_eps", 1e-12)
         self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=eps, activation=_activation(family))
-        if hasattr(
-            family, "initializer_factor"
-        ):  # T5's embeddings are large: its own output layer divides by √H as well
+        # T5's embeddings are large: its own output layer divides by √H as well
+        if hasattr(family, "initializer_factor"):
             nn.init.constant_(self.mask_head.norm.weight, encoder.hidden**-0.5)
         self.span_head = SpanHead(encoder.hidden, width=span_hidden, max_width=max_answer)
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import cpu_has_bfloat16
@@ -25,12 +24,12 @@ from realmlm.model.encoders import (
     longest_input,
     undrawn,
 )
-from realmlm.model.packing import read_weights, write_weights
+from realmlm.model.int8 import read_weights, write_weights
+from realmlm.storage.artefacts import open_artefact, publish
 
 WEIGHTS = "model.safetensors"
-MOST_SPECIAL = (
-    4  # special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
-)
+# special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
+MOST_SPECIAL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ class ModelConfig:
     """Fingerprint of a document tower that no passage may be embedded with: an imported query tower, in place
     of one that did not come."""
     calibration: dict[str, float] | None = None
-    """What `realmlm calibrate` found for exactly these weights (realmlm.model.calibration); training on
+    """What `realmlm calibrate` found for exactly these weights (realmlm.reading.confidence); training on
     forgets it."""
 
     @classmethod
@@ -220,9 +219,8 @@ class Realm(nn.Module):
         ) * config.share_projection
         for name, tensor in self.state_dict().items():
             if not name.startswith(shared):
-                own[name] = (
-                    tensor.clone() if tensor.data_ptr() in held else tensor
-                )  # frozen embeddings may be held once for all
+                # frozen embeddings may be held once for all
+                own[name] = tensor.clone() if tensor.data_ptr() in held else tensor
                 held.add(tensor.data_ptr())
         return own
 
@@ -337,9 +335,8 @@ def new_model(
             **{**asdict(config), "tower": encoder_config(tower), "reader": encoder_config(reader)}
         )
         model = Realm(full, tower=tower, reader=reader)
-        if (
-            config.projection == model.document.encoder.hidden
-        ):  # a sentence encoder's own space is kept to begin with
+        # a sentence encoder's own space is kept to begin with
+        if config.projection == model.document.encoder.hidden:
             for side in (model.document, model.query):
                 nn.init.eye_(side.projection.weight)
                 nn.init.zeros_(side.projection.bias)

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import Mismatch
 from realmlm.model.encoders import Encoder, Tower, build_encoder, undrawn
 from realmlm.model.inputs import document_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
+from realmlm.storage.artefacts import open_artefact, publish
 
 
 class DocumentEncoder:

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realmlm.artefact import open_artefact, publish
 from realmlm.corpus.taggers import Mention, with_numbers
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.errors import ArtefactDamaged, BadInput
-from realmlm.files import read_text
 from realmlm.log import progress, say
 from realmlm.model.encoders import Encoder, build_encoder, encoder_config, load_encoder, undrawn
 from realmlm.model.inputs import query_inputs
-from realmlm.model.packing import read_weights, write_weights
+from realmlm.model.int8 import read_weights, write_weights
+from realmlm.storage.artefacts import open_artefact, publish
+from realmlm.storage.files import read_text
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LANGUAGE = re.compile(r"^[a-z]{2,3}:(?=.)")  # WikiAnn writes the language before each word

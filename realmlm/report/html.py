@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from realmlm.artefact import refuse_existing, write_text
 from realmlm.errors import BadInput
 from realmlm.log import counted
 from realmlm.report.predictions import Change, Prediction, Read, compare, read_predictions
@@ -30,6 +29,7 @@ from realmlm.report.sources import (
     read_verdict,
     short_path,
 )
+from realmlm.storage.artefacts import refuse_existing, write_text
 
 PAGE = Path(__file__).parent.parent / "serve" / "page"
 SHOWN = 3  # passages of an example, on each side
@@ -84,9 +84,8 @@ def write_report(
         sections.append(_change(change, names_of([before, after])))
         parts.append(f"{len(change.nearer) + len(change.further)} examples")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(
-        out, _document(title, sections).encode("utf-8", "replace").decode("utf-8")
-    )  # half a surrogate pair is no text
+    # half a surrogate pair is no text
+    write_text(out, _document(title, sections).encode("utf-8", "replace").decode("utf-8"))
     return f"{out}: {', '.join(parts)}"
 
 
@@ -105,9 +104,8 @@ def _node(tag: str, *children: Node | str, **attributes: str) -> Node:
 
 def _document(title: str, sections: list[Node]) -> str:
     script = (PAGE / "charts.js").read_text("utf-8") + _DRAW
-    only_this = base64.b64encode(
-        hashlib.sha256(script.encode()).digest()
-    ).decode()  # no other script runs, whatever a text holds
+    # no other script runs, whatever a text holds
+    only_this = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{only_this}'"
     head = _node(
         "head",
@@ -175,9 +173,8 @@ def _shown(value: Any) -> str:
 
 def _table(caption: str, head: list[Node], rows: list[Node]) -> Node:
     table = _node("table", _node("caption", caption), _node("thead", *head), _node("tbody", *rows))
-    return _node(
-        "div", table, class_="wide", role="region", aria_label=caption, tabindex="0"
-    )  # wider than a phone: it scrolls, with the keyboard too
+    # wider than a phone: it scrolls, with the keyboard too
+    return _node("div", table, class_="wide", role="region", aria_label=caption, tabindex="0")
 
 
 def _verdict(verdict: Verdict) -> Node:

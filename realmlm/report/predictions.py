@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from realmlm.errors import BadInput
-from realmlm.files import json_lines, read_text
+from realmlm.storage.files import json_lines, read_text
 
 Key = TypeVar("Key")
 
@@ -114,9 +114,8 @@ def amount(old: Prediction, new: Prediction) -> tuple[float, float, float]:
     then what it did."""
     shares: list[dict[int | None, float]] = [{one.id: one.share for one in side.read} for side in (old, new)]
     ids = shares[0].keys() | shares[1].keys()
-    distance = (
-        math.fsum(abs(shares[0].get(number, 0.0) - shares[1].get(number, 0.0)) for number in ids) / 2
-    )  # fsum: in any order the same
+    # fsum: in any order the same
+    distance = math.fsum(abs(shares[0].get(number, 0.0) - shares[1].get(number, 0.0)) for number in ids) / 2
     gain = 0.0 if old.log_p is None or new.log_p is None else abs(new.log_p - old.log_p)
     return round(distance, 2), abs(new.nearness - old.nearness), gain
 

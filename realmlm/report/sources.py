@@ -11,8 +11,8 @@ from typing import Any
 
 from realmlm.config_model import ADAPTING
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
-from realmlm.files import json_lines, read_text
 from realmlm.names import short_names
+from realmlm.storage.files import json_lines, read_text
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns
 Interval = tuple[float, float, float]  # a mean, and the lower and the upper end of its 95% interval
@@ -60,9 +60,8 @@ def read_run(folder: Path, name: str) -> Iterator[Run]:
         raise ArtefactMissing(
             f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain, finetune or adapt"
         )
-    files = sorted(folder.glob("metrics.jsonl")) or sorted(
-        folder.glob("*/metrics.jsonl")
-    )  # a warm-up has parts
+    # a warm-up has parts
+    files = sorted(folder.glob("metrics.jsonl")) or sorted(folder.glob("*/metrics.jsonl"))
     curves = {file: points for file in files if (points := _read_curves(file))}
     if not curves:
         raise ArtefactMissing(f"{folder} has no metrics yet; wait for its first row, or leave it out")

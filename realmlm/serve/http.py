@@ -19,8 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realmlm import __version__
+from realmlm.engine import Engine
 from realmlm.errors import RealmError
-from realmlm.serve.engine import Engine
 from realmlm.serve.routes import Meters, operation_routes, passage_routes, question_routes
 from realmlm.serve.runs import run_routes
 from realmlm.serve.shapes import Failure
@@ -118,9 +118,8 @@ def _handle_errors(app: FastAPI) -> None:
         if isinstance(error.__cause__, UnicodeDecodeError):
             return _failure(400, "the body is not UTF-8; send JSON in UTF-8")
         headers = dict(error.headers or {})
-        if (
-            error.status_code == 405
-        ):  # starlette names the methods of one function alone, not of the whole route
+        # starlette names the methods of one function alone, not of the whole route
+        if error.status_code == 405:
             described = app.openapi()["paths"].get(
                 getattr(request.scope.get("route"), "path_format", None), {}
             )

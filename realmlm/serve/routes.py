@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from realmlm import __version__
-from realmlm.corpus.store import Article, Passage
+from realmlm.corpus.store import Passage
+from realmlm.engine import Engine
 from realmlm.errors import BadInput
-from realmlm.model.answering import Answer, Words
-from realmlm.serve.engine import Engine
+from realmlm.reading.answer import Answer, Words
 from realmlm.serve.shapes import (
     Answered,
     ChangedPassage,
@@ -37,6 +37,7 @@ from realmlm.serve.shapes import (
     Sentence,
 )
 from realmlm.serve.worker import Worker
+from realmlm.sources.article import Article
 
 MOMENT_S = 0.5  # seconds that the numbers of the service wait for what changed to be taken up
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from realmlm.model.answering import Words
+from realmlm.reading.answer import Words
 
 MOST_CHARACTERS = 2_000  # of a question or masked sentence
 MOST_TEXT = 20_000  # of a passage

@@ -24,14 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realmlm.artefact import discard, open_artefact, refuse_existing, write_text
 from realmlm.bundled import model_place, text_place
 from realmlm.config import Adapt, JointOptim, Loop, Refresh, flat, record
 from realmlm.config_model import ADAPTING
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.documents import DOCUMENT_WORDPIECES
 from realmlm.corpus.questions import Question, read_questions, write_questions
-from realmlm.corpus.readers import apart
 from realmlm.corpus.spans import Spans, mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
@@ -40,20 +38,22 @@ from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.intervals import paired_interval
 from realmlm.evaluate.measure import measure
 from realmlm.evaluate.scores import Outcome, Report, Score, summarise
+from realmlm.index.duplicates import SameWords
 from realmlm.index.exact import Index
-from realmlm.index.same import SameWords
+from realmlm.index.keep import index_for
 from realmlm.log import duration, say
-from realmlm.model.answering import Answerer
 from realmlm.model.inputs import Inputs, query_inputs
-from realmlm.model.kept_index import index_for
 from realmlm.model.marginal import evidence_log_likelihood, inner_products
 from realmlm.model.realm import ModelConfig, Realm
-from realmlm.model.retrieval import LearnedRetriever
+from realmlm.reading.answer import Answerer
+from realmlm.reading.retrieve import LearnedRetriever
 from realmlm.settings import together
-from realmlm.train.examples import MaskedSentences, SentenceSource, places_of
-from realmlm.train.finetune import finetune
+from realmlm.sources.readers import apart
+from realmlm.storage.artefacts import discard, open_artefact, refuse_existing, write_text
+from realmlm.train.data import MaskedSentences, SentenceSource, places_of
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.loop import Clock, Stateless, fit, prepare
+from realmlm.train.objectives.questions import finetune
 from realmlm.train.run import Run
 
 READ = 5  # passages
@@ -286,9 +286,8 @@ def _own_questions(files: tuple[Path, ...]) -> list[Question]:
 def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
     """Sentences to hold out, with words hidden that another passage has too."""
     recurring = mark_spans(corpus, rule_tagger(corpus)).recurring(corpus)
-    passages = len(
-        {corpus.tokens(recurring[number].passage).tobytes() for number in range(len(recurring))}
-    )  # copies are one
+    # copies are one
+    passages = len({corpus.tokens(recurring[number].passage).tobytes() for number in range(len(recurring))})
     count = min(MOST_HELD_OUT, passages // SHARE_HELD_OUT)
     each = min(MOST_OF_A_PASSAGE, MOST_HELD_OUT // max(1, count))
     if count < FEWEST:
@@ -333,9 +332,8 @@ def _learn_to_find(
         steps = _steps(minutes, seconds=seconds, examples=len(source.sentences))
         optim = JointOptim(steps=steps, batch=BATCH, retriever_lr=2e-4)
         fit(realm, objective, run, optim=optim, loop=_rows(loop, steps), device=device, title="adapting")
-        realm.config = replace(
-            realm.config, calibration=calibration
-        )  # scores hardly move (docs/decisions/010)
+        # scores hardly move (docs/decisions/010)
+        realm.config = replace(realm.config, calibration=calibration)
         realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": corpus.fingerprint})
         return run.folder / "model"
 
@@ -344,9 +342,8 @@ def _learn_questions(
     model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop
 ) -> Path:
     examples = len(read_questions(out / "questions.jsonl"))
-    steps = _steps(
-        minutes, seconds=3 * BATCH * READ * pair_seconds, examples=examples
-    )  # going backwards takes twice as long as forwards
+    # going backwards takes twice as long as forwards
+    steps = _steps(minutes, seconds=3 * BATCH * READ * pair_seconds, examples=examples)
     optim = JointOptim(steps=steps, batch=BATCH, lr=3e-5, retriever_lr=1e-4)
     return finetune(
         model=model,

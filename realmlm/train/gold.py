@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.matching import AnswerMatcher, Span, answer_spans
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
-from realmlm.train.kept import kept_beside
 
 _CHUNK = 1024  # passages a worker searches at once
 _RARE = 16  # passages to one candidate of a question, above which patterns are looked up when they are needed

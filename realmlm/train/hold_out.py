@@ -8,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.log import progress, say
-from realmlm.train.kept import kept_beside
 
 _RUN = 4  # words in a row: fewer of a sentence, at the edge of a passage, say nothing of where they come from
-_WORD = re.compile(
-    r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+"
-)  # Chinese and Japanese put no space between words: each character is one
+# Chinese and Japanese put no space between words: each character is one
+_WORD = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")
 
 
 def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
@@ -76,9 +75,8 @@ class _Sentences:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._begin: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)  # by their first words
-        self._go_on: dict[tuple[str, ...], list[list[str]]] = defaultdict(
-            list
-        )  # what is left of them from these words on
+        # what is left of them from these words on
+        self._go_on: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)
         self._short: list[str] = []
         for text in texts:
             words = _words(text)

@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 
-from realmlm.artefact import discard
 from realmlm.config import Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
-from realmlm.index.encode import build_index
+from realmlm.index.build import build_index
 from realmlm.index.exact import Index
 from realmlm.index.refresh import Refresher
 from realmlm.index.store import index_info, open_index
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder, load_snapshot, write_snapshot
+from realmlm.storage.artefacts import discard
 from realmlm.train.run import Run
 
 
@@ -42,9 +42,8 @@ class LiveIndex:
         self._every = refresh.every_steps
         self._swap_after = refresh.swap_after
         if self._swap_after is None and refresh.process and loop.deterministic:
-            self._swap_after = max(
-                1, self._every // 2
-            )  # where the new index comes in must not depend on how fast the refresher was
+            # where the new index comes in must not depend on how fast the refresher was
+            self._swap_after = max(1, self._every // 2)
         self._device = model.device
         self._dtype = getattr(torch, refresh.dtype)
         device = self._refresher_device(refresh)
@@ -61,10 +60,8 @@ class LiveIndex:
             shard=refresh.shard,
         )
         self._in_line = not refresh.process
-        self._step, self._pending = (
-            0,
-            -1,
-        )  # the step the index was made at; of the snapshot being embedded, if any
+        self._step = 0  # that the index was made at
+        self._pending = -1  # that of the snapshot being embedded, if any
         self._index = frozen
         self._frozen = frozen is not None
         self._swaps = 0

@@ -34,10 +34,8 @@ from realmlm.train.run import (
 
 _MOST_WORKERS = 6  # processes that put batches together
 _AHEAD = 4  # batches that each of them may be ahead
-_STOPPING = (
-    signal.SIGINT,
-    signal.SIGTERM,
-)  # Ctrl-C; what a scheduler (Slurm, Kubernetes) sends before it kills
+# Ctrl-C; what a scheduler (Slurm, Kubernetes) sends before it kills
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Clock:
@@ -177,9 +175,8 @@ class _Parts(Dataset[Any]):
     def __getitem__(self, number: int) -> Any:
         try:
             return self._objective.draw(number * self._examples, self._examples)
-        except (
-            RealmError
-        ) as error:  # from another process it would come with that process's traceback as its text
+        # from another process it would come with that process's traceback as its text
+        except RealmError as error:
             return error
 
 
@@ -301,9 +298,8 @@ def fit(
     rows = _Rows()
     optimizer = make_optimizer(groups, optim)
     start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
-    metrics = Metrics(
-        run.folder / "metrics.jsonl", keep_until=start or -1
-    )  # what was measured before the first step will be again
+    # what was measured before the first step will be again
+    metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1)
     bar = Progress(title, optim.steps, unit="steps", start=start)
     drawn = _drawn(
         objective,

@@ -24,9 +24,12 @@ from filelock import Timeout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from realmlm.artefact import (
+from realmlm.config import STAGES, filled
+from realmlm.corpus.store import Corpus
+from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
+from realmlm.log import read_metrics
+from realmlm.storage.artefacts import (
     discard,
-    lock_on,
     open_artefact,
     publish,
     read_manifest,
@@ -34,10 +37,7 @@ from realmlm.artefact import (
     sweep,
     write_text,
 )
-from realmlm.config import STAGES, filled
-from realmlm.corpus.store import Corpus
-from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
-from realmlm.log import read_metrics
+from realmlm.storage.locks import lock_on
 
 KEEP = 2
 

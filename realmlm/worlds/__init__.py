@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from realmlm.artefact import publish
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
+from realmlm.storage.artefacts import publish
 from realmlm.worlds.words import COMMON, HARD_RELATIONS, RELATIONS, SYLLABLES, Relation
 
 

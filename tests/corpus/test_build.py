@@ -15,13 +15,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from realmlm.artefact import MANIFEST
 from realmlm.corpus import build
 from realmlm.corpus.build import build_corpus, cut_articles, sample_texts
-from realmlm.corpus.sentences import split_sentences
-from realmlm.corpus.store import MAX_CHARACTERS, Article, Block
+from realmlm.corpus.store import MAX_CHARACTERS, Block
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, MissingExtra
+from realmlm.sentences import split_sentences
+from realmlm.sources.article import Article
+from realmlm.storage.artefacts import MANIFEST
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 WORDPIECES = Wordpieces.from_pieces(
@@ -131,9 +132,8 @@ def test_passages_hold_everything_in_order_and_are_encoded_as_themselves(text, m
     tokens = cut(block.tokens, block.token_lengths)
     chars = cut(block.token_chars, block.token_lengths)
     for passage, ids, pairs, encoding in zip(passages, tokens, chars, encodings, strict=True):
-        if (
-            not WORDPIECES.continues[ids[0]] and max(map(len, passage.split())) <= most // 2
-        ):  # no word was cut
+        # no word was cut
+        if not WORDPIECES.continues[ids[0]] and max(map(len, passage.split())) <= most // 2:
             assert ids == encoding.ids
             assert [tuple(pair) for pair in pairs] == encoding.offsets
 
@@ -378,9 +378,8 @@ def test_an_interrupted_build_leaves_no_process(tmp_path, sign):
 
 
 def _hear_interrupts() -> None:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs are started deaf to it
+    # a shell's background jobs are started deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _lives(pid: int) -> bool:

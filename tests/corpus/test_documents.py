@@ -15,12 +15,13 @@ import pytest
 from realmlm.cli import main
 from realmlm.corpus import documents
 from realmlm.corpus.documents import open_documents
-from realmlm.corpus.readers import SourceFile
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.engine import Engine
 from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra
-from realmlm.index import encode
-from realmlm.serve.engine import Engine
+from realmlm.index import build
+from realmlm.sources.article import Article
+from realmlm.sources.readers import SourceFile
 
 
 @pytest.fixture
@@ -363,9 +364,8 @@ def test_several_places_are_one_corpus(notes: Path, pieces: Wordpieces, tmp_path
 
     corpus = both(notes, tmp_path / "letter.txt")
     assert len(corpus) == 5
-    assert (
-        both(tmp_path / "letter.txt", notes, notes / "deep").folder == corpus.folder
-    )  # in any order; what lies within counts once
+    # in any order; what lies within counts once
+    assert both(tmp_path / "letter.txt", notes, notes / "deep").folder == corpus.folder
     assert both(notes).folder != corpus.folder
 
 
@@ -448,7 +448,7 @@ def test_who_asks_while_another_embeds_gets_what_the_files_say_then(
     first, second = (Engine(tiny_model_folder, device="cpu") for _ in range(2))
     begun = threading.Event()
     go_on = threading.Event()
-    embed = encode.embed_passages
+    embed = build.embed_passages
 
     def slow(*given: Any, **options: Any) -> Any:
         if not begun.is_set():
@@ -456,7 +456,7 @@ def test_who_asks_while_another_embeds_gets_what_the_files_say_then(
             assert go_on.wait(60)
         return embed(*given, **options)
 
-    monkeypatch.setattr(encode, "embed_passages", slow)
+    monkeypatch.setattr(build, "embed_passages", slow)
     threads = [threading.Thread(target=engine.read, args=(note,)) for engine in (first, second)]
     threads[0].start()
     assert begun.wait(60)
@@ -491,7 +491,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_do(
     def refused(*_: Any, **__: Any) -> Any:
         raise elsewhere
 
-    monkeypatch.setattr(encode, "embed_passages", refused)
+    monkeypatch.setattr(build, "embed_passages", refused)
     with pytest.raises(PermissionError, match=r"heron\.txt"):
         Engine(tiny_model_folder, docs=notes, device="cpu")
     elsewhere = PermissionError(

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realmlm.artefact import open_artefact
 from realmlm.corpus import spans as spans_module
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import Spans, _to_wordpieces, all_sentences, mark_spans, rule_tagger
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch
+from realmlm.sources.article import Article
+from realmlm.storage.artefacts import open_artefact
 
 ARTICLES = {
     "Port Ellery": (
@@ -176,9 +177,8 @@ def test_changed_passages_are_not_served(corpus: Corpus) -> None:
     again = mark_spans(edited, rule_tagger(edited))
     assert "1641" in surface(edited, again)
     assert {sentence[0] for sentence in all_of(again)} == {0, 1}
-    before = Corpus.open(
-        corpus.folder, edits=0
-    )  # the other way round: spans newer than the view of the corpus
+    # the other way round: spans newer than the view of the corpus
+    before = Corpus.open(corpus.folder, edits=0)
     assert {sentence[0] for sentence in all_of(Spans.open(before))} == {0}
 
 

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realmlm.artefact import ArrayWriter, map_arrays, open_artefact, publish
 from realmlm.cli import main
 from realmlm.corpus.build import cut_articles
-from realmlm.corpus.store import Article, Corpus, Passage, SegmentWriter
+from realmlm.corpus.store import Corpus, Passage, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput, Mismatch
+from realmlm.sources.article import Article
+from realmlm.storage.arrays import ArrayWriter, map_arrays
+from realmlm.storage.artefacts import open_artefact, publish
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDPIECES = Wordpieces.from_pieces([*LETTERS, *(f"##{letter}" for letter in LETTERS), "."])

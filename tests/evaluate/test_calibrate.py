@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realmlm.artefact import open_artefact
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, Mismatch, NotEnough
-from realmlm.evaluate.bm25 import BM25Retriever
 from realmlm.evaluate.calibrate import calibrate, separation
-from realmlm.model.answering import Answerer
-from realmlm.model.calibration import Calibration
+from realmlm.index.keep import index_for
 from realmlm.model.create import graft
-from realmlm.model.kept_index import index_for
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever
+from realmlm.reading.answer import Answerer
+from realmlm.reading.confidence import Calibration
+from realmlm.reading.retrieve import BM25Retriever, LearnedRetriever
+from realmlm.storage.artefacts import open_artefact
 
 Model = tuple[Realm, Wordpieces]
 ROWS: list[Any] = [

@@ -118,9 +118,8 @@ def test_every_measure_says_what_the_table_says(case: Case) -> None:
 @pytest.mark.parametrize("case", [*CASES, *ENGINES], ids=name)
 def test_so_do_the_references(case: Case) -> None:
     said = "".join(_sign(letter, reference(letter, case.text, case.answers)) for letter in "ERWPS")
-    assert said.replace("!", "-") == case.says.replace("!", "-"), (
-        case.why
-    )  # an invalid pattern is wrong there
+    # an invalid pattern is wrong there
+    assert said.replace("!", "-") == case.says.replace("!", "-"), case.why
 
 
 @pytest.mark.parametrize("case", ENGINES, ids=name)

@@ -74,9 +74,8 @@ def slow_spans(text, answers):
 def test_spans_against_one_character_at_a_time(text, answers):
     question = Question("q", tuple(answers))
     assert answer_spans(text, question) == slow_spans(text, answers)
-    wordless = any(
-        not slow_words(answer) for answer in answers
-    )  # found everywhere, and nowhere in particular
+    # found everywhere, and nowhere in particular
+    wordless = any(not slow_words(answer) for answer in answers)
     assert contains_answer(text, question) == (wordless or bool(slow_spans(text, answers)))
 
 

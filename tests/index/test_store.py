@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realmlm import artefact
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing, BadInput, Mismatch, NotEnough
 from realmlm.index import ivf, store
 from realmlm.index.ivf import IVFIndex, IVFSettings
 from realmlm.index.store import ShardedBuild, edits_contained, index_info, open_index, save_edit
+from realmlm.storage import artefacts
 
 PLAN: dict[str, Any] = {
     "weights": "w" * 64,
@@ -161,7 +161,7 @@ def test_a_kill_while_publishing_leaves_none_or_all(tmp_path, kind):
 
         names = [(os, "link"), (os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "write_text")]
         patches = [patch.object(owner, name, dying(getattr(owner, name))) for owner, name in names]
-        patches.append(patch.object(artefact.shutil, "rmtree", dying(artefact.shutil.rmtree)))
+        patches.append(patch.object(artefacts.shutil, "rmtree", dying(artefacts.shutil.rmtree)))
         for one in patches:
             one.start()
         try:
@@ -315,9 +315,8 @@ def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
 
 
 def test_an_approximate_index_is_not_trained_again(tmp_path):
-    with patch.object(
-        ivf, "IVFSettings", lambda: IVFSettings(target=1.0, k=3)
-    ):  # the usual ones may be others when it is opened
+    # the usual ones may be others when it is opened
+    with patch.object(ivf, "IVFSettings", lambda: IVFSettings(target=1.0, k=3)):
         path = published(tmp_path / "x", kind="ivf")
     with patch.object(IVFIndex, "build", side_effect=AssertionError):
         index = open_index(path)

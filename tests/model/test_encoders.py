@@ -20,17 +20,17 @@ from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
+from realmlm.index.keep import index_for
 from realmlm.model.create import fresh_encoder
 from realmlm.model.encoders import build_encoder, longest_input
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
-from realmlm.model.kept_index import index_for
 from realmlm.model.marginal import joint_reading, marginal_log_likelihood
 from realmlm.model.realm import ModelConfig, Realm, new_model
-from realmlm.model.retrieval import fresh_scores
+from realmlm.reading.retrieve import fresh_scores
 from realmlm.settings import JointOptim
-from realmlm.train.examples import SentenceSource
+from realmlm.train.data import SentenceSource
 from realmlm.train.loop import make_optimizer
-from realmlm.train.pretrain import read_masks
+from realmlm.train.objectives.joint import read_masks
 from tests.model.families import DEFAULT, FAMILIES, NO_SEGMENTS, REFUSED, Family, shown
 
 # wordpieces, wordpieces, count

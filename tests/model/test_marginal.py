@@ -84,9 +84,8 @@ def test_gradient_by_the_score_is_the_closed_form(size: tuple[int, int, int], se
     assert retrieval.grad is not None
     assert torch.allclose(retrieval.grad, closed, atol=1e-10)
     assert torch.allclose(retrieval_reward(retrieval.detach(), reader), closed, atol=1e-10)
-    assert torch.equal(
-        closed > 1e-12, (reader.exp() > likelihood) & (closed > 1e-12)
-    )  # rewarded only if better than expected
+    # rewarded only if better than expected
+    assert torch.equal(closed > 1e-12, (reader.exp() > likelihood) & (closed > 1e-12))
 
 
 def test_gradient_against_finite_differences() -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from realmlm.artefact import publish
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.create import fresh_encoder
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_model, tower_fingerprint
+from realmlm.storage.artefacts import publish
 from realmlm.worlds import world_wordpieces
 
 WORDPIECES = world_wordpieces()

@@ -127,6 +127,5 @@ def test_the_format(tmp_path: Path) -> None:
 def test_on_a_gpu_it_finds_the_same(tagger: tuple[Path, float]) -> None:
     sentences = [frame.format(name) for frame in FRAMES for name in NAMES] * 5
     found, expected = (LearnedTagger(tagger[0], device=device).tag(sentences) for device in ("cuda", "cpu"))
-    assert sum(ours == theirs for ours, theirs in zip(found, expected, strict=True)) > 0.98 * len(
-        sentences
-    )  # half precision
+    # half precision
+    assert sum(ours == theirs for ours, theirs in zip(found, expected, strict=True)) > 0.98 * len(sentences)

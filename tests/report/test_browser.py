@@ -48,9 +48,8 @@ def test_the_curves_are_drawn_and_tell_their_values(browser: Any, tmp_path: Path
     from selenium.webdriver.common.action_chains import ActionChains
 
     chart = all_of(browser, "figure:first-child .curve")[0]
-    ActionChains(browser).move_to_element(
-        chart
-    ).perform()  # the middle of the axis 0 … 80, less what the numbers beside it take
+    # the middle of the axis 0 … 80, less what the numbers beside it take
+    ActionChains(browser).move_to_element(chart).perform()
     assert [item.text for item in legend] == ["realm 4", "stale –"]
     assert "step 40" in chart.text
     ActionChains(browser).move_to_element(all_of(browser, "h1")[0]).perform()

@@ -10,7 +10,7 @@ import pytest
 from realmlm.cli import main
 from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.train.pretrain import run_pretrain
+from realmlm.train.objectives.joint import run_pretrain
 from tests.report.made import (
     EVIL,
     evaluation,

@@ -18,7 +18,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from realmlm.corpus.store import Corpus
-from realmlm.serve.engine import Engine
+from realmlm.engine import Engine
 from realmlm.serve.http import create_app
 
 EXAMPLES = int(os.environ.get("REALMLM_FUZZ", "15"))

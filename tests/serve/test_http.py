@@ -18,10 +18,11 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 from fastapi.testclient import TestClient
 
 from realmlm.corpus import documents
-from realmlm.corpus.store import Article, Corpus
-from realmlm.serve.engine import Engine
+from realmlm.corpus.store import Corpus
+from realmlm.engine import Engine
 from realmlm.serve.http import MOST_BODY, create_app
 from realmlm.serve.shapes import MOST_CHARACTERS, MOST_TEXT
+from realmlm.sources.article import Article
 
 TOKEN = "a long secret, ünsaid"
 
@@ -456,7 +457,7 @@ def test_a_full_queue_says_when_to_come_back(
 def test_an_unexpected_failure_shows_no_traceback(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realmlm.serve.engine.Engine.ask_all", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("realmlm.engine.Engine.ask_all", lambda *_, **__: 1 / 0)
     response = client.post("/ask", json={"question": "Who?"})
     assert failed(response, 500).startswith("something went wrong here (ZeroDivisionError)")
     assert "Traceback" not in response.text

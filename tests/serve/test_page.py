@@ -23,8 +23,8 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from realmlm.corpus.store import Corpus  # noqa: E402
-from realmlm.model.answering import Answer, Evidence, Words  # noqa: E402
-from realmlm.serve.engine import Engine  # noqa: E402
+from realmlm.engine import Engine  # noqa: E402
+from realmlm.reading.answer import Answer, Evidence, Words  # noqa: E402
 from realmlm.serve.http import create_app  # noqa: E402
 
 

@@ -19,11 +19,11 @@ from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
 from realmlm.model.realm import Realm
-from realmlm.train import finetune as finetuning
 from realmlm.train import loop as training
-from realmlm.train.finetune import Given, QuestionAnswering, run_finetune
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import Clock
+from realmlm.train.objectives import questions as finetuning
+from realmlm.train.objectives.questions import Given, QuestionAnswering, run_finetune
 from realmlm.train.run import read_run
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)

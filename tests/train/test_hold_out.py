@@ -14,14 +14,15 @@ from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.evaluate.clozes import make_clozes
+from realmlm.sources.article import Article
 from realmlm.train import hold_out
-from realmlm.train.examples import ClozePairs, SentenceSource
+from realmlm.train.data import ClozePairs, SentenceSource
 from realmlm.train.hold_out import held_out_passages
-from realmlm.train.pretrain import run_pretrain
-from realmlm.train.warmup import run_warmup
+from realmlm.train.objectives.joint import run_pretrain
+from realmlm.train.objectives.masked import run_warmup
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
 SYLLABLES = [first + last for first in "bdfgklmnprst" for last in ("a", "e", "i", "o", "u", "an", "el", "or")]

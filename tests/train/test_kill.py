@@ -88,9 +88,8 @@ def test_the_trainer_is_killed_ten_times(
         *(Death("", rng.randint(1, len(operations) // 3)) for _ in range(5)),
     ]
     rng.shuffle(deaths)
-    deaths.append(
-        deaths.pop(next(n for n, death in enumerate(deaths) if death.where == "/model"))
-    )  # only the last life gets that far
+    # only the last life gets that far
+    deaths.append(deaths.pop(next(n for n, death in enumerate(deaths) if death.where == "/model")))
     run = {**arguments, "out": tmp_path / "run"}
     codes = [live(killers.train, run, death, tmp_path / "log") for death in deaths]
     assert codes == [-9] * 10, "each of the ten must have died"
@@ -133,9 +132,8 @@ def test_nothing_of_a_killed_trainer_holds_its_run(arguments: dict[str, Any], tm
 
 def test_a_refresher_leaves_ctrl_c_to_the_trainer(knowledge: Corpus, tmp_path: Path) -> None:
     arguments = (tmp_path, knowledge.folder, 0, load_snapshot, "cpu", torch.float16, 64)
-    process = multiprocessing.get_context("spawn").Process(
-        target=serve_refreshes, args=arguments
-    )  # as it is started in training
+    # as it is started in training
+    process = multiprocessing.get_context("spawn").Process(target=serve_refreshes, args=arguments)
     with sheltered():
         process.start()
     try:

@@ -12,9 +12,9 @@ from realmlm.evaluate.measure import evaluate
 from realmlm.evaluate.scores import Report
 from realmlm.log import read_metrics
 from realmlm.model.create import create_model
-from realmlm.train.finetune import finetune
-from realmlm.train.pretrain import pretrain
-from realmlm.train.warmup import warm_up
+from realmlm.train.objectives.joint import pretrain
+from realmlm.train.objectives.masked import warm_up
+from realmlm.train.objectives.questions import finetune
 from tests.conftest import TINY_MODEL
 
 LOOP = Loop(log_every=20, threads=1, device="cpu")

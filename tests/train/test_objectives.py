@@ -15,7 +15,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.index.exact import ExactIndex
-from realmlm.train.examples import ClozePairs, SentenceSource, epoch_positions, places_of
+from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions, places_of
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import learning_rate
 from tests.train.test_resume import joint_run

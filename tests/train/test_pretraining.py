@@ -14,19 +14,20 @@ from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans, rule_tagger
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.clozes import make_clozes, measure_clozes
 from realmlm.evaluate.measure import evaluate
+from realmlm.index.duplicates import SameWords, share_cut_otherwise
 from realmlm.index.exact import ExactIndex
-from realmlm.index.same import SameWords, share_cut_otherwise
 from realmlm.log import read_metrics
 from realmlm.model.inputs import reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
 from realmlm.model.realm import Realm
-from realmlm.train.examples import SentenceSource, glimpse, places_of
-from realmlm.train.pointing import point, standing
-from realmlm.train.pretrain import JointPretraining, read_masks, run_pretrain
+from realmlm.sources.article import Article
+from realmlm.train.data import SentenceSource, glimpse, places_of
+from realmlm.train.objectives.joint import JointPretraining, read_masks, run_pretrain
+from realmlm.train.objectives.pointing import point, standing
 from tests.train.test_resume import joint_run
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
@@ -68,7 +69,7 @@ def test_a_probe_stands_in_the_row_of_the_step_it_was_taken_at(
         seen.append(model.reader.mask_head.bias.detach().clone())
         return measure_clozes(model, *others, **how)
 
-    monkeypatch.setattr("realmlm.train.pretrain.measure_clozes", spy)
+    monkeypatch.setattr("realmlm.train.objectives.joint.measure_clozes", spy)
     how = {
         "optim": JointOptim(steps=6, batch=8, lr=1e-2),
         "refresh": Refresh(every_steps=0),

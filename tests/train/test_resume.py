@@ -16,10 +16,10 @@ from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.log import read_metrics
 from realmlm.model.create import create_model
 from realmlm.train import loop as training
-from realmlm.train.finetune import finetune
-from realmlm.train.pretrain import pretrain, run_pretrain
+from realmlm.train.objectives.joint import pretrain, run_pretrain
+from realmlm.train.objectives.masked import warm_up
+from realmlm.train.objectives.questions import finetune
 from realmlm.train.run import Run
-from realmlm.train.warmup import warm_up
 from tests.conftest import TINY_MODEL
 
 LOOP = Loop(log_every=2, checkpoint_every=3, deterministic=True, threads=1, seed=3)
@@ -197,7 +197,7 @@ def test_an_error_of_another_process_is_the_same_error(
     def broken(self: object, first: int, count: int) -> None:
         raise NotEnough("too little of it")
 
-    monkeypatch.setattr("realmlm.train.examples.SentenceSource.draw", broken)
+    monkeypatch.setattr("realmlm.train.data.SentenceSource.draw", broken)
     with pytest.raises(NotEnough, match=r"^too little of it$"):
         joint_run(tiny_model_folder, knowledge, tmp_path / "run", loop=dataclasses.replace(LOOP, workers=2))
 

@@ -16,16 +16,17 @@ from realmlm import cli
 from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup, flat, record
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans
-from realmlm.corpus.store import Article, Corpus
+from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import ArtefactDamaged, Mismatch, NotEnough
 from realmlm.log import read_metrics
 from realmlm.model.create import create_model
+from realmlm.sources.article import Article
 from realmlm.train import loop as training
 from realmlm.train.gold import locate_answers
-from realmlm.train.pretrain import pretrain
+from realmlm.train.objectives.joint import pretrain
+from realmlm.train.objectives.masked import run_warmup
 from realmlm.train.run import Run, read_run, write_run
-from realmlm.train.warmup import run_warmup
 from tests.conftest import TINY_MODEL, world_corpus
 from tests.train.test_resume import same, weights
 

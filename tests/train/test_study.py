@@ -22,12 +22,12 @@ from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.measure import evaluate
 from realmlm.model.inputs import mask_queries, reader_inputs
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import LearnedRetriever, Query, Retrieved
-from realmlm.train.examples import ClozePairs, ReadingPairs, Recurrences, SentenceSource
-from realmlm.train.finetune import run_finetune
-from realmlm.train.pointing import standing
-from realmlm.train.pretrain import run_pretrain
-from realmlm.train.warmup import run_warmup
+from realmlm.reading.retrieve import LearnedRetriever, Query, Retrieved
+from realmlm.train.data import ClozePairs, ReadingPairs, Recurrences, SentenceSource
+from realmlm.train.objectives.joint import run_pretrain
+from realmlm.train.objectives.masked import run_warmup
+from realmlm.train.objectives.pointing import standing
+from realmlm.train.objectives.questions import run_finetune
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
 
@@ -123,7 +123,7 @@ def test_retrieval_alone_can_be_measured(
     read = evaluate(
         model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=20
     )
-    monkeypatch.setattr("realmlm.model.answering.Answerer.read_spans", None)  # must not be asked
+    monkeypatch.setattr("realmlm.reading.answer.Answerer.read_spans", None)  # must not be asked
     alone = evaluate(
         model=tiny_model_folder, corpus=knowledge.folder, questions=questions, device="cpu", limit=20, read=0
     )
@@ -280,8 +280,8 @@ def test_towers_of_another_kind_cannot_begin_as_the_reader(
 
 
 def test_a_reader_of_titles_trains_and_answers(towns: Corpus, tmp_path: Path) -> None:
+    from realmlm.engine import Engine
     from realmlm.model.create import create_model
-    from realmlm.serve.engine import Engine
     from tests.conftest import TINY_MODEL
 
     create_model(corpus=towns.folder, out=tmp_path / "model", read_titles=True, **TINY_MODEL)  # type: ignore[arg-type]

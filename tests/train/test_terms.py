@@ -26,14 +26,14 @@ from realmlm.log import read_metrics
 from realmlm.model.create import create_model
 from realmlm.model.inputs import NULL, query_inputs, reader_inputs
 from realmlm.model.realm import Realm
-from realmlm.model.retrieval import embed_documents
 from realmlm.model.snapshot import DocumentEncoder
+from realmlm.reading.retrieve import embed_documents
 from realmlm.train.adapt import FoundElsewhere
-from realmlm.train.examples import SentenceSource
-from realmlm.train.finetune import QuestionAnswering, run_finetune
+from realmlm.train.data import SentenceSource
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import Clock, make_optimizer
-from realmlm.train.pretrain import JointPretraining, run_pretrain
+from realmlm.train.objectives.joint import JointPretraining, run_pretrain
+from realmlm.train.objectives.questions import QuestionAnswering, run_finetune
 from tests.conftest import TINY_MODEL
 
 Model = tuple[Realm, Wordpieces]
@@ -424,9 +424,8 @@ def test_a_new_trainer_waits_for_the_refresher_of_the_last_one(
     towns: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It drops what that one may be embedding."""
-    monkeypatch.setattr(
-        "realmlm.index.refresh.die_with_parent", lambda: None
-    )  # a thread plays the process here
+    # a thread plays the process here
+    monkeypatch.setattr("realmlm.index.refresh.die_with_parent", lambda: None)
     at_work = threading.Event()
     go_on = threading.Event()
 

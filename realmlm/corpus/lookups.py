@@ -1,0 +1,29 @@
+"""What a look through a whole corpus found: looked for once, and kept beside the corpus for the next run that
+wants it."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from realmlm.corpus.store import Corpus
+from realmlm.errors import Mismatch
+from realmlm.storage.arrays import map_arrays, save_arrays
+from realmlm.storage.artefacts import open_artefact, publish
+from realmlm.storage.locks import locked
+
+
+def kept_beside(
+    corpus: Corpus, kind: str, *, sought: str, fingerprint: str, find: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """The arrays of `CORPUS/KIND/FINGERPRINT-EDITS`, made by `find` if they are not there; `sought` names
+    what the fingerprint is of."""
+    parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", sought: fingerprint}
+    folder = corpus.folder / kind / f"{fingerprint[:16]}-{corpus.edits}"
+    with locked(folder.parent / f".{folder.name}.lock"):  # others may want the same at this moment
+        if not folder.exists():
+            with publish(folder, kind=kind) as draft:
+                save_arrays(draft.path / f"{kind}.safetensors", find())
+                draft.parents = parents
+    if open_artefact(folder, kind=kind).parents != parents:
+        raise Mismatch(f"{folder} was made for another corpus; remove it")
+    return map_arrays(folder / f"{kind}.safetensors")

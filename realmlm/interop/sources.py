@@ -1,0 +1,151 @@
+"""Opening a published checkpoint: a folder or a hub's repository in transformers' layout, or the authors'
+TensorFlow variables."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+from realmlm.interop.layout import ARCHITECTURES, listing
+from realmlm.interop.variables import is_tensorflow, read_variables
+
+RECORDS = "block_records.npy"
+_SAFE = "model.safetensors"
+_TORCH = "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint: what it is, its weights (memory-mapped) and what lies beside them."""
+
+    name: str
+    architecture: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    wordpieces: Wordpieces | None
+    records: Path | None
+
+
+def open_source(name: str) -> Source:
+    """Open a checkpoint of one of transformers' REALM classes, or of the authors' variables."""
+    if is_tensorflow(Path(name)):
+        architecture, config, tensors = read_variables(Path(name))
+        return Source(name, architecture, config, tensors, _wordpieces(Path(name) / "assets"), None)
+    folder = Path(name) if Path(name).is_dir() else _fetch(name)
+    config = _read_json(folder / "config.json")
+    if config.get("model_type") != "realm":
+        raise BadInput(
+            f"{name} is a model of the family '{config.get('model_type')}', not REALM; "
+            f"take a plain encoder for towers and reader with: realmlm model --checkpoint {name}"
+        )
+    tensors = _tensors(folder)
+    named = config.get("architectures")
+    architecture = str(named[0] if isinstance(named, list) and named else named)
+    if architecture not in ARCHITECTURES:
+        raise BadInput(
+            f"{name} says its architecture is {architecture}; known are {', '.join(ARCHITECTURES)}"
+        )
+    records = folder / RECORDS
+    return Source(
+        name, architecture, config, tensors, _wordpieces(folder), records if records.is_file() else None
+    )
+
+
+def _fetch(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = ["config.json", "*.safetensors", "*.bin", "*.index.json", "tokenizer*", "vocab.txt", RECORDS]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # the hub's library raises a dozen kinds, from bad names to no network
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(
+            f"no checkpoint at '{name}': it is neither a folder nor a repository that can be fetched ({why})"
+        ) from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{file} cannot be read as JSON ({type(error).__name__}); it belongs beside a checkpoint's "
+            "weights"
+        ) from error
+    if not isinstance(record, dict):
+        raise BadInput(f"{file} holds no JSON object; fetch it again")
+    return record
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder, whole or in parts."""
+    for whole, read in ((_SAFE, _read_safe), (_TORCH, _read_torch)):
+        if (folder / whole).is_file():
+            return read(folder / whole)
+        if (folder / f"{whole}.index.json").is_file():
+            named = _read_json(folder / f"{whole}.index.json").get("weight_map", {})
+            parts = sorted({str(part) for part in named.values()}) if isinstance(named, dict) else []
+            if wrong := [part for part in parts if Path(part).name != part]:
+                raise BadInput(f"{folder / whole}.index.json names files elsewhere: {listing(wrong)}")
+            if not parts:
+                raise BadInput(f"{folder / whole}.index.json names no file; fetch it again")
+            return {key: tensor for part in parts for key, tensor in read(folder / part).items()}
+    raise BadInput(f"no weights in {folder}: it has neither {_SAFE} nor {_TORCH}")
+
+
+def _read_safe(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, "pt") as stored:
+            return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no dictionary)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{file} is not a readable safetensors file ({error}); fetch it again") from error
+
+
+def _read_torch(file: Path) -> dict[str, Tensor]:
+    """Weights only: a file that holds anything else than tensors is refused, and nothing in it is run."""
+    try:
+        with open(file, "rb") as stream:
+            zipped = stream.read(2) == b"PK"  # as torch writes since 1.6; older files cannot be mapped
+        state = torch.load(file, map_location="cpu", mmap=zipped, weights_only=True)
+    except Exception as error:  # torch raises UnpicklingError, RuntimeError, OSError …
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(
+            f"{file} cannot be read as weights only ({why}); use a file you trust, or safetensors"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise BadInput(f"{file} holds something else than a table of weights; use the checkpoint's own file")
+    return state
+
+
+def _wordpieces(folder: Path) -> Wordpieces | None:
+    """The tokenizer beside the weights: `tokenizer.json`, or BERT's `vocab.txt`."""
+    if (folder / "tokenizer.json").is_file():
+        return Wordpieces.load(folder)
+    return wordpieces_from_list(folder / "vocab.txt") if (folder / "vocab.txt").is_file() else None
+
+
+def wordpieces_from_list(file: Path) -> Wordpieces:
+    """BERT's tokenizer from its list of pieces, one a line, with the settings in `tokenizer_config.json`
+    beside it."""
+    try:
+        pieces = file.read_text("utf-8-sig").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read as a list of wordpieces ({type(error).__name__})") from error
+    if "[UNK]" not in pieces or len(set(pieces)) != len(pieces):
+        raise BadInput(f"{file} is no list of BERT's wordpieces: it has no [UNK], or a piece twice")
+    beside = file.with_name("tokenizer_config.json")
+    settings = _read_json(beside) if beside.is_file() else {}
+    lowercase = settings.get("do_lower_case", True)
+    accents = settings.get("strip_accents")
+    return Wordpieces.from_list(
+        pieces,
+        lowercase=lowercase is not False,
+        accents=accents if isinstance(accents, bool) else None,
+        chinese=settings.get("tokenize_chinese_chars", True) is not False,
+    )

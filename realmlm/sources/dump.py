@@ -1,0 +1,70 @@
+"""The pages of a MediaWiki dump, picked out as it streams by."""
+
+from xml.parsers import expat
+
+from realmlm.sources.markup import HIDDEN_LINKS
+
+
+class NoDump(Exception):
+    """XML that is no MediaWiki dump."""
+
+
+class Dump:
+    """Picks the pages out of a dump as it streams by. No tree is built, and a DOCTYPE is refused: entities
+    that expand without end (or read other files) can only be declared there."""
+
+    _FIELDS = frozenset({("page", "title"), ("page", "ns"), ("page", "id"), ("revision", "text")})
+
+    def __init__(self) -> None:
+        self.parser = expat.ParserCreate()
+        self.parser.buffer_text = True
+        self.parser.StartDoctypeDeclHandler = self._refuse
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._characters
+        self.hidden_links = HIDDEN_LINKS
+        self.pages = 0
+        self._path: list[str] = []
+        self._page: dict[str, str] = {}
+        self._gathered: list[str] | None = None
+        self._done: list[dict[str, str]] = []
+
+    def take(self) -> list[dict[str, str]]:
+        done = self._done
+        self._done = []
+        return done
+
+    def _refuse(self, *_: object) -> None:
+        raise NoDump("has a DOCTYPE, which no MediaWiki dump has")
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if not self._path and name != "mediawiki":
+            raise NoDump(f"starts with <{name}>, not with <mediawiki>: it is not a MediaWiki dump")
+        if name == "page":
+            self._page = {"title": "", "ns": "0", "id": "", "text": ""}
+        elif name == "redirect":
+            self._page["redirect"] = ""
+        names_links = name == "namespace" and attributes.get("key") in ("6", "14")
+        self._gathered = (
+            [] if names_links or (self._path and (self._path[-1], name) in self._FIELDS) else None
+        )
+        self._path.append(name)
+
+    def _characters(self, data: str) -> None:
+        if self._gathered is not None:
+            self._gathered.append(data)
+
+    def _end(self, name: str) -> None:
+        self._path.pop()
+        if self._gathered is not None:
+            gathered = "".join(self._gathered)
+            self._gathered = None
+            if name == "namespace":
+                self.hidden_links |= {gathered.strip().lower()}
+            else:
+                self._page[name] = gathered
+        elif name == "page":
+            self.pages += 1
+            redirects = "redirect" in self._page or self._page["text"].lstrip()[:9].upper() == "#REDIRECT"
+            if self._page["ns"].strip() == "0" and not redirects:
+                self._done.append(self._page)

@@ -1,0 +1,244 @@
+"""PDF and Word documents to plain text, each through a maintained library (extra `documents`).
+
+Both kinds come from anywhere: what is damaged, locked, scanned or swollen is refused with a reason, in
+bounded time and memory.
+"""
+
+import io
+import logging
+import re
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from realmlm.errors import require
+from realmlm.sources.markup import table_lines
+from realmlm.sources.wrapping import joined, known_compounds
+
+LARGEST = 2**28  # bytes of a document
+_LARGEST_XML = 2**26  # bytes of a Word document's text, unpacked: its tree takes ten times as much
+_LONGEST_S = 300.0  # seconds for the pages of a PDF
+_MOST_CHARACTERS = 50_000_000
+_MOST_PIECES = 50_000  # of text on a page of a PDF, whose reading takes time by their square
+
+_MARGIN = 2  # lines at the top and the bottom of a page that may be its header and footer
+_REPEATED = 0.5  # share of the pages from which on they are
+_FULL_LINE = 0.75  # of the usual width: a shorter line ends its paragraph
+_LIGATURES = str.maketrans(
+    {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None}
+)
+
+
+class Unreadable(Exception):
+    """Why a document cannot be read."""
+
+
+def pdf_to_text(data: bytes) -> tuple[str, str]:
+    """Title (of the document's properties, else "") and text of a PDF, a line a paragraph; page headers and
+    footers left out."""
+    pypdf = require("pypdf", extra="documents", why="reading PDF")
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every flaw it gets over
+    try:
+        pdf = pypdf.PdfReader(io.BytesIO(data))
+        if pdf.is_encrypted and not pdf.decrypt(""):
+            raise Unreadable("is locked with a password; save it without one")
+        pages = list(_pages(pdf))
+        stated = str((pdf.metadata or {}).get("/Title") or "")
+    except (Unreadable, MemoryError):
+        raise
+    except pypdf.errors.DependencyError as error:
+        raise Unreadable(
+            f"is encrypted ({error}); install that library, or save it without encryption"
+        ) from error
+    except Exception as error:  # its authors say that a broken file may raise anything
+        raise Unreadable(
+            f"cannot be read as a PDF ({type(error).__name__}: {error}); it may be damaged"
+        ) from error
+    text = "\n".join(_paragraphs([line for page in _without_margins(pages) for line in page]))
+    if not text:
+        raise Unreadable(
+            "has no text, only images; run text recognition (OCR) on it first" if pages else "has no pages"
+        )
+    return _clean(stated.removeprefix("Microsoft Word - ")), text
+
+
+def _pages(pdf: Any) -> Iterator[list[str]]:
+    """The lines of each page."""
+    begun = time.monotonic()
+    characters = 0
+    for number, page in enumerate(pdf.pages, start=1):
+        contents = page.get_contents()
+        if contents is not None and len(re.findall(rb"T[jJ]\b", contents.get_data())) > _MOST_PIECES:
+            raise Unreadable(
+                f"has more than {_MOST_PIECES:,} pieces of text on page {number}; remove that page"
+            )
+        text = _clean(page.extract_text())
+        characters += len(text)
+        if characters > _MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
+            raise Unreadable(
+                f"takes more than {_LONGEST_S:.0f} s to read, or has more than {_MOST_CHARACTERS:,} "
+                "characters; split it"
+            )
+        yield [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def _clean(text: str) -> str:
+    return text.translate(_LIGATURES).encode("utf-8", "ignore").decode()
+
+
+def _without_margins(pages: list[list[str]]) -> list[list[str]]:
+    """Pages without the lines that stand at the top or bottom of most of them, and without page numbers."""
+    places = [*range(_MARGIN), *range(-_MARGIN, 0)]
+    marks = [
+        {place: _mark(page[place], number) for place in places if len(page) >= 2 * _MARGIN}
+        for number, page in enumerate(pages)
+    ]
+
+    def margin(number: int, place: int) -> str | None:
+        mark = marks[number].get(place)
+        # a number that goes up with the pages near by; left and right pages may differ
+        if isinstance(mark, int):
+            near = marks[max(number - 2, 0) : number] + marks[number + 1 : number + 3]
+            return "#" if mark in (other.get(place) for other in near) else None
+        return mark
+
+    seen = Counter((place, margin(number, place)) for number in range(len(pages)) for place in places)
+    repeated = {key for key, count in seen.items() if key[1] and count >= max(3, _REPEATED * len(pages))}
+
+    def kept(number: int, page: list[str]) -> list[str]:
+        top = next(
+            (place for place in range(_MARGIN) if (place, margin(number, place)) not in repeated), _MARGIN
+        )
+        bottom = next(
+            (
+                place
+                for place in range(-1, -_MARGIN - 1, -1)
+                if (place, margin(number, place)) not in repeated
+            ),
+            -_MARGIN - 1,
+        )
+        return page[top : len(page) + bottom + 1]
+
+    return [kept(number, page) for number, page in enumerate(pages)]
+
+
+def _mark(line: str, page: int) -> str | int | None:
+    """What a header or footer has in common with those of other pages: its words, or how far its only number
+    is ahead of the page's."""
+    number = re.fullmatch(r"\W*(?:(\d{1,9})|([ivxlc]+))[^\w/]*(?:/\W*\d+\W*)?", line)
+    if number:
+        return (int(number[1]) if number[1] else _roman(number[2])) - page
+    words = re.sub(r"\d+|\b[ivxlc]+\b", "#", line)
+    return words if re.search(r"[^\W\d_]", words) else None  # numbers alone are a row of a table
+
+
+def _roman(numeral: str) -> int:
+    values = [{"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}[letter] for letter in numeral]
+    return sum(
+        -value if value < following else value
+        for value, following in zip(values, [*values[1:], 0], strict=True)
+    )
+
+
+def _paragraphs(lines: list[str]) -> Iterator[str]:
+    """Lines joined to paragraphs; a word cut at a line's end is whole again."""
+    widths = sorted(map(len, lines))
+    full = _FULL_LINE * widths[len(widths) * 9 // 10] if widths else 0
+    compounds = known_compounds(lines)
+    paragraph: list[str] = []
+    for line in lines:
+        heads = len(line) < full and line[-1].isalnum()
+        # a heading after a full last line
+        if paragraph and paragraph[-1].endswith((".", "!", "?")) and heads:
+            yield joined(paragraph, compounds)
+            paragraph = []
+        paragraph.append(line)
+        if len(line) < full:
+            yield joined(paragraph, compounds)
+            paragraph = []
+    if paragraph:
+        yield joined(paragraph, compounds)
+
+
+def word_to_text(data: bytes) -> tuple[str, str]:
+    """Title (of the document's properties, else its first heading, else "") and text of a Word document, a
+    line a paragraph or row."""
+    docx = require("docx", extra="documents", why="reading Word documents")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            sizes = [(part.filename.endswith((".xml", ".rels")), part.file_size) for part in parts.infolist()]
+        if (
+            sum(size for _, size in sizes) > LARGEST
+            or sum(size for is_xml, size in sizes if is_xml) > _LARGEST_XML
+        ):
+            raise Unreadable("unpacks to more than a document may hold; split it")
+        document = docx.Document(io.BytesIO(data))
+        lines, heading = _word_lines(document)
+        stated = str(document.core_properties.title or "")
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:  # besides its own errors those of zip files and of XML
+        raise Unreadable(
+            f"cannot be read as a Word document (.docx) ({type(error).__name__}: {error})"
+        ) from error
+    stated = "" if stated == "Word Document" else stated  # python-docx says so where there are no properties
+    return _clean(stated) or heading, "\n".join(lines)
+
+
+def _word_lines(document: Any) -> tuple[list[str], str]:
+    """The lines of a document, and its first heading."""
+    names = {style.style_id: str(style.name) for style in document.styles}
+    lines: list[str] = []
+    heading = ""
+    for element in document.element.body.iter(_word("p"), _word("tbl")):
+        # what is in a cell is said with its row
+        if next(element.iterancestors(_word("tbl")), None) is not None:
+            continue
+        if element.tag == _word("tbl"):
+            lines += filter(None, _word_table(element))
+            continue
+        line = _words(element)
+        if not heading and re.match("Title|Heading", names.get(element.style or "", "")):
+            heading = line
+        lines += [line] if line else []
+    return lines, heading
+
+
+def _word_table(table: Any) -> list[str]:
+    """A line a row. The first is a header if the table says so, as Word's do unless it was switched off."""
+
+    def own(kind: str, within: Any) -> list[Any]:
+        return [
+            found for found in within.iter(_word(kind)) if next(found.iterancestors(within.tag)) is within
+        ]
+
+    rows = [
+        [" ".join(filter(None, map(_words, cell.iter(_word("p"))))) for cell in own("tc", row)]
+        for row in own("tr", table)
+    ]
+    looks = [look.get(_word("firstRow")) for look in own("tblLook", table)]
+    return table_lines(rows, header=bool(own("tblHeader", table)) or "1" in looks)
+
+
+def _words(paragraph: Any) -> str:
+    """The text of a paragraph, that of text boxes anchored in it left out; what was deleted or moved away is
+    no text."""
+    pieces = (
+        _SIGNS.get(piece.tag, piece.text or "")
+        for piece in paragraph.iter(_word("t"), *_SIGNS)
+        if next(piece.iterancestors(_word("p"))) is paragraph
+        and next(piece.iterancestors(*_UNSAID), None) is None
+    )
+    return " ".join(_clean("".join(pieces)).split())
+
+
+def _word(name: str) -> str:
+    return f"{{http://schemas.openxmlformats.org/wordprocessingml/2006/main}}{name}"
+
+
+_SIGNS = {_word("tab"): " ", _word("br"): " ", _word("cr"): " ", _word("noBreakHyphen"): "-"}
+# repeats what stands beside it
+_FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+_UNSAID = (_word("del"), _word("moveFrom"), _FALLBACK)

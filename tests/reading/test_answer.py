@@ -1,0 +1,353 @@
+"""Answers against the plain sum over passages and spans, one passage at a time."""
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realmlm.corpus.build import build_corpus
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.errors import BadInput
+from realmlm.index.keep import index_for
+from realmlm.model.inputs import NULL, reader_inputs
+from realmlm.model.realm import Realm
+from realmlm.model.snapshot import DocumentEncoder
+from realmlm.reading.answer import Answerer, Evidence, units, widened
+from realmlm.reading.retrieve import (
+    LearnedRetriever,
+    NoRetriever,
+    Query,
+    Retrieved,
+    embed_documents,
+    fresh_scores,
+)
+
+Model = tuple[Realm, Wordpieces]
+
+
+@pytest.fixture
+def answerer(tiny_model: Model, knowledge: Corpus, tmp_path: Path) -> Answerer:
+    model, wordpieces = tiny_model
+    index = index_for(
+        model, wordpieces, knowledge, path=tmp_path / "index", kind="exact", dtype=torch.float32
+    )
+    return Answerer(model, wordpieces, knowledge, LearnedRetriever(model, wordpieces, index))
+
+
+@torch.no_grad()
+def test_an_answer_is_the_sum_over_passages_and_places(
+    tiny_model: Model, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two passages of the same words, in which some stand twice."""
+    monkeypatch.setattr("realmlm.reading.answer.SPANS_KEPT", 10_000)
+    monkeypatch.setattr("realmlm.reading.answer.OTHERS", 10_000)
+    texts = ["heron otter heron", "otter heron otter heron"]
+    (tmp_path / "beasts.jsonl").write_text(
+        "\n".join(json.dumps({"title": "Beasts", "text": text}) for text in texts), "utf-8"
+    )
+    corpus = build_corpus(
+        [tmp_path / "beasts.jsonl"],
+        tmp_path / "corpus",
+        tokenizer=str(world / "tokenizer.json"),
+        max_wordpieces=64,
+        workers=1,
+    )
+    model, wordpieces = tiny_model
+    index = index_for(model, wordpieces, corpus, dtype=torch.float32)
+    answerer = Answerer(model, wordpieces, corpus, LearnedRetriever(model, wordpieces, index))
+    query = answerer.query("Which animal is the symbol of Tekebra?")
+    retrieved = answerer.retriever([query], 2)
+    total: defaultdict[str, float] = defaultdict(float)
+    for weight, number in zip(
+        retrieved.scores_BK[0].softmax(-1).tolist(), retrieved.ids_BK[0].tolist(), strict=True
+    ):
+        passage = corpus[number]
+        chars = corpus.token_chars(number)
+        inputs = reader_inputs(
+            [query.tokens], [corpus.tokens(number)], wordpieces, max_query=32, max_length=99
+        )
+        scores, allowed = model.reader.spans(inputs)
+        spans = [(s, w, scores[0, s, w].exp().item()) for s, w in allowed[0].nonzero().tolist()]
+        for start, width, value in spans:
+            first = start - int(inputs.second_N[0])
+            words = passage.text[chars[first, 0] : chars[first + width, 1]]
+            total[words] += weight * value / sum(value for *_, value in spans)
+    (answer,) = answerer.ask([query.text], read=2)
+    assert answer.answer == max(total, key=lambda words: total[words])
+    found = {answer.answer: answer.probability} | {other.words: other.probability for other in answer.others}
+    assert found == pytest.approx(total, abs=1e-5)
+    assert sum(evidence.retrieval_probability for evidence in answer.evidence) == pytest.approx(1, abs=1e-5)
+    mixed = sum(evidence.retrieval_probability * evidence.reading_probability for evidence in answer.evidence)
+    assert answer.probability == pytest.approx(mixed, abs=1e-6)
+    for evidence in answer.evidence:
+        assert evidence.passage[evidence.start : evidence.end] == answer.answer
+
+
+@torch.no_grad()
+def test_words_without_reading_are_told_where_the_null_document_was_weighed(answerer: Answerer) -> None:
+    query = answerer.sentence("The history of Tekebra begins in [MASK].")
+    retrieved = answerer.retriever([query], 3)
+    weighed, alone = (
+        answerer.mask_words(answerer.read_masks([query], offered))[0][0]
+        for offered in (retrieved, replace(retrieved, null_B=None))
+    )
+    assert len(weighed.unread) == len(weighed.read) == len(alone.read) == 5
+    assert alone.unread == ()
+
+
+def test_filling_in_is_the_mixture_over_passages_and_the_null_document(answerer: Answerer) -> None:
+    sentence = "The history of Tekebra begins in [MASK]."
+    query = answerer.query(sentence)
+    retrieved = answerer.retriever([query], 3)
+    assert retrieved.null_B is not None
+    p = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1)[0].softmax(-1)
+    place = int(np.flatnonzero(query.tokens == answerer.wordpieces.mask)[0])
+    mixture = torch.zeros(len(answerer.wordpieces))
+    for weight, body in zip(
+        p, [NULL, *(answerer.corpus.tokens(number) for number in retrieved.ids_BK[0].tolist())], strict=True
+    ):
+        inputs = reader_inputs([query.tokens], [body], answerer.wordpieces, max_query=32, max_length=99)
+        mixture += weight * answerer.model.reader.masks(inputs, torch.tensor([[place]]))[0, 0].exp()
+    (answer,) = answerer.fill([sentence], read=3)
+    assert answer.answer == answerer.wordpieces.decode([int(mixture.argmax())])
+    assert answer.probability == pytest.approx(mixture.max().item(), rel=1e-3)
+    assert None in [evidence.passage_id for evidence in answer.evidence], (
+        "the null document is among the evidence"
+    )
+
+
+@torch.no_grad()
+def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) -> None:
+    query = answerer.query("Which food is Tekebra famous for?")
+    encode = DocumentEncoder.of(answerer.model, answerer.wordpieces)
+    corpus = answerer.corpus
+    from realmlm.model.inputs import query_inputs
+
+    vector = answerer.model.query(query_inputs([query.tokens], answerer.wordpieces, max_query=32))[0]
+    scores = {
+        n: float(vector @ encode([corpus.title_tokens(n)], [corpus.tokens(n)])[0])
+        for n in corpus.ids[:60].tolist()
+    }
+    retrieved = answerer.retriever([query], len(corpus))
+    found = dict(zip(retrieved.ids_BK[0].tolist(), retrieved.scores_BK[0].tolist(), strict=True))
+    for number, score in scores.items():
+        assert found[number] == pytest.approx(score, abs=2e-3)
+
+
+def test_fresh_scores_embed_each_passage_once_and_agree_with_one_by_one(answerer: Answerer) -> None:
+    model = answerer.model
+    wordpieces = answerer.wordpieces
+    corpus = answerer.corpus
+    query = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[3, 5, 7], [5, 3, 9]])
+    scores = fresh_scores(model, wordpieces, corpus, query, ids)
+    assert scores.shape == (2, 4)
+    for b in range(2):
+        null = embed_documents(model, wordpieces, [NULL], [NULL])[0]
+        assert scores[b, 0].item() == pytest.approx(float((query[b] @ null).detach()), abs=1e-4)
+        for k, number in enumerate(ids[b].tolist()):
+            document = embed_documents(
+                model, wordpieces, [corpus.title_tokens(number)], [corpus.tokens(number)]
+            )[0]
+            assert scores[b, k + 1].item() == pytest.approx(float((query[b] @ document).detach()), abs=1e-4)
+    scores.sum().backward()
+    assert model.document.projection.weight.grad is not None, "the gradient must reach the document tower"
+
+
+def test_without_retrieval_only_the_null_document_is_read(tiny_model: Model, knowledge: Corpus) -> None:
+    model, wordpieces = tiny_model
+    alone = Answerer(model, wordpieces, knowledge, NoRetriever())
+    (filled,) = alone.fill(["The history of Tekebra begins in [MASK]."])
+    assert [evidence.passage_id for evidence in filled.evidence] == [None]
+    assert filled.evidence[0].retrieval_probability == 1.0
+    (asked,) = alone.ask(["Which food is Tekebra famous for?"])
+    assert 0 <= asked.probability <= 1
+
+
+@pytest.mark.parametrize("closed_book", [False, True])
+def test_batches_answer_like_single_questions(answerer: Answerer, closed_book: bool) -> None:
+    answerer = (
+        Answerer(answerer.model, answerer.wordpieces, answerer.corpus, NoRetriever())
+        if closed_book
+        else answerer
+    )
+    questions = [
+        f"Which {kind} is Tekebra famous for?" for kind in ("food", "tree", "animal", "heron of the old town")
+    ]
+    together = answerer.ask(questions, read=3)
+    apart = [answerer.ask([question], read=3)[0] for question in questions]
+    for first, second in zip(together, apart, strict=True):
+        assert first.probability == pytest.approx(second.probability, abs=1e-4)
+        assert first.answer == second.answer
+
+
+def test_the_null_document_follows_weights_that_move_and_is_embedded_once_where_they_stay(
+    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = answerer.model
+    wordpieces = answerer.wordpieces
+    moving = answerer.retriever
+    assert isinstance(moving, LearnedRetriever)
+    settled = LearnedRetriever.settled(model, wordpieces, moving.index)
+    queries = [answerer.query("Which food is Tekebra famous for?")]
+    assert torch.equal(null_scores(settled, queries), null_scores(moving, queries))
+    weight = model.document.projection.weight
+    with torch.no_grad():
+        weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(
+        null_scores(moving, queries),
+        null_scores(LearnedRetriever.settled(model, wordpieces, moving.index), queries),
+    )
+    monkeypatch.setattr("realmlm.reading.retrieve.null_vector", None)
+    null_scores(settled, queries)
+    with pytest.raises(TypeError):
+        null_scores(moving, queries)
+
+
+def null_scores(retriever: LearnedRetriever, queries: list[Query]) -> torch.Tensor:
+    null_B = retriever(queries, 3).null_B
+    assert null_B is not None
+    return null_B
+
+
+def test_what_cannot_be_answered_says_so(answerer: Answerer) -> None:
+    with pytest.raises(BadInput, match="empty"):
+        answerer.ask([""])
+    with pytest.raises(BadInput, match=r"no \[MASK\]"):
+        answerer.fill(["Nothing is hidden here."])
+    nothing = Retrieved(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.zeros(1))
+    with pytest.raises(BadInput, match=r"no \[MASK\]"):
+        answerer.fill_masks([Query("x", np.array([10]))], nothing)
+
+
+@pytest.mark.parametrize(
+    ("text", "span", "whole"),
+    [
+        ("It cost 11,400 pounds.", "11", "11,400"),
+        ("It cost 11,400 pounds.", "400 pounds", "11,400 pounds"),
+        ("about 3.14.", "3", "3.14"),
+        ("In 1995, 300 came.", "1995", "1995"),
+        ("In 1995, 300 came.", "300 came", "300 came"),
+        ("from 1999 to 2001", "99 to 20", "1999 to 2001"),
+        ("Chapter 2.Then", "2", "2"),
+        ("no number", "number", "number"),
+        ("٣٤٥ in Arabic", "٣", "٣٤٥"),
+        ("It fell to -6.2 °C.", "6.2 °C", "-6.2 °C"),
+        ("It fell to −6 degrees.", "6", "−6"),
+        ("from 1939-45 on", "1939", "1939"),
+        ("from 1939-45 on", "45", "45"),
+        ("a mid-1990s song", "1990s", "1990s"),
+        ("a 16-year-old girl", "16", "16"),
+        ("London-based", "London", "London"),
+        ("write to inge@hollowlane.org.", "hollowlane", "inge@hollowlane.org"),
+        ("policy CG/2023/0098812,", "0098812", "CG/2023/0098812"),
+        ("oil SAE 10W-30", "10", "10W-30"),
+        ("in the U.S.A today", "U", "U"),
+        ("It expires on 2027-01-31.", "2027", "2027-01-31"),
+        ("due 31.12.2029, or so", "2029", "31.12.2029"),
+        ("It opens at 10:15.", "10", "10:15"),
+        ("a ratio of 2:1", "2", "2"),
+        ("they won 3-2", "3", "3"),
+        ("release v2.14.3-rc1 of it", "v2", "v2.14.3-rc1"),
+        ("release 2.14.3-rc1 of it", "14", "2.14.3-rc1"),
+        ("a 3.5-inch disk", "3.5", "3.5"),
+        ("MAC 3c:a6:2f:00:11:9e", "3c", "3c:a6:2f:00:11:9e"),
+        ("call 030/1234-567", "030", "030/1234-567"),
+        ("call +47 22 85 50 01 now", "22 85 50 01", "+47 22 85 50 01"),
+        ("up to +85 °C", "85 °C", "+85 °C"),
+        (f"{'11.' * 4000}x 7", "7", "7"),  # and quickly
+        (f"{'1-' * 4000}x 7", "7", "7"),
+        (f"{'ab:' * 4000}x 7", "7", "7"),
+        (f"{'a.' * 4000} 7", "7", "7"),
+        (f"{'A1/' * 4000} 7", "7", "7"),
+    ],
+)
+def test_an_answer_does_not_end_within_a_number_a_code_or_an_address(
+    text: str, span: str, whole: str
+) -> None:
+    start = text.rindex(span)
+    first, past = widened(start, start + len(span), units(text))
+    assert text[first:past] == whole
+
+
+def test_what_should_be_known_before_an_answer_is_believed_is_said(answerer: Answerer) -> None:
+    plain, asked, long = answerer.ask(["Which animal is it?", " are cocks allowed?", "animal " * 70 + "?"])
+    assert (plain.caution, asked.caution) == (
+        "",
+        "yes or no is for you to say: answers are words of a passage",
+    )
+    assert (
+        long.caution
+        == f"only the first {answerer.model.config.max_query} wordpieces of the question were read"
+    )
+    answerer.model.config = replace(
+        answerer.model.config, calibration={"bias": -9.0, "p_weight": 0.0, "relevance_weight": 0.0}
+    )
+    (unsure,) = answerer.ask(["Is it?"])
+    assert unsure.caution == f"{asked.caution}; unsure: the documents may not say this"
+
+
+def test_the_passage_that_an_answer_comes_from_most_stands_first(answerer: Answerer) -> None:
+    for answer in answerer.ask(
+        ["Which animal is the symbol of Tekebra?", "When does its history begin?"], read=5
+    ):
+        shares = [
+            evidence.retrieval_probability * evidence.reading_probability for evidence in answer.evidence
+        ]
+        assert shares == sorted(shares, reverse=True)
+
+
+def test_punctuation_alone_is_no_answer_and_white_space_is_one_space(
+    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = int(answerer.corpus.ids[0])
+    passage = replace(answerer.corpus[number], text="It came on 14\n October 1687.")
+    monkeypatch.setattr(type(answerer.corpus), "__getitem__", lambda *_: passage)
+    spans = [
+        (passage.text.index("."), len(passage.text), 0.7),
+        (passage.text.index("14"), passage.text.index("."), 0.2),
+    ]
+    answer = answerer._combine([number], [1.0], [spans])
+    assert (answer.answer, answer.probability, answer.others) == ("14 October 1687", 0.2, ())
+    assert answer.evidence[0].quote() == ("It came on ", "14  October 1687", ".")
+
+
+def test_long_quotes_are_cut_between_words_and_say_so() -> None:
+    words = " ".join(f"word{number}" for number in range(200))
+    passage = f"{words} here {words}"
+    start = passage.index("here")
+    before, span, after = Evidence(1, "", passage, start, start + 4, 1.0, 1.0).quote()
+    assert span == "here"
+    assert (before[:6], before[-8:], after[:6], after[-1]) == ("…word1", "word199 ", " word0", "…")
+    assert max(len(before), len(after)) <= 241
+    assert all(word.strip("…") in words.split() for word in (before + after).split())
+
+
+def test_a_piece_of_a_word_is_said_to_be_one(answerer: Answerer, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = int(answerer.corpus.ids[0])
+    passage = replace(answerer.corpus[number], text="Haruka Tanaka pays 38,750 a month to Paris.")
+    monkeypatch.setattr(type(answerer.corpus), "__getitem__", lambda *_: passage)
+    filled = {
+        words: answerer._filled(words, [None, number], [0.1, 0.9], [0.1, 0.8])
+        for words in ("ha", "750", "paris", "oslo")
+    }
+    assert [answer.caution.partition("”")[0] for answer in filled.values()] == [
+        "perhaps a part of “Haruka",
+        "perhaps a part of “38,750",
+        "",
+        "",
+    ]
+    assert filled["ha"].evidence[0].passage_id == passage.id, "what says so most comes first"
+
+
+def test_what_a_document_says_cannot_steer_a_terminal() -> None:
+    evidence = Evidence(1, "t\x1b[2J", "It \x1b]0;owned\x07 is here.", 15, 17, 1.0, 1.0, "a\x9b.txt")
+    assert not any(
+        ord(letter) < 32 or 127 <= ord(letter) < 160
+        for letter in "".join(evidence.quote()) + evidence.where()
+    )

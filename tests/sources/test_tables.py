@@ -1,0 +1,141 @@
+"""Tables as people and programs write them."""
+
+import csv
+import io
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realmlm.sources import tables
+from realmlm.sources.tables import Record, read_table
+
+CELLS = st.text(alphabet=st.sampled_from('aB1 ,;\t"\n.é'), min_size=1, max_size=8).filter(str.strip)
+
+
+def read(text: str, delimiters: str = ",;\t") -> list[Record]:
+    def strict(what: str, line: int) -> None:
+        raise ValueError(f"line {line}: {what}")
+
+    return list(
+        read_table(iter(enumerate(text.splitlines(keepends=True), 1)), delimiters=delimiters, on_bad=strict)
+    )
+
+
+def lines(text: str, delimiters: str = ",;\t") -> list[str]:
+    """Those of a table that is one document."""
+    (record,) = read(text, delimiters)
+    assert record == Record(None, record.text)
+    return record.text.split("\n")
+
+
+def test_a_text_among_other_columns_is_a_document_that_begins_with_them():
+    assert read("date,text\n2026-02-11,The valve was replaced.\n") == [
+        Record(None, "date: 2026-02-11\nThe valve was replaced.", line=2),
+    ]
+    assert read("ID,Title,by,text\n7,Valve,Karl,It leaks.\n8,Pump,,\n,,,\n9,Door\n") == [
+        Record("Valve", "ID: 7; by: Karl\nIt leaks.", "7", 2),
+        Record("Pump", "ID: 8", "8", 3),
+        Record("Door", "ID: 9", "9", 5),
+    ]
+    assert read("text,text\nOne.,Two.\n") == [Record(None, "text: Two.\nOne.", line=2)]
+
+
+def test_a_corpus_is_its_texts_and_titles():
+    corpus = 'id\ttext\ttitle\n1\t"An, egg; or two."\tEgg\n2\tAn owl.\t\n'
+    assert read(corpus, "\t") == [Record("Egg", "An, egg; or two.", "1", 2), Record("", "An owl.", "2", 3)]
+    assert read("text\nAn owl.\n") == [Record(None, "An owl.", line=2)]
+    with pytest.raises(ValueError, match="line 3: has 2 fields where the header has 3"):
+        read("id,text,title\n1,An owl.,Owl\n2,An egg.\n")
+    with pytest.raises(ValueError, match="line 2: has 2 fields where the header has 1"):
+        read("text\nAn owl, too.\nAn egg, too.\n")
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("Name;Amount, EUR;City\nKarl;44,20;Ulm\n", ["Name: Karl; Amount, EUR: 44,20; City: Ulm"]),
+        ("Name;Amount, EUR\nKarl;44,20\n", ["Name: Karl; Amount, EUR: 44,20"]),
+        ("Name;Amount\nKarl;44,20\nOtto;3,50\n", ["Name: Karl; Amount: 44,20", "Name: Otto; Amount: 3,50"]),
+        ('name,tags\nKarl,"a;b;c"\nOtto,d;e;f\n', ["name: Karl; tags: a;b;c", "name: Otto; tags: d;e;f"]),
+        ("name\tcity, land\nKarl\tUlm, DE\n", ["name: Karl; city, land: Ulm, DE"]),
+        ("name;city;phone\nKarl\nOtto\n", ["name: Karl", "name: Otto"]),
+        ("sep=;\nname;city\nKarl;Ulm\n", ["name: Karl; city: Ulm"]),
+        ('"sep=|"\r\nname|city\r\nKarl|Ulm, DE\r\n', ["name: Karl; city: Ulm, DE"]),
+        ("SEP=\t\nname\tcity\nKarl\tUlm\n", ["name: Karl; city: Ulm"]),
+        ("note\nUlm, in the rain\n", ["note: Ulm; in the rain"]),
+        ("note\nUlm\nBonn, later\nKiel\n", ["note: Ulm", "note: Bonn; later", "note: Kiel"]),
+    ],
+)
+def test_what_separates_the_fields(table, expected):
+    assert lines(table) == expected
+
+
+@pytest.mark.parametrize(
+    "title", ["Sales of 2026", "Sales of 2026;;", "Sales, all; of 2026", "\nSales of 2026\n\n;;;"]
+)
+def test_a_title_above_the_header_is_a_line(title):
+    table = f"{title}\nname;city;land;sum\nKarl;Ulm;DE;44,20\nOtto;Bonn;DE;3\n"
+    said = lines(table)
+    assert said[0].startswith("Sales")
+    assert said[1:] == [
+        "name: Karl; city: Ulm; land: DE; sum: 44,20",
+        "name: Otto; city: Bonn; land: DE; sum: 3",
+    ]
+    assert read("Notes\nid;text\n1;It leaks.\n") == [Record(None, "It leaks.", "1", 3), Record(None, "Notes")]
+
+
+def test_rows_shorter_and_longer_than_the_header_are_kept():
+    table = "name,city,phone\nKarl,Ulm,12\nOtto\nAda,Oslo\nBo,Bergen,13,at night\n"
+    assert lines(table) == [
+        "name: Karl; city: Ulm; phone: 12",
+        "name: Otto",
+        "name: Ada; city: Oslo",
+        "name: Bo; city: Bergen; phone: 13; at night",
+    ]
+
+
+def test_in_a_tsv_only_tabs_separate():
+    assert lines("a,b;c\td\n1,2;3\t4\n", "\t") == ["a,b;c: 1,2;3; d: 4"]
+    assert lines("sep=;\tx\n1;2\t3\n", "\t") == ["sep=;: 1;2; x: 3"]
+
+
+@given(
+    st.integers(2, 4).flatmap(
+        lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=2, max_size=5)
+    )
+)
+def test_tables_of_every_delimiter_say_the_same(rows):
+    header = [f"c{number}" for number in range(len(rows[0]))]
+    expected = [
+        "; ".join(f"{name}: {' '.join(cell.split())}" for name, cell in zip(header, row, strict=True))
+        for row in rows
+    ]
+    for delimiter in ",;\t":
+        table = io.StringIO()
+        csv.writer(table, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([header, *rows])
+        assert lines(table.getvalue()) == expected
+
+
+@given(st.text(alphabet=st.sampled_from('ab ,;\t"\n\r=sep'), max_size=60))
+def test_no_table_fails_otherwise_than_by_a_complaint(text):
+    found = list(
+        read_table(
+            iter(enumerate(text.splitlines(keepends=True), 1)),
+            delimiters=",;\t",
+            on_bad=lambda what, line: None,
+        )
+    )
+    assert all(record.text.strip() for record in found if record.line is None)
+
+
+def test_a_large_table_is_not_held(monkeypatch):
+    monkeypatch.setattr(tables, "_TABLE", 2**14)
+    rows = (f"{number},{'word ' * 10}\n" for number in range(50_000))
+    tracemalloc.start()
+    found = sum(1 for _ in read_table(enumerate(rows, 1), delimiters=",;", on_bad=lambda what, line: None))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found > 100
+    assert peak < 2**20
