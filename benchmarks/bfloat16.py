@@ -52,7 +52,7 @@ def main() -> None:
 
     def embed() -> None:
         with torch.inference_mode():
-            embed_documents(engine.model, engine.wordpieces, titles, bodies)
+            embed_documents(engine.model, titles, bodies)
 
     print(
         f"{datetime.date.today()}  {os.cpu_count()} cores, {torch.get_num_threads()} threads, native "
@@ -65,7 +65,7 @@ def main() -> None:
                 encoder.quick = quick
             some = texts[turn * 2 * TOGETHER :][: 2 * TOGETHER] or texts
             alone = milliseconds(lambda some=some: [engine.ask(text) for text in some], len(some))  # type: ignore[misc]
-            together = milliseconds(lambda some=some: engine.ask_all(some), len(some))  # type: ignore[misc]
+            together = milliseconds(lambda some=some: engine.ask(some), len(some))  # type: ignore[misc]
             embedded = milliseconds(embed, len(passages))
             name = "bfloat16" if quick else "float32"
             print(
@@ -73,7 +73,7 @@ def main() -> None:
                 f"embedded {embedded:5.1f} ms"
             )
             if turn == 0:
-                answers[quick] = engine.ask_all(texts)
+                answers[quick] = engine.ask(texts)
     exact = {
         quick: sum(is_correct(a.answer, q) for a, q in zip(given, asked, strict=True))
         for quick, given in answers.items()

@@ -130,7 +130,7 @@ def ask(model: str, folder: str, begun: float) -> None:
         return run
 
     engine.open_documents = timed("folder", engine.open_documents)
-    engine.kept_index = timed("embedding", engine.kept_index)
+    engine.index_of = timed("embedding", engine.index_of)
     realm = timed("model", realmlm.load)(model, device="cpu")
     realm.read(folder)
     timed("answer", realm.ask)(QUESTION)

@@ -18,6 +18,7 @@ from statistics import median
 from realmlm.bundled import model_place, text_place
 from realmlm.corpus.build import build_corpus
 from realmlm.engine import Engine
+from realmlm.settings import BuildCorpus
 from realmlm.sources.article import Article
 
 SHOWN = (10, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -41,7 +42,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         place = Path(work) / "corpus"
         model = model_place("mini")
-        build_corpus([text_place("pocket")], place, tokenizer=str(model), max_wordpieces=128, workers=1)
+        text = (text_place("pocket"),)
+        build_corpus(
+            BuildCorpus(sources=text, out=place, tokenizer=str(model), max_wordpieces=128, workers=1)
+        )
         engine = Engine(model, place, device="cpu")
         seconds = list[float]()
         print(f"{datetime.date.today()}, {os.cpu_count()} cores, {len(engine.corpus):,} passages")

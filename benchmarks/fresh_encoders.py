@@ -9,11 +9,10 @@ import datetime
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from realmlm.config import Loop, Optim
+import realmlm
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
@@ -21,7 +20,7 @@ from realmlm.corpus.taggers import PhraseTagger
 from realmlm.log import read_metrics
 from realmlm.model.create import fresh_encoder
 from realmlm.model.realm import ModelConfig, new_model
-from realmlm.train.objectives.masked import warm_up
+from realmlm.settings import BuildCorpus, Loop, Optim, Warmup
 from realmlm.worlds import write_world
 
 CASES = (
@@ -46,11 +45,14 @@ def learned(corpus: Corpus, folder: Path, family: str, deviation: float) -> floa
         max_passage=64,
         span_hidden=64,
     )
-    new_model(config, corpus.wordpieces).save_pretrained(folder / "begin", corpus.wordpieces)
-    ways: dict[str, Any] = {"masking": "salient", "pairing": "own", "remove_sentence": 0.9}
-    rates: dict[str, Any] = {"reader": Optim(steps=300, batch=64, lr=3e-3), "retriever": Optim(steps=0)}
-    loop = Loop(log_every=50, threads=1, device="cpu")
-    warm_up(model=folder / "begin", corpus=corpus.folder, out=folder / "run", **ways, **rates, loop=loop)
+    settings = Warmup(
+        out=folder / "run",
+        pairing="own",
+        reader=Optim(steps=300, batch=64, lr=3e-3),
+        retriever=Optim(steps=0),
+        loop=Loop(log_every=50, threads=1, device="cpu"),
+    )
+    realmlm.warmup(settings, model=new_model(config, corpus.wordpieces), corpus=corpus)
     return float(read_metrics(folder / "run" / "reader" / "metrics.jsonl")[-1]["right"])
 
 
@@ -61,10 +63,12 @@ def main() -> None:
         write_world(place / "world", "small")
         world = place / "world"
         corpus = build_corpus(
-            [world / "knowledge.jsonl"],
-            place / "corpus",
-            tokenizer=str(world / "tokenizer.json"),
-            max_wordpieces=64,
+            BuildCorpus(
+                sources=(world / "knowledge.jsonl",),
+                out=place / "corpus",
+                tokenizer=str(world / "tokenizer.json"),
+                max_wordpieces=64,
+            )
         )
         mark_spans(corpus, PhraseTagger((world / "phrases.txt").read_text("utf-8").split("\n")), workers=1)
         rows = [

@@ -148,9 +148,7 @@ def main() -> None:
                 for clients, asked in seen.items():
                     asyncio.run(turn(port, questions, numbers, asked, clients=clients, seconds=length))
                 for together, asked in alone.items():
-                    ask_model(
-                        engine.ask_all, questions, numbers, asked, together=together, seconds=length / 2
-                    )
+                    ask_model(engine.ask, questions, numbers, asked, together=together, seconds=length / 2)
         finally:
             process.terminate()
     print(

@@ -31,7 +31,7 @@ def main(model: str = "mini") -> None:
     engine = realmlm.load(model).read(pocket)
     answerer = engine._answerer
     questions = read_questions(pocket.parent / "questions.jsonl")
-    said = engine.ask_all([question.text for question in questions], read=READ)
+    said = engine.ask([question.text for question in questions], read=READ)
     right = [
         answer
         for answer, question in zip(said, questions, strict=True)

@@ -1,36 +1,62 @@
-"""Retrieval-augmented language models whose retriever is learned, without labels, from the text itself."""
+"""Retrieval-augmented language models whose retriever is learned, without labels, from the text itself.
 
-from typing import TYPE_CHECKING
+>>> import realmlm
+>>> engine = realmlm.load().read("notes/")
+>>> engine.ask("When was the treaty signed?")
+"""
 
-from realmlm.bundled import MINI, TEXT
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from realmlm.bundled import TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from realmlm.engine import Engine
+    from realmlm.corpus.store import Corpus
+    from realmlm.engine import Engine, load
+    from realmlm.evaluate.measure import evaluate
+    from realmlm.index.exact import Index
+    from realmlm.model.realm import Realm
+    from realmlm.reading.answer import Answer
+    from realmlm.train.adapt import adapt
+    from realmlm.train.stages import finetune, pretrain, warmup
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "pocket"]
+__all__ = [
+    "Answer",
+    "Corpus",
+    "Engine",
+    "Index",
+    "Realm",
+    "__version__",
+    "adapt",
+    "evaluate",
+    "finetune",
+    "load",
+    "pocket",
+    "pretrain",
+    "warmup",
+]
 
 pocket = TEXT
 """The small encyclopedia that comes with realmlm, as a file."""
 
+_LIVES_IN = {
+    "Answer": "realmlm.reading.answer",
+    "Corpus": "realmlm.corpus.store",
+    "Engine": "realmlm.engine",
+    "Index": "realmlm.index.exact",
+    "Realm": "realmlm.model.realm",
+    "adapt": "realmlm.train.adapt",
+    "evaluate": "realmlm.evaluate.measure",
+    "finetune": "realmlm.train.stages",
+    "load": "realmlm.engine",
+    "pretrain": "realmlm.train.stages",
+    "warmup": "realmlm.train.stages",
+}
 
-def load(
-    model: "str | Path" = MINI,
-    corpus: "str | Path | None" = None,
-    *,
-    docs: "str | Path | Sequence[str | Path]" = (),
-    index: "str | Path | None" = None,
-    device: str = "auto",
-) -> "Engine":
-    """A model, ready to read and to be asked: `realmlm.load().read("notes/").ask("…")`. Without a name it is
-    the bundled one.
 
-    `corpus` is one that `realmlm corpus` made, `docs` a folder or file of documents, or several, as in
-    `.read(docs)`.
-    """
-    from realmlm.engine import Engine  # torch comes in only here: the command line's help stays quick
-
-    return Engine(model, corpus, docs=docs, index=index, device=device)
+def __getattr__(name: str) -> Any:
+    """Torch comes in only with the first name that needs it: the command line's help stays quick."""
+    if name not in _LIVES_IN:
+        raise AttributeError(f"module 'realmlm' has no attribute '{name}'")
+    return getattr(importlib.import_module(_LIVES_IN[name]), name)

@@ -20,7 +20,7 @@ def model_place(model: str | Path = MINI) -> Path:
     from realmlm.storage.artefacts import MANIFEST  # numpy comes in only here
 
     if Path(model) != MINI:
-        return Path(model)
+        return Path(os.path.expanduser(model))
     if (MINI / MANIFEST).is_file():
         say(
             "mini means the model that comes with realmlm; for the one in this folder, give its full path: "

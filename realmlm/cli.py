@@ -14,19 +14,19 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from realmlm import __version__, config
+from realmlm import __version__
+from realmlm import settings as kinds
 from realmlm.batch import named_by, run_batch
-from realmlm.bundled import MINI, model_place
 from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
 from realmlm.log import counted, say
-from realmlm.settings import plain_numbers, together
+from realmlm.settings import together
 from realmlm.storage.artefacts import os_error, refuse_existing, write_text
 from realmlm.storage.files import read_text
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
 
 
-def _world(settings: config.World) -> None:
+def _world(settings: kinds.MakeWorld) -> None:
     from realmlm.worlds import write_world
 
     world = write_world(settings.out, settings.kind, seed=settings.seed)
@@ -36,19 +36,15 @@ def _world(settings: config.World) -> None:
     )
 
 
-def _corpus(settings: config.Corpus) -> None:
+def _corpus(settings: kinds.BuildCorpus) -> None:
     from realmlm.corpus.build import build_corpus
 
-    values = config.flat(settings)
-    if settings.tokenizer == str(MINI):
-        values["tokenizer"] = str(model_place())
-    corpus = build_corpus(**values)
-    counts = corpus.manifest.counts
+    counts = build_corpus(settings).manifest.counts
     made = f"{counted(counts['passages'], 'passage')} of {counted(counts['articles'], 'article')}"
     say(f"{settings.out}: {made}, {counted(counts['wordpieces'], 'wordpiece')}")
 
 
-def _edit(settings: config.Edit) -> None:
+def _edit(settings: kinds.EditCorpus) -> None:
     from realmlm.corpus.store import Corpus
     from realmlm.sources.article import Article
     from realmlm.sources.readers import read_articles
@@ -73,7 +69,7 @@ def _edit(settings: config.Edit) -> None:
     say(f"{settings.corpus}: {'; '.join(done)}; {counted(len(corpus), 'passage')} now")
 
 
-def _passages(settings: config.Passages) -> None:
+def _passages(settings: kinds.ListPassages) -> None:
     from realmlm.corpus.store import Corpus
 
     found = Corpus.open(settings.corpus).find(settings.find or "", limit=settings.limit)
@@ -83,7 +79,7 @@ def _passages(settings: config.Passages) -> None:
         say(f"no passage of {settings.corpus} contains '{settings.find}'")
 
 
-def _spans(settings: config.Spans) -> None:
+def _spans(settings: kinds.MarkSpans) -> None:
     from realmlm.corpus.spans import mark_spans, rule_tagger
     from realmlm.corpus.store import Corpus
     from realmlm.corpus.taggers import PhraseTagger, SpacyTagger, Tagger
@@ -106,7 +102,7 @@ def _spans(settings: config.Spans) -> None:
     say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
 
 
-def _clozes(settings: config.Clozes) -> None:
+def _clozes(settings: kinds.MakeClozes) -> None:
     from realmlm.corpus.questions import write_questions
     from realmlm.corpus.store import Corpus
     from realmlm.evaluate.clozes import make_clozes
@@ -123,131 +119,142 @@ def _clozes(settings: config.Clozes) -> None:
     say(f"{settings.out}: {len(made):,} masked sentences, for pretrain --hold-out and evaluate --questions")
 
 
-def _tagger(settings: config.Tagger) -> None:
+def _tagger(settings: kinds.TrainTagger) -> None:
     from realmlm.model.tagger import train_tagger
 
-    say(f"{settings.out}: F1 {100 * train_tagger(**config.flat(settings)):.1f} on {settings.test}")
+    say(f"{settings.out}: F1 {100 * train_tagger(settings):.1f} on {settings.test}")
 
 
-def _model(settings: config.Model) -> None:
+def _model(settings: kinds.MakeModel) -> None:
     from realmlm.model.create import create_model
 
-    say(create_model(**config.flat(settings)))
+    say(f"{settings.out}: {create_model(settings).size:,} parameters")
 
 
-def _import_hf(settings: config.ImportHf) -> None:
+def _import_hf(settings: kinds.ImportHf) -> None:
     from realmlm.interop.importing import import_hf
 
-    model = import_hf(**config.flat(settings))
-    say(f"{settings.out}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters")
+    say(f"{settings.out}: {import_hf(settings).size:,} parameters")
     if settings.corpus is not None:
         say(f'{settings.corpus}: ready for realmlm ask "…" --model {settings.out} --corpus {settings.corpus}')
 
 
-def _export_hf(settings: config.ExportHf) -> None:
+def _export_hf(settings: kinds.ExportHf) -> None:
     from realmlm.interop.exporting import export_hf
 
-    export_hf(**config.flat(settings))
+    export_hf(settings)
     say(f"{settings.out}: {settings.architecture}, for transformers up to 4.57")
 
 
-def _graft(settings: config.Graft) -> None:
+def _graft(settings: kinds.Graft) -> None:
     from realmlm.model.create import graft
 
-    say(graft(**config.flat(settings)))
+    say(graft(settings))
 
 
-def _compress(settings: config.Compress) -> None:
+def _compress(settings: kinds.Compress) -> None:
     from realmlm.model.realm import Realm
 
-    model, wordpieces = Realm.from_pretrained(settings.model)
-    model.save_pretrained(settings.out, wordpieces, dtype=settings.dtype)
-    sizes = [
-        sum(file.stat().st_size for file in folder.iterdir()) / 2**20
-        for folder in (settings.model, settings.out)
-    ]
+    Realm.from_pretrained(settings.model).save_pretrained(settings.out, dtype=settings.dtype)
+    folders = (settings.model, settings.out)
+    sizes = [sum(file.stat().st_size for file in folder.iterdir()) / 2**20 for folder in folders]
     say(f"{settings.out}: {sizes[1]:.1f} MiB instead of {sizes[0]:.1f}")
 
 
-def _index(settings: config.Index) -> None:
-    from realmlm.engine import make_index
+def _index(settings: kinds.BuildIndex) -> None:
+    import torch
 
-    say(make_index(**config.flat(settings)))
+    from realmlm.corpus.store import Corpus
+    from realmlm.device import pick_device
+    from realmlm.index.ivf import IVFIndex
+    from realmlm.model.realm import Realm
+    from realmlm.reading.retrieve import check_readable, index_of
+
+    realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device))
+    corpus = Corpus.open(settings.corpus)
+    check_readable(realm, corpus, name=str(settings.model))
+    dtype = getattr(torch, settings.dtype) if settings.dtype else None
+    index = index_of(realm, corpus, path=settings.out, kind=settings.kind, dtype=dtype).index
+    made = f"{len(index):,} passages, {index.dim} numbers each"
+    if isinstance(index, IVFIndex):
+        made += (
+            f"; recall against exact search {index.recall:.3f}, the worse of 1 and {index.settings.k} hits, "
+            "for queries made of a quarter of the words of sentences from the passages"
+        )
+    say(made)
 
 
-def _warmup(settings: config.Warmup) -> None:
-    from realmlm.train.objectives.masked import run_warmup
+def _warmup(settings: kinds.Warmup, *, resume: bool) -> None:
+    from realmlm.train.stages import warmup
 
-    run_warmup(settings)
-
-
-def _pretrain(settings: config.Pretrain) -> None:
-    from realmlm.train.objectives.joint import run_pretrain
-
-    run_pretrain(settings)
+    warmup(settings, resume=resume)
+    say(f"the model is in {settings.out / 'model'}")
 
 
-def _finetune(settings: config.Finetune) -> None:
-    from realmlm.train.objectives.questions import run_finetune
+def _pretrain(settings: kinds.Pretrain, *, resume: bool) -> None:
+    from realmlm.train.stages import pretrain
 
-    run_finetune(settings)
+    pretrain(settings, resume=resume)
+    say(f"the model is in {settings.out / 'model'}")
 
 
-def _adapt(settings: config.Adapt) -> None:
-    from realmlm.train.adapt import run_adapt
+def _finetune(settings: kinds.Finetune, *, resume: bool) -> None:
+    from realmlm.train.stages import finetune
 
-    verdict = run_adapt(settings)
+    finetune(settings, resume=resume)
+    say(f"the model is in {settings.out / 'model'}")
+
+
+def _adapt(settings: kinds.Adapt) -> None:
+    from realmlm.train.adapt import adapt
+
+    verdict = adapt(settings)
     print(verdict.table())
     if verdict.kept:
-        flags = shlex.join(
-            ["--docs", *map(str, together(settings.docs)), "--model", str(settings.out / "model")]
-        )
-        say(f'better on these {verdict.examples}, so it was kept: realmlm ask "…" {flags}')
+        named = ["--docs", *map(str, together(settings.docs)), "--model", str(settings.out / "model")]
+        say(f'better on these {verdict.examples}, so it was kept: realmlm ask "…" {shlex.join(named)}')
     else:
         say(f"not reliably better, so nothing was kept: keep using {settings.model} for these documents")
 
 
-def _evaluate(settings: config.Evaluate) -> None:
+def _evaluate(settings: kinds.Evaluate) -> None:
     from realmlm.evaluate.measure import evaluate
 
-    values = config.flat(settings)
-    as_json = values.pop("json")
-    file = values.pop("report")
-    for made in (file, settings.predictions):
+    for made in (settings.report, settings.predictions):
         if made is not None:
             refuse_existing(made)
             made.parent.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=made.parent).close()  # said before the work if nothing can be written there
-    report = evaluate(**values)
-    print(json.dumps(report.as_json()) if as_json else report.table(), flush=True)
-    if file is not None:
-        write_text(file, json.dumps(report.as_json(), ensure_ascii=False))
+    report = evaluate(settings)
+    print(json.dumps(report.as_json()) if settings.json else report.table(), flush=True)
+    if settings.report is not None:
+        write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
 
 
-def _calibrate(settings: config.Calibrate) -> None:
+def _calibrate(settings: kinds.Calibrate) -> None:
     from realmlm.evaluate.calibrate import calibrate
 
-    print(calibrate(model=model_place(settings.model), predictions=settings.predictions, out=settings.out))
+    print(calibrate(settings))
     say(f"{settings.out}: the same model; its answers now say how often such answers are right")
 
 
-def _align(settings: config.Align) -> None:
+def _align(settings: kinds.Align) -> None:
     from realmlm.evaluate.align import align
 
-    say(f"{settings.out}: {align(**config.flat(settings)):,} sentences with the passages that explain them")
+    say(f"{settings.out}: {align(settings):,} sentences with the passages that explain them")
 
 
-def _report(settings: config.Report) -> None:
+def _report(settings: kinds.MakeReport) -> None:
     from realmlm.report.html import write_report
 
-    say(write_report(**config.flat(settings)))
+    say(write_report(settings))
 
 
-def _batch(settings: config.Batch) -> None:
+def _batch(settings: kinds.RunBatch) -> None:
     run_batch(settings.file, settings.log, run_command)
 
 
-def _ask(settings: config.Ask) -> None:
+def _ask(settings: kinds.Ask) -> None:
     from realmlm.engine import Engine
 
     engine = Engine(
@@ -269,7 +276,7 @@ def _ask(settings: config.Ask) -> None:
     print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else answer)
 
 
-def _serve(settings: config.Serve) -> None:
+def _serve(settings: kinds.Serve) -> None:
     uvicorn = require("uvicorn", extra="serve", why="the service")
     require("fastapi", extra="serve", why="the service")
     require("prometheus_client", extra="serve", why="the service")
@@ -325,33 +332,33 @@ def _read_lines(file: Path) -> list[str]:
     return [line.strip() for line in read_text(file).splitlines() if line.strip()]
 
 
-COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
-    "corpus": (config.Corpus, _corpus),
-    "edit": (config.Edit, _edit),
-    "passages": (config.Passages, _passages),
-    "spans": (config.Spans, _spans),
-    "tagger": (config.Tagger, _tagger),
-    "clozes": (config.Clozes, _clozes),
-    "model": (config.Model, _model),
-    "warmup": (config.Warmup, _warmup),
-    "pretrain": (config.Pretrain, _pretrain),
-    "finetune": (config.Finetune, _finetune),
-    "index": (config.Index, _index),
-    "import-hf": (config.ImportHf, _import_hf),
-    "export-hf": (config.ExportHf, _export_hf),
-    "adapt": (config.Adapt, _adapt),
-    "evaluate": (config.Evaluate, _evaluate),
-    "calibrate": (config.Calibrate, _calibrate),
-    "align": (config.Align, _align),
-    "report": (config.Report, _report),
-    "ask": (config.Ask, _ask),
-    "serve": (config.Serve, _serve),
-    "graft": (config.Graft, _graft),
-    "compress": (config.Compress, _compress),
-    "batch": (config.Batch, _batch),
-    "world": (config.World, _world),
+COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
+    "corpus": (kinds.BuildCorpus, _corpus),
+    "edit": (kinds.EditCorpus, _edit),
+    "passages": (kinds.ListPassages, _passages),
+    "spans": (kinds.MarkSpans, _spans),
+    "tagger": (kinds.TrainTagger, _tagger),
+    "clozes": (kinds.MakeClozes, _clozes),
+    "model": (kinds.MakeModel, _model),
+    "warmup": (kinds.Warmup, _warmup),
+    "pretrain": (kinds.Pretrain, _pretrain),
+    "finetune": (kinds.Finetune, _finetune),
+    "index": (kinds.BuildIndex, _index),
+    "import-hf": (kinds.ImportHf, _import_hf),
+    "export-hf": (kinds.ExportHf, _export_hf),
+    "adapt": (kinds.Adapt, _adapt),
+    "evaluate": (kinds.Evaluate, _evaluate),
+    "calibrate": (kinds.Calibrate, _calibrate),
+    "align": (kinds.Align, _align),
+    "report": (kinds.MakeReport, _report),
+    "ask": (kinds.Ask, _ask),
+    "serve": (kinds.Serve, _serve),
+    "graft": (kinds.Graft, _graft),
+    "compress": (kinds.Compress, _compress),
+    "batch": (kinds.RunBatch, _batch),
+    "world": (kinds.MakeWorld, _world),
 }
-RESUMABLE = tuple(config.STAGES)
+RESUMABLE = tuple(kinds.STAGES)
 EMBEDDING = ("ask", "evaluate", "index", "serve")  # may be at it for long
 
 
@@ -446,13 +453,9 @@ def run_command(name: str, arguments: list[str]) -> None:
     if name == "ask" and len(words) > 1:
         raise BadInput(f'put the question in quotes: realmlm ask "{" ".join(words)}" …')
     settings = parse(name, kind, arguments)
-    if hasattr(settings, "model"):
-        settings = dataclasses.replace(settings, model=model_place(settings.model))
-    if name not in RESUMABLE or not any(argument.startswith("--resume") for argument in arguments):
-        return work(settings)
-    from realmlm.train.run import amended
-
-    with amended(settings.out, stage=name, config=config.record(settings)):
+    if name in RESUMABLE:
+        work(settings, resume=any(argument.startswith("--resume") for argument in arguments))
+    else:
         work(settings)
 
 
@@ -473,6 +476,24 @@ def parse(name: str, kind: type, arguments: list[str]) -> Any:
     # the folder may have been moved
     recorded = dataclasses.replace(_recorded(name, kind, folder), out=folder)
     return _parse(name, kind, arguments[:place] + arguments[place + 2 :], default=recorded)
+
+
+def plain_numbers() -> Any:
+    """While it is entered, tyro says of what is no whole number that it is none."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    def from_words(words: list[str]) -> int:
+        try:
+            return int(words[0])
+        except ValueError:
+            raise ValueError(f"'{words[0]}' is not a whole number") from None
+
+    whole = PrimitiveConstructorSpec(
+        1, "INT", from_words, lambda value: type(value) is int, lambda value: [str(value)]
+    )
+    registry = ConstructorRegistry()
+    registry.primitive_rule(lambda info: whole if info.type is int else None)
+    return registry
 
 
 def _parse(name: str, kind: type, arguments: list[str], **default: Any) -> Any:
@@ -502,7 +523,7 @@ def _recorded(name: str, kind: type, folder: Path) -> Any:
     if isinstance(record.get("stage"), str) and stage != name:
         raise BadInput(f"{folder} was started in Python ('{stage}'); continue it there, with the same call")
     try:
-        return config.restore(kind, record["config"])
+        return kinds.restore(kind, record["config"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ArtefactDamaged(
             f"{folder / 'run.json'} is damaged, or from another version of realmlm ({error!r}); start a new "

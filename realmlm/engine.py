@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TypeVar
+from typing import Literal, TypeVar, overload
 
-import torch
+from torch import Tensor
 
 from realmlm.bundled import MINI, model_place, text_place
 from realmlm.corpus.documents import DOCUMENT_WORDPIECES, Watch, open_documents
@@ -16,13 +16,11 @@ from realmlm.corpus.store import Corpus, Passage
 from realmlm.device import pick_device
 from realmlm.errors import BadInput
 from realmlm.index.exact import Index
-from realmlm.index.ivf import IVFIndex
-from realmlm.index.keep import KeptIndex, index_for, kept_index
+from realmlm.index.keep import KeptIndex
 from realmlm.log import say
-from realmlm.model.int8 import kept_packed
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answer, Answerer, MaskWords
-from realmlm.reading.retrieve import LearnedRetriever, NoRetriever, check_readable
+from realmlm.reading.retrieve import LearnedRetriever, NoRetriever, Retriever, check_readable, index_of
 from realmlm.sources.article import Article
 
 Out = TypeVar("Out")
@@ -31,43 +29,55 @@ Out = TypeVar("Out")
 PATIENCE_S = 5.0
 
 
-class Engine:
-    """A model over a corpus or over documents, loaded and ready.
+@dataclass(frozen=True)
+class Found:
+    """A passage that a search found, and its score f(x,z)."""
 
-    >>> realm = realmlm.load().read("notes/")
-    >>> answer = realm.ask("Which animal is the symbol of Taremo?")
+    passage: Passage
+    score: float
+
+
+class Engine:
+    """A model over a corpus or over documents, loaded and ready; `realmlm.load` makes one.
+
+    >>> engine = realmlm.load().read("notes/")
+    >>> answer = engine.ask("Which animal is the symbol of Taremo?")
     >>> answer.answer, answer.probability, answer.evidence[0].title
     """
 
     def __init__(
         self,
-        model: str | Path = MINI,
-        corpus: str | Path | None = None,
+        model: str | Path | Realm = MINI,
+        corpus: str | Path | Corpus | None = None,
         *,
         docs: str | Path | Sequence[str | Path] = (),
         index: str | Path | None = None,
+        retriever: Retriever | None = None,
         device: str = "auto",
     ) -> None:
-        """`docs` are folders and files of documents instead of a corpus; with neither, `read` comes first."""
         if corpus is not None and docs:
             raise BadInput(
                 "a corpus and documents cannot be searched together; give one of them, or add the documents "
                 "with `realmlm edit`"
             )
-        place = model_place(model)
         where = pick_device(device)
-        with kept_packed() if where.type == "cpu" else nullcontext():
-            self.model, self.wordpieces = Realm.from_pretrained(place, device=where)
-        self.model.compute_quickly()
+        name = "the given model" if isinstance(model, Realm) else str(model_place(model))
+        self.model: Realm
+        if isinstance(model, Realm):
+            self.model = model.to(where).eval()
+        else:
+            self.model = Realm.from_pretrained(model, device=where, int8=where.type == "cpu")
+            self.model.compute_quickly()
         self._index_path = Path(index) if index else None
+        self._retriever = retriever
         self._state: _State | None = None
         self._watch: Watch | None = None  # where documents are searched
         self._catching_up: Future[tuple[_State, Watch]] | None = None
         self._trouble = ""  # why what changed could not be taken up, as it was said
         if corpus is not None:
-            known = Corpus.open(corpus)
-            check_readable(str(place), self.model, self.wordpieces, known)
-            self._state = self._opened(known)
+            opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
+            check_readable(self.model, opened, name=name)
+            self._state = self._opened(opened)
         elif docs:
             self.read(docs)
 
@@ -98,13 +108,14 @@ class Engine:
         watch = Watch(places)  # looked at before they are read: what changes meanwhile is seen later
         longest = min(DOCUMENT_WORDPIECES, self.model.config.max_passage)
         with ExitStack() as held:
-            corpus = open_documents(watch.places, self.wordpieces, max_wordpieces=longest, held=held)
+            corpus = open_documents(watch.places, self.model.wordpieces, max_wordpieces=longest, held=held)
             return self._opened(corpus, others=corpus.folder.parent), watch
 
     def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
-        kept = kept_index(self.model, self.wordpieces, corpus, path=self._index_path, others=others)
-        retriever = LearnedRetriever.settled(self.model, self.wordpieces, kept.index)
-        return _State(kept, Answerer(self.model, self.wordpieces, corpus, retriever))
+        if self._retriever is not None:
+            return _State(None, Answerer(self.model, corpus, self._retriever))
+        kept = index_of(self.model, corpus, path=self._index_path, others=others)
+        return _State(kept, Answerer(self.model, corpus, LearnedRetriever.settled(self.model, kept.index)))
 
     @property
     def _known(self) -> "_State":
@@ -121,48 +132,71 @@ class Engine:
 
     @property
     def index(self) -> Index:
-        """What it is searched with."""
-        return self._known.kept.index
+        """What the model's own retriever searches."""
+        kept = self._known.kept
+        if kept is None:
+            raise BadInput("this engine retrieves with a retriever of its own, which has no index here")
+        return kept.index
 
     @property
     def corpus(self) -> Corpus:
         """What is searched."""
         return self._answerer.corpus
 
-    def ask(self, question: str, *, read: int = 5) -> Answer:
-        """The answer to a question, from the `read` best passages."""
-        return self.ask_all([question], read=read)[0]
-
-    def ask_all(self, questions: list[str], *, read: int = 5) -> list[Answer]:
-        """Answers to several questions, worked out together."""
-        _check_text(questions)
+    @overload
+    def ask(self, question: str, *, read: int = 5) -> Answer: ...
+    @overload
+    def ask(self, question: list[str], *, read: int = 5) -> list[Answer]: ...
+    def ask(self, question: str | list[str], *, read: int = 5) -> Answer | list[Answer]:
+        """The answer to a question from the `read` best passages; several questions are answered together."""
+        several = _texts(question)
         self.follow()
-        return self._answerer.ask(questions, read=self._at_most(read))
+        answers = self._answerer.ask(several, read=self._at_most(read))
+        return answers[0] if isinstance(question, str) else answers
 
     def ask_without_reading(self, questions: list[str]) -> list[Answer]:
         """What the reader says by itself, no passage read."""
-        nothing = NoRetriever()
         queries = [self._answerer.query(question) for question in questions]
-        return self._answerer.read_spans(queries, nothing(queries, 0))
+        return self._answerer.read_spans(queries, NoRetriever()(queries, 0))
 
-    def fill(self, sentence: str, *, read: int = 5) -> Answer:
-        """What stands at the [MASK]s of a sentence, from the `read` best passages and the null document."""
-        return self.fill_all([sentence], read=read)[0][0]
+    @overload
+    def fill(self, sentence: str, *, read: int = 5) -> Answer: ...
+    @overload
+    def fill(self, sentence: list[str], *, read: int = 5) -> list[Answer]: ...
+    def fill(self, sentence: str | list[str], *, read: int = 5) -> Answer | list[Answer]:
+        """What stands at the [MASK]s of a sentence, or of several, from the `read` best passages and the null
+        document; each [MASK] is one wordpiece."""
+        filled = [answer for answer, _ in self.fill_with_words(_texts(sentence), read=read)]
+        return filled[0] if isinstance(sentence, str) else filled
 
-    def fill_all(self, sentences: list[str], *, read: int = 5) -> list[tuple[Answer, list[MaskWords]]]:
+    def fill_with_words(
+        self, sentences: Sequence[str], *, read: int = 5
+    ) -> list[tuple[Answer, list[MaskWords]]]:
         """The same for several sentences, with the likeliest words of each mask."""
-        _check_text(sentences)
         self.follow()
-        return [filled for sentence in sentences for filled in self._fill(sentence, read=read)]
+        filled: list[tuple[Answer, list[MaskWords]]] = []
+        for sentence in _texts(
+            sentences
+        ):  # one by one: the vocabulary of every mask in every passage is held
+            queries = [self._answerer.sentence(sentence)]
+            retrieved = self._answerer.retriever(queries, self._at_most(read))
+            reading = self._answerer.read_masks(queries, retrieved)
+            answers = self._answerer.fill_from(reading, retrieved)
+            filled += zip(answers, self._answerer.mask_words(reading), strict=True)
+        return filled
 
-    def _fill(self, sentence: str, *, read: int) -> Iterable[tuple[Answer, list[MaskWords]]]:
-        """One after the other: of every mask in every passage the whole vocabulary is held at once."""
-        queries = [self._answerer.sentence(sentence)]
-        retrieved = self._answerer.retriever(queries, self._at_most(read))
-        reading = self._answerer.read_masks(queries, retrieved)
-        return zip(
-            self._answerer.fill_from(reading, retrieved), self._answerer.mask_words(reading), strict=True
-        )
+    def search(self, query: str, k: int = 5) -> list[Found]:
+        """The `k` best passages for a question, or a sentence with [MASK], best first; nothing is read."""
+        (text,) = _texts(query)
+        self.follow()
+        retrieved = self._answerer.retriever([self._answerer.query(text)], self._at_most(k))
+        found = zip(retrieved.ids_BK[0].tolist(), retrieved.scores_BK[0].tolist(), strict=True)
+        return [Found(self.corpus[number], score) for number, score in found]
+
+    def embed(self, texts: Sequence[str], *, kind: Literal["query", "passage"] = "query") -> Tensor:
+        """The vectors of texts [N, D], by the query tower or the document tower."""
+        several = _texts(texts)
+        return self.model.embed_queries(several) if kind == "query" else self.model.embed_passages(several)
 
     @property
     def editable(self) -> bool:
@@ -233,7 +267,8 @@ class Engine:
 
     def _follow(self, corpus: Corpus) -> None:
         """Answer from this later state of the corpus from now on. If it fails, the earlier one stays."""
-        if self._known.kept.follow(corpus):
+        kept = self._known.kept
+        if kept is None or kept.follow(corpus):
             self._answerer.corpus = corpus
         else:
             self._state = self._opened(corpus)
@@ -249,17 +284,21 @@ class Engine:
         return min(read, len(self.corpus))
 
 
-def _check_text(texts: Iterable[object]) -> None:
+def _texts(given: str | Sequence[str]) -> list[str]:
+    """One text or several, as a list; anything else is refused."""
+    texts = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
     for text in texts:
         if not isinstance(text, str):
             raise BadInput(f'a question or sentence must be text, not {text!r}; ask with words: "Who …?"')
+    return texts
 
 
 @dataclass(frozen=True)
 class _State:
     """What questions are answered from."""
 
-    kept: KeptIndex
+    kept: KeptIndex | None
+    """None: the retriever is not the model's own."""
     answerer: Answerer
 
 
@@ -277,21 +316,20 @@ def _in_background(work: Callable[[], Out]) -> "Future[Out]":
     return future
 
 
-def make_index(
-    *, model: Path, corpus: Path, out: Path | None, kind: str, dtype: str | None, device: str
-) -> str:
-    """Build an index ahead of its use; gives a line that says what was made."""
-    realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
-    known = Corpus.open(corpus)
-    check_readable(str(model), realm, wordpieces, known)
-    index = index_for(
-        realm, wordpieces, known, path=out, kind=kind, dtype=getattr(torch, dtype) if dtype else None
-    )
-    made = f"{len(index):,} passages, {index.dim} numbers each"
-    if isinstance(index, IVFIndex):
-        asked = "for queries made of a quarter of the words of sentences from the passages"
-        made += (
-            f"; recall against exact search {index.recall:.3f}, the worse of 1 and {index.settings.k} hits, "
-            f"{asked}"
-        )
-    return made
+def load(
+    model: str | Path | Realm = MINI,
+    corpus: str | Path | Corpus | None = None,
+    *,
+    docs: str | Path | Sequence[str | Path] = (),
+    index: str | Path | None = None,
+    retriever: Retriever | None = None,
+    device: str = "auto",
+) -> Engine:
+    """A model, ready to read and to be asked: `realmlm.load().read("notes/").ask("…")`.
+
+    `model` is a folder, a `Realm`, or `mini`, the one that comes with realmlm. `corpus` is one that `realmlm
+    corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`. `index` is one that
+    `realmlm index` wrote elsewhere. `retriever` takes the place of the model's own: any callable of the form
+    of `realmlm.reading.retrieve.Retriever`.
+    """
+    return Engine(model, corpus, docs=docs, index=index, retriever=retriever, device=device)

@@ -3,26 +3,32 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import realmlm
-from realmlm.evaluate.measure import evaluate
 from realmlm.evaluate.scores import Report
+from realmlm.settings import Evaluate
+
+Retriever = Literal["learned", "bm25", "none"]
 
 LIMIT = 400
 
 
-def measure(out: Path, model: str, questions: str, retriever: str, read: int) -> Report:
-    place: dict[str, Any] = {
-        "model": out / model / "model",
-        "corpus": out / "knowledge",
-        "questions": out / "world" / f"{questions}-held-out.jsonl",
-    }
-    return evaluate(**place, retriever=retriever, read=read, limit=LIMIT)
+def measure(out: Path, model: str, questions: str, retriever: Retriever, read: int) -> Report:
+    return realmlm.evaluate(
+        Evaluate(
+            model=out / model / "model",
+            corpus=out / "knowledge",
+            questions=out / "world" / f"{questions}-held-out.jsonl",
+            retriever=retriever,
+            read=read,
+            limit=LIMIT,
+        )
+    )
 
 
 def main(out: Path) -> None:
-    rows = {
+    rows: dict[str, tuple[str, Retriever]] = {
         "no retrieval": ("pretrain", "none"),
         "BM25": ("pretrain", "bm25"),
         "warm-up only (ICT, ORQA)": ("warmup", "learned"),

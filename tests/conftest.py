@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.model.create import create_model
 from realmlm.model.realm import Realm
 from realmlm.worlds import write_world
+from tests.calls import build_corpus, create_model
 
 try:
     from hypothesis import settings
@@ -82,12 +80,12 @@ def sentences(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture(scope="session")
 def tiny_model_folder(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "model"
-    create_model(corpus=knowledge.folder, out=folder, **TINY_MODEL)  # type: ignore[arg-type]
+    create_model(corpus=knowledge.folder, out=folder, **TINY_MODEL)
     return folder
 
 
 @pytest.fixture
-def tiny_model(tiny_model_folder: Path) -> tuple[Realm, Wordpieces]:
+def tiny_model(tiny_model_folder: Path) -> Realm:
     return Realm.from_pretrained(tiny_model_folder)
 
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realmlm import __version__, config
+from realmlm import __version__
+from realmlm import settings as kinds
 from realmlm.cli import COMMANDS, RESUMABLE, main, overview, paragraphs, parse
 from realmlm.corpus.store import Corpus
 from realmlm.storage.artefacts import read_manifest
@@ -76,7 +77,7 @@ def test_help_explains_every_field(
 
 
 def test_help_says_how_long_a_token_must_be() -> None:
-    assert any("at least 8 characters" in doc for doc in field_docs(config.Serve))
+    assert any("at least 8 characters" in doc for doc in field_docs(kinds.Serve))
 
 
 @pytest.mark.parametrize(
@@ -96,10 +97,10 @@ def test_what_is_no_whole_number_is_said_to_be_none(
 def test_every_field_is_explained() -> None:
     for kind in {
         *(kind for kind, _ in COMMANDS.values()),
-        config.Optim,
-        config.JointOptim,
-        config.Loop,
-        config.Refresh,
+        kinds.Optim,
+        kinds.JointOptim,
+        kinds.Loop,
+        kinds.Refresh,
     }:
         (definition,) = ast.parse(inspect.getsource(kind)).body
         assert isinstance(definition, ast.ClassDef)
@@ -118,31 +119,33 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 # --- settings as a record -----------------------------------------------------------------------------------
 
 HERE = Path("some/where").absolute()
-ONE_RATE = config.Optim(steps=7, batch=6, accumulate=3, lr=0.5, warmup=0.0, weight_decay=0.0, clip=2.0)
-OPTIM = config.JointOptim(
+ONE_RATE = kinds.Optim(steps=7, batch=6, accumulate=3, lr=0.5, warmup=0.0, weight_decay=0.0, clip=2.0)
+OPTIM = kinds.JointOptim(
     steps=7, batch=6, accumulate=3, lr=0.5, retriever_lr=0.25, warmup=0.0, weight_decay=0.0, clip=2.0
 )
-LOOP = config.Loop(
+LOOP = kinds.Loop(
     log_every=2, checkpoint_every=3, seed=4, device="cpu", bf16=False, threads=2, deterministic=True
 )
-REFRESH = config.Refresh(every_steps=9, process=False, swap_after=3, device="cpu", dtype="float32")
+REFRESH = kinds.Refresh(every_steps=9, process=False, swap_after=3, device="cpu", dtype="float32")
 PLACES: dict[str, Any] = {"model": HERE, "corpus": HERE / "c"}
 EXAMPLES = [
-    config.World(out=HERE, kind="hard", seed=3),
-    config.Corpus(
+    kinds.MakeWorld(out=HERE, kind="hard", seed=3),
+    kinds.BuildCorpus(
         sources=(HERE, HERE / "b"), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2
     ),
-    config.Corpus(sources=(HERE,), out=HERE, train_tokenizer=500),
-    config.Edit(corpus=HERE, add=(HERE / "a", HERE / "b"), remove=(1, 2), replace=3, text="t", title="u"),
-    config.Edit(corpus=HERE, remove=(1,)),
-    config.Spans(corpus=HERE, tagger="phrases", phrases=HERE, workers=1),
-    config.Spans(corpus=HERE),
-    config.Passages(corpus=HERE, find="a", limit=3),
-    config.Clozes(corpus=HERE, out=HERE, count=5, max_query=9, seed=1),
-    config.Model(corpus=HERE, out=HERE, checkpoint="bert", pooling="cls", share_towers=False, dropout=0.1),
-    config.Index(**PLACES, out=HERE, kind="ivf", dtype="float32", device="cpu"),
-    config.Index(**PLACES),
-    config.ImportHf(
+    kinds.BuildCorpus(sources=(HERE,), out=HERE, train_tokenizer=500),
+    kinds.EditCorpus(
+        corpus=HERE, add=(HERE / "a", HERE / "b"), remove=(1, 2), replace=3, text="t", title="u"
+    ),
+    kinds.EditCorpus(corpus=HERE, remove=(1,)),
+    kinds.MarkSpans(corpus=HERE, tagger="phrases", phrases=HERE, workers=1),
+    kinds.MarkSpans(corpus=HERE),
+    kinds.ListPassages(corpus=HERE, find="a", limit=3),
+    kinds.MakeClozes(corpus=HERE, out=HERE, count=5, max_query=9, seed=1),
+    kinds.MakeModel(corpus=HERE, out=HERE, checkpoint="bert", pooling="cls", share_towers=False, dropout=0.1),
+    kinds.BuildIndex(**PLACES, out=HERE, kind="ivf", dtype="float32", device="cpu"),
+    kinds.BuildIndex(**PLACES),
+    kinds.ImportHf(
         sources=("google/realm-orqa-nq-openqa", "b"),
         out=HERE,
         corpus=HERE,
@@ -150,16 +153,16 @@ EXAMPLES = [
         dtype="float16",
         seed=2,
     ),
-    config.ExportHf(model=HERE, out=HERE, architecture="RealmForOpenQA", corpus=HERE),
-    config.Tagger(train=HERE, test=HERE, out=HERE, checkpoint="bert", tokenizer="bert", epochs=2, lr=0.1),
-    config.Graft(towers=HERE, reader=HERE, out=HERE),
-    config.Compress(model=HERE, out=HERE, dtype="float16"),
-    config.Calibrate(model=HERE, predictions=(HERE, HERE / "p"), out=HERE),
-    config.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
-    config.Report(
+    kinds.ExportHf(model=HERE, out=HERE, architecture="RealmForOpenQA", corpus=HERE),
+    kinds.TrainTagger(train=HERE, test=HERE, out=HERE, checkpoint="bert", tokenizer="bert", epochs=2, lr=0.1),
+    kinds.Graft(towers=HERE, reader=HERE, out=HERE),
+    kinds.Compress(model=HERE, out=HERE, dtype="float16"),
+    kinds.Calibrate(model=HERE, predictions=(HERE, HERE / "p"), out=HERE),
+    kinds.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
+    kinds.MakeReport(
         runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3
     ),
-    config.Adapt(
+    kinds.Adapt(
         docs=((HERE, HERE / "d"), (HERE / "e",)),
         out=HERE,
         model=HERE,
@@ -168,8 +171,8 @@ EXAMPLES = [
         seed=3,
         device="cpu",
     ),
-    config.Batch(file=HERE, log=HERE),
-    config.Serve(
+    kinds.RunBatch(file=HERE, log=HERE),
+    kinds.Serve(
         **PLACES,
         index=HERE,
         host="0.0.0.0",
@@ -180,7 +183,7 @@ EXAMPLES = [
         batch=2,
         device="cpu",
     ),
-    config.Warmup(
+    kinds.Warmup(
         **PLACES,
         out=HERE,
         masking="uniform",
@@ -190,7 +193,7 @@ EXAMPLES = [
         retriever=ONE_RATE,
         loop=LOOP,
     ),
-    config.Pretrain(
+    kinds.Pretrain(
         **PLACES,
         out=HERE,
         text=HERE,
@@ -201,8 +204,8 @@ EXAMPLES = [
         refresh=REFRESH,
         loop=LOOP,
     ),
-    config.Pretrain(**PLACES, out=HERE),
-    config.Finetune(
+    kinds.Pretrain(**PLACES, out=HERE),
+    kinds.Finetune(
         **PLACES,
         out=HERE,
         questions=(HERE, HERE / "q"),
@@ -212,12 +215,12 @@ EXAMPLES = [
         refresh=REFRESH,
         loop=LOOP,
     ),
-    config.Evaluate(
+    kinds.Evaluate(
         **PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"
     ),
-    config.Ask(**PLACES, question="Who?", read=2, json=True),
-    config.Ask(**PLACES, fill="It is [MASK]."),
-    config.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),
+    kinds.Ask(**PLACES, question="Who?", read=2, json=True),
+    kinds.Ask(**PLACES, fill="It is [MASK]."),
+    kinds.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),
 ]
 
 
@@ -227,12 +230,12 @@ def test_the_examples_leave_no_command_out() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
 def test_a_record_restores_what_it_was_made_of(example: Any) -> None:
-    assert config.restore(type(example), json.loads(json.dumps(config.record(example)))) == example
+    assert kinds.restore(type(example), json.loads(json.dumps(kinds.record(example)))) == example
 
 
 @given(
     st.builds(
-        config.Pretrain,
+        kinds.Pretrain,
         model=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).map(
             lambda name: Path(name).absolute()
         ),
@@ -242,34 +245,34 @@ def test_a_record_restores_what_it_was_made_of(example: Any) -> None:
         k=st.integers(2, 100),
         masking=st.sampled_from(["salient", "uniform"]),
         optim=st.builds(
-            config.JointOptim,
+            kinds.JointOptim,
             steps=st.integers(0, 10**9),
             lr=st.floats(0, 10, exclude_min=True),
             warmup=st.floats(0, 1),
         ),
         refresh=st.builds(
-            config.Refresh, every_steps=st.integers(10, 99), swap_after=st.none() | st.integers(1, 9)
+            kinds.Refresh, every_steps=st.integers(10, 99), swap_after=st.none() | st.integers(1, 9)
         ),
     )
 )
-def test_any_settings_survive_their_record(settings: config.Pretrain) -> None:
-    assert config.restore(config.Pretrain, json.loads(json.dumps(config.record(settings)))) == settings
+def test_any_settings_survive_their_record(settings: kinds.Pretrain) -> None:
+    assert kinds.restore(kinds.Pretrain, json.loads(json.dumps(kinds.record(settings)))) == settings
 
 
-def begun(folder: Path) -> config.Pretrain:
-    settings = config.Pretrain(**PLACES, out=folder, k=3, optim=OPTIM, refresh=REFRESH, loop=LOOP)
-    Run.begin(folder, stage="pretrain", config=config.record(settings)).close()
+def begun(folder: Path) -> kinds.Pretrain:
+    settings = kinds.Pretrain(**PLACES, out=folder, k=3, optim=OPTIM, refresh=REFRESH, loop=LOOP)
+    Run.begin(folder, stage="pretrain", settings=settings).close()
     return settings
 
 
 def test_resume_takes_the_runs_own_record_and_flags_go_before_it(tmp_path: Path) -> None:
     settings = begun(tmp_path / "run")
     run = str(tmp_path / "run")
-    assert parse("pretrain", config.Pretrain, ["--resume", run]) == settings
-    assert parse("pretrain", config.Pretrain, [f"--resume={run}"]) == settings
+    assert parse("pretrain", kinds.Pretrain, ["--resume", run]) == settings
+    assert parse("pretrain", kinds.Pretrain, [f"--resume={run}"]) == settings
     changed = dataclasses.replace(settings, optim=dataclasses.replace(OPTIM, steps=9))
     for arguments in (["--resume", run, "--optim.steps", "9"], ["--optim.steps", "9", "--resume", run]):
-        assert parse("pretrain", config.Pretrain, arguments) == changed
+        assert parse("pretrain", kinds.Pretrain, arguments) == changed
     assert read_run(tmp_path / "run")["config"]["optim"]["steps"] == 7  # parsing changes nothing
 
 
@@ -492,12 +495,12 @@ def test_evaluate_agrees_with_its_predictions(
 
 
 def test_a_run_goes_on_with_the_settings_that_flags_changed(work: Path, tmp_path: Path) -> None:
-    loop = config.Loop(threads=1, device="cpu")
-    optim = config.JointOptim(steps=1, batch=2)
-    refresh = config.Refresh(process=False)
+    loop = kinds.Loop(threads=1, device="cpu")
+    optim = kinds.JointOptim(steps=1, batch=2)
+    refresh = kinds.Refresh(process=False)
     places: dict[str, Any] = {"model": work / "model", "corpus": work / "corpus", "out": tmp_path / "run"}
-    settings = config.Pretrain(**places, k=3, optim=optim, refresh=refresh, loop=loop)
-    Run.begin(tmp_path / "run", stage="pretrain", config=config.record(settings)).close()
+    settings = kinds.Pretrain(**places, k=3, optim=optim, refresh=refresh, loop=loop)
+    Run.begin(tmp_path / "run", stage="pretrain", settings=settings).close()
     main(["pretrain", "--resume", f"{tmp_path}/run", "--optim.steps", "2"])
     assert (tmp_path / "run" / "model").is_dir()
 

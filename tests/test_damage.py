@@ -10,20 +10,17 @@ from typing import Any
 import pytest
 
 from realmlm.cli import main
-from realmlm.config import Finetune, JointOptim, Loop, Pretrain, Refresh
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.log import read_metrics
-from realmlm.model.create import create_model
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import write_snapshot
+from realmlm.settings import Finetune, JointOptim, Loop, Pretrain, Refresh
 from realmlm.sources.article import Article
 from realmlm.storage.artefacts import MANIFEST, open_artefact
-from realmlm.train.objectives.joint import run_pretrain
-from realmlm.train.objectives.questions import run_finetune
 from realmlm.train.run import Run
+from tests.calls import build_corpus, create_model, run_finetune, run_pretrain
 from tests.conftest import TINY_MODEL
 
 TOWNS = {
@@ -53,7 +50,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [folder / "notes"], folder / "corpus", train_tokenizer=200, max_wordpieces=64, workers=1
     )
     mark_spans(corpus, PhraseTagger(TOWNS.values()), workers=1)
-    create_model(corpus=corpus.folder, out=folder / "model", **TINY_MODEL)  # type: ignore[arg-type]
+    create_model(corpus=corpus.folder, out=folder / "model", **TINY_MODEL)
     for command in (ask(folder), approximate(folder)):
         main(command)
     corpus.edit(add=[Article("Nerrow", "Nerrow is a new town. The people of Nerrow live by glass.")])
@@ -88,7 +85,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.rmtree(folder / run / "model")
     shutil.rmtree(folder / "pretrain" / "index" / "step-00000002")  # as if killed between snapshot and index
     write_snapshot(
-        folder / "pretrain" / "snapshots" / "step-00000002", *Realm.from_pretrained(folder / "model"), step=2
+        folder / "pretrain" / "snapshots" / "step-00000002", Realm.from_pretrained(folder / "model"), step=2
     )
     return folder
 

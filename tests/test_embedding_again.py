@@ -39,9 +39,7 @@ class Counted:
         engine = Engine(self._model, docs=places, device="cpu")
         embedded = self._count
         ids = engine.corpus.ids
-        whole = embed_passages(
-            engine.corpus, ids, DocumentEncoder.of(engine.model, engine.wordpieces), dtype=torch.float16
-        )
+        whole = embed_passages(engine.corpus, ids, DocumentEncoder.of(engine.model), dtype=torch.float16)
         assert engine.index.ids.tolist() == ids.tolist()
         # beside others a sum may round otherwise
         assert torch.allclose(engine.index.vectors(torch.from_numpy(ids)), whole.float(), atol=2e-3)
@@ -177,10 +175,10 @@ def test_vectors_are_taken_only_from_a_sound_index_of_the_same_tower(
     read: Counted, notes: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read(notes) == 4
-    model, wordpieces = Realm.from_pretrained(tiny_model_folder)
+    model = Realm.from_pretrained(tiny_model_folder)
     with torch.no_grad():
         model.document.projection.weight.mul_(1.5)
-    model.save_pretrained(tmp_path / "other", wordpieces)
+    model.save_pretrained(tmp_path / "other")
     assert Counted(tmp_path / "other", monkeypatch)(notes / "deep") == 1
     for file in (tmp_path / "cache").glob("**/shard-00000.safetensors"):
         file.write_bytes(file.read_bytes()[:-1] + b"\x55")

@@ -18,12 +18,11 @@ from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.errors import BadInput, RealmError
 from realmlm.index import build
-from realmlm.model import inputs
+from realmlm.model import encoders, inputs
 from realmlm.model.inputs import Inputs
-from realmlm.reading import answer as answering
 from realmlm.reading.answer import Answer
 from realmlm.sources.article import Article
-from realmlm.storage import artefacts
+from realmlm.storage import arrays, artefacts
 
 
 def same(one: Answer, other: Answer) -> bool:
@@ -52,31 +51,31 @@ def test_together_as_alone(
     questions = [question.text for question in read_questions(world / "questions-held-out.jsonl")][:7]
     questions[3] += " and who was it that asked for this, and when, and why?"
     monkeypatch.setattr(inputs, "_AT_ONCE", 10**9)
-    monkeypatch.setattr(answering, "SCORED_AT_ONCE", 10**9)
+    monkeypatch.setattr(encoders, "_SCORED_AT_ONCE", 10**9)
     alone = [engine.ask(question, read=4) for question in questions]
     read: list[int] = []
-    score = engine._answerer._span_scores
+    encode = engine.model.reader.encoder.forward
 
-    def noted(alike: Inputs) -> tuple[Tensor, Tensor]:
+    def noted(alike: Inputs) -> Tensor:
         read.append(len(alike))
-        return score(alike)
+        return encode(alike)
 
-    monkeypatch.setattr(engine._answerer, "_span_scores", noted)
+    monkeypatch.setattr(engine.model.reader.encoder, "forward", noted)
     for at_once, groups in (
         (1, range(28, 29)),
         (200, range(3, 28)),
         (10**9, range(1, 2)),
     ):  # pair by pair, in several groups, all
         monkeypatch.setattr(inputs, "_AT_ONCE", at_once)
-        monkeypatch.setattr(answering, "SCORED_AT_ONCE", at_once)
+        monkeypatch.setattr(encoders, "_SCORED_AT_ONCE", at_once)
         read.clear()
-        assert all(map(same, engine.ask_all(questions, read=4), alone))
+        assert all(map(same, engine.ask(questions, read=4), alone))
         assert (len(read) in groups, sum(read)) == (True, 28)
     monkeypatch.setattr(Inputs, "on_gpu", True)  # as a GPU groups them, where they are many
     monkeypatch.setattr(inputs, "_GROUPED", 28)
     monkeypatch.setattr(inputs, "_PADDING", 0.0)
     read.clear()
-    assert all(map(same, engine.ask_all(questions, read=4), alone))
+    assert all(map(same, engine.ask(questions, read=4), alone))
     assert read == [7] * 4
 
 
@@ -100,7 +99,7 @@ def test_what_cannot_be_asked_or_read_is_said_in_one_error(
     assert capsys.readouterr().err == ""
     engine.read([notes / "heron.txt", str(notes / "table.csv")], notes / "deep")
     assert len(engine.corpus) == 4
-    for asked in (lambda: engine.ask(None), lambda: engine.fill(7)):  # type: ignore[arg-type]
+    for asked in (lambda: engine.ask(None), lambda: engine.fill(7)):  # type: ignore[call-overload]
         with pytest.raises(BadInput, match=r"must be text, not (None|7)"):
             asked()
 
@@ -160,8 +159,8 @@ def test_an_edit_reads_as_much_after_many_as_at_first(
 
         return looked
 
-    for name in ("sha256_of", "_read_manifest", "map_arrays"):
-        monkeypatch.setattr(artefacts, name, noted(getattr(artefacts, name)))
+    for module, name in ((artefacts, "sha256_of"), (artefacts, "_read_manifest"), (arrays, "map_arrays")):
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
     read = []
     held = []
     for number in range(36):

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from realmlm.cli import main
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.run import Run
+from tests.calls import build_corpus
 
 NOTE = (
     "The ferry of Almeth crosses the sound at noon. It carries wool and letters. The ferryman lives in "
@@ -503,7 +503,7 @@ def test_a_part_of_a_warm_up_is_resumed_as_a_whole(
     desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = tmp_path / "warm" / "reader"
-    Run.begin(part, stage="warmup-reader", config={}).close()
+    Run.begin(part, stage="warmup-reader", settings=None).close()
     said = failing("warmup --resume {out}", capsys, out=part)
     assert re.search(r"is part of a run; resume the whole run: realmlm warmup --resume .*/warm\n", said)
 

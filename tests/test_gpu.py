@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics
-from realmlm.train.objectives.joint import pretrain
-from realmlm.train.objectives.questions import finetune
+from realmlm.settings import JointOptim, Loop, Refresh
+from tests.calls import finetune, pretrain
 from tests.train.test_resume import Cut, cut_at, same, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -116,14 +115,14 @@ def test_packed_sequences_are_read_as_padded_ones(
     tiny_model_folder: Path, knowledge: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from realmlm.model import encoders
-    from realmlm.model.inputs import joint_inputs
     from realmlm.model.realm import Realm
+    from realmlm.reading.read import join
+    from realmlm.reading.retrieve import Offered
 
-    model, pieces = Realm.from_pretrained(tiny_model_folder, device="cuda")
-    numbers = knowledge.ids[:200].tolist()
-    inputs = joint_inputs(
-        [knowledge.tokens(number)[:9] for number in numbers], numbers, knowledge, pieces, model.config
-    ).to(model.device)
+    model = Realm.from_pretrained(tiny_model_folder, device="cuda")
+    numbers = knowledge.ids[:200]
+    offered = Offered(knowledge, numbers[:, None], null=False)
+    inputs = join(model, [knowledge.tokens(number)[:9] for number in numbers], offered).to(model.device)
     seen = inputs.attention_NL.bool()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert encoders.packs_now(inputs)

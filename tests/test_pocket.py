@@ -4,9 +4,9 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import read_questions
 from realmlm.evaluate.matching import contains_answer
+from tests.calls import build_corpus
 
 POCKET = Path(str(files("realmlm") / "pocket"))
 

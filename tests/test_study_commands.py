@@ -12,26 +12,23 @@ import torch
 
 from realmlm.batch import run_batch
 from realmlm.cli import main
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput
-from realmlm.evaluate.align import align
 from realmlm.index.duplicates import SameWords
-from realmlm.model.create import create_model, graft
 from realmlm.model.int8 import read_weights, write_weights
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import MOST_MASKS, Answerer
 from realmlm.reading.retrieve import NoRetriever
+from tests.calls import align, build_corpus, create_model, graft
 from tests.conftest import TINY_MODEL
 
 
 @pytest.fixture(scope="module")
 def other_model(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("other") / "model"
-    create_model(corpus=knowledge.folder, out=folder, **(TINY_MODEL | {"seed": 5, "hidden": 16}))  # type: ignore[arg-type]
+    create_model(corpus=knowledge.folder, out=folder, **(TINY_MODEL | {"seed": 5, "hidden": 16}))
     return folder
 
 
@@ -163,7 +160,7 @@ def test_a_graft_has_the_towers_of_one_and_the_reader_of_the_other(
 ) -> None:
     graft(towers=tiny_model_folder, reader=other_model, out=tmp_path / "graft")
     towers, reader, both = (
-        Realm.from_pretrained(folder)[0] for folder in (tiny_model_folder, other_model, tmp_path / "graft")
+        Realm.from_pretrained(folder) for folder in (tiny_model_folder, other_model, tmp_path / "graft")
     )
     state = both.state_dict()
     for source, parts in ((towers, ("document.", "query.")), (reader, ("reader.",))):
@@ -201,16 +198,14 @@ def test_packed_weights_are_close_and_small(tmp_path: Path) -> None:
 def test_a_compressed_model_answers_alike(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from realmlm.model.inputs import query_inputs
-
     main(["compress", str(tiny_model_folder), "--out", str(tmp_path / "small")])
     assert "MiB instead of" in capsys.readouterr().err
-    (model, wordpieces) = Realm.from_pretrained(tiny_model_folder)
-    (small, _) = Realm.from_pretrained(tmp_path / "small")
+    model = Realm.from_pretrained(tiny_model_folder)
+    small = Realm.from_pretrained(tmp_path / "small")
     assert (tmp_path / "small" / "model.safetensors").stat().st_size < 0.4 * (
         tiny_model_folder / "model.safetensors"
     ).stat().st_size
-    inputs = query_inputs([wordpieces.encode("the heron of the town")], wordpieces, max_query=16)
+    inputs = model.query_inputs([model.wordpieces.encode("the heron of the town")])
     with torch.no_grad():
         assert torch.cosine_similarity(model.query(inputs), small.query(inputs)).item() > 0.999
 
@@ -222,7 +217,7 @@ def test_an_alignment_names_passages_and_their_posterior(
     tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, tmp_path: Path
 ) -> None:
     places = {"model": tiny_model_folder, "corpus": knowledge.folder, "k": 4, "limit": 20, "device": "cpu"}
-    assert align(**places, out=tmp_path / "own.jsonl", text=None) == 20  # type: ignore[arg-type]
+    assert align(**places, out=tmp_path / "own.jsonl", text=None) == 20
     rows = [json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines()]
     for row in rows:
         assert "[MASK]" in row["sentence"]
@@ -235,10 +230,10 @@ def test_an_alignment_names_passages_and_their_posterior(
         assert order == sorted(order, reverse=True)
         null = next(passage for passage in row["passages"] if passage["id"] is None)
         assert null["log_p"] == row["log_p_without"]
-    align(**places, out=tmp_path / "other.jsonl", text=sentences.folder)  # type: ignore[arg-type]
+    align(**places, out=tmp_path / "other.jsonl", text=sentences.folder)
     assert len((tmp_path / "other.jsonl").read_text().splitlines()) == 20
     with pytest.raises(ArtefactExists):
-        align(**places, out=tmp_path / "own.jsonl", text=None)  # type: ignore[arg-type]
+        align(**places, out=tmp_path / "own.jsonl", text=None)
 
 
 def test_a_span_far_behind_in_a_sentence_is_aligned_too(
@@ -292,9 +287,9 @@ def test_the_own_passage_is_left_out_of_another_cut_too(
     assert there > 20
 
 
-def test_what_is_hidden_may_be_long(tiny_model: tuple[Realm, Wordpieces], knowledge: Corpus) -> None:
+def test_what_is_hidden_may_be_long(tiny_model: Realm, knowledge: Corpus) -> None:
     """More masks than someone may ask to be filled in: what is measured does not stop at them."""
-    answerer = Answerer(*tiny_model, knowledge, NoRetriever())
+    answerer = Answerer(tiny_model, knowledge, NoRetriever())
     long = " [MASK]" * (MOST_MASKS + 1)
     with pytest.raises(BadInput, match="too many to fill in"):
         answerer.fill([f"The town{long}."])
@@ -306,18 +301,18 @@ def test_frozen_embeddings_are_held_once_and_saved_for_each(knowledge: Corpus, t
     create_model(
         corpus=knowledge.folder,
         out=tmp_path / "model",
-        **(TINY_MODEL | {"freeze_embeddings": True}),  # type: ignore[arg-type]
+        **(TINY_MODEL | {"freeze_embeddings": True}),
     )
-    first, wordpieces = Realm.from_pretrained(tmp_path / "model")
+    first = Realm.from_pretrained(tmp_path / "model")
     words = first.document.encoder.body.get_input_embeddings().weight
     first.reader.embedding.weight.data = words.data.clone()  # as from one checkpoint
-    first.save_pretrained(tmp_path / "same", wordpieces)
-    model, _ = Realm.from_pretrained(tmp_path / "same")
+    first.save_pretrained(tmp_path / "same")
+    model = Realm.from_pretrained(tmp_path / "same")
     assert model.reader.embedding is model.document.encoder.body.get_input_embeddings()
     assert not model.reader.embedding.weight.requires_grad
-    model.save_pretrained(tmp_path / "again", wordpieces)
+    model.save_pretrained(tmp_path / "again")
     assert set(model.own_state()) == set(first.own_state())
-    again, _ = Realm.from_pretrained(tmp_path / "again")
+    again = Realm.from_pretrained(tmp_path / "again")
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 

@@ -7,7 +7,8 @@ import inspect
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from realmlm import cli, config, config_model, settings
+from realmlm import cli
+from realmlm.settings import corpus, model, stages, training, use
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 
@@ -15,7 +16,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 def field_texts() -> dict[str, dict[str, str]]:
     """The docstring under each field of each config class."""
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse("".join(map(inspect.getsource, (settings, config_model, config)))).body:
+    for node in ast.parse("".join(map(inspect.getsource, (training, corpus, model, stages, use)))).body:
         if isinstance(node, ast.ClassDef):
             fields: dict[str, str] = {}
             for item, after in zip(node.body, node.body[1:], strict=False):
@@ -53,7 +54,11 @@ def rows(kind: Any, prefix: str = "") -> list[tuple[str, str, str]]:
         flag = f"{item.name.upper()}" if positional else f"--{prefix}{item.name}".replace("_", "-")
         choices = get_args(hint) if str(get_origin(hint)) == "typing.Literal" else ()
         text = texts.get(item.name, "") + (f" One of: {', '.join(map(str, choices))}." if choices else "")
-        found.append((flag, "required" if default is dataclasses.MISSING else _shown(default), text))
+        needed = default is dataclasses.MISSING or any(
+            getattr(mark, "help_behavior_hint", "") == "(required)"
+            for mark in getattr(hint, "__metadata__", ())
+        )
+        found.append((flag, "required" if needed else _shown(default), text))
     return found
 
 

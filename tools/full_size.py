@@ -161,9 +161,10 @@ def question(out: Path) -> str:
 @torch.inference_mode()
 def towers(out: Path) -> tuple[str, torch.Tensor]:
     """The fingerprint of the document tower, and the vector that the query tower gives the question."""
-    model, wordpieces = Realm.from_pretrained(out / "model")
+    model = Realm.from_pretrained(out / "model")
+    wordpieces = model.wordpieces
     inputs = query_inputs([wordpieces.encode(question(out))], wordpieces, max_query=model.config.max_query)
-    return DocumentEncoder.of(model, wordpieces).fingerprint, model.query(inputs)[0]
+    return DocumentEncoder.of(model).fingerprint, model.query(inputs)[0]
 
 
 def make_index(out: Path, kind: str) -> None:

@@ -30,16 +30,16 @@ import tyro
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.engine import Engine
 from realmlm.interop.exporting import their_tensors
 from realmlm.interop.importing import import_hf
 from realmlm.interop.layout import is_unused
 from realmlm.interop.sources import open_source
-from realmlm.model.inputs import Masked, document_inputs, query_inputs, reader_inputs
+from realmlm.model.inputs import Masked
 from realmlm.model.marginal import (
     answer_log_likelihood,
     evidence_log_likelihood,
+    hidden_log_p,
     inner_products,
     marginal_log_likelihood,
     per_token_marginal,
@@ -47,6 +47,8 @@ from realmlm.model.marginal import (
     weighed_together,
 )
 from realmlm.model.realm import Realm
+from realmlm.reading.read import read_masks
+from realmlm.settings import ImportHf
 
 PEER = Path(__file__).with_name("hf_peer.py")
 BOUND = 1e-4
@@ -117,16 +119,18 @@ def compare(case: Path, work: Path) -> dict[str, float]:
     inputs = json.loads((case / "inputs.json").read_text("utf-8"))
     outputs = load_file(case / "outputs.safetensors")
     differences: dict[str, float] = {}
-    import_hf((str(case / "scorer"), str(case / "encoder")), out=work / "pretrained")
-    model, wordpieces = Realm.from_pretrained(work / "pretrained")
-    differences |= dict(_pretraining(model, wordpieces, inputs["pretraining"], outputs))
+    pretrained = (str(case / "scorer"), str(case / "encoder"))
+    import_hf(ImportHf(sources=pretrained, out=work / "pretrained"))
+    model = Realm.from_pretrained(work / "pretrained")
+    differences |= dict(_pretraining(model, inputs["pretraining"], outputs))
     differences["scorer and encoder exported"] = _export_difference(
         model, {"RealmScorer": "scorer", "RealmKnowledgeAugEncoder": "encoder"}, case
     )
-    import_hf((str(case / "reader"),), out=work / "reader")
-    model, wordpieces = Realm.from_pretrained(work / "reader")
-    differences |= dict(_reading(model, wordpieces, inputs, outputs))
-    import_hf((str(case / "openqa"),), out=work / "openqa", corpus=work / "corpus")
+    import_hf(ImportHf(sources=(str(case / "reader"),), out=work / "reader"))
+    model = Realm.from_pretrained(work / "reader")
+    differences |= dict(_reading(model, inputs, outputs))
+    openqa = ImportHf(sources=(str(case / "openqa"),), out=work / "openqa", corpus=work / "corpus")
+    import_hf(openqa)
     engine = Engine(work / "openqa", work / "corpus", device="cpu")
     differences["open QA, answers"] = _answers(engine, inputs["answering"])
     differences["reader and open QA exported"] = max(
@@ -137,36 +141,27 @@ def compare(case: Path, work: Path) -> dict[str, float]:
 
 
 def _pretraining(
-    model: Realm, wordpieces: Wordpieces, given: dict[str, Any], expected: dict[str, Tensor]
+    model: Realm, given: dict[str, Any], expected: dict[str, Tensor]
 ) -> Iterator[tuple[str, float]]:
     queries = _arrays(given["queries"])
     titles = _arrays(given["titles"])
     bodies = _arrays(given["bodies"])
     count = len(queries)
     many = len(bodies) // len(queries)
-    query_BD = model.query(query_inputs(queries, wordpieces, max_query=model.config.max_query))
-    document_BCD = model.document(
-        document_inputs(titles, bodies, wordpieces, max_length=model.config.max_document)
-    ).view(count, many, -1)
+    query_BD = model.query(model.query_inputs(queries))
+    document_BCD = model.document(model.document_inputs(titles, bodies)).view(count, many, -1)
     scores_BC = inner_products(query_BD, document_BCD)
     yield "query embeddings", _largest(query_BD, expected["query"])
     yield "document embeddings", _largest(document_BCD, expected["documents"])
     yield "relevance scores", _largest(scores_BC, expected["relevance"])
     masked = _masked(queries, given["positions"], given["targets"])
-    joint = reader_inputs(
-        [query for query in queries for _ in range(many)],
-        bodies,
-        wordpieces,
-        max_query=model.config.max_query,
-        max_length=model.config.max_joint,
-    )
-    vocabulary_NMV = model.reader.masks(joint, masked.positions_BM.repeat_interleave(many, 0))
-    token_NM = vocabulary_NMV.gather(2, masked.targets_BM.repeat_interleave(many, 0)[:, :, None])[:, :, 0]
-    token_BCM = token_NM.view(count, many, -1)
-    valid_B1M = masked.valid_BM[:, None]
+    positions_BM, targets_BM, valid_BM = masked.tensors(model.device)
+    joint = model.reader_inputs([query for query in queries for _ in range(many)], titles, bodies)
+    token_BCM = hidden_log_p(read_masks(model, joint, positions_BM).log_BKMV, targets_BM)
+    valid_B1M = valid_BM[:, None]
     yield "masked LM with a passage", _largest((token_BCM * valid_B1M)[:, :-1], expected["token"][:, :-1])
     yield "masked LM without", _largest((token_BCM * valid_B1M)[:, -1], expected["token"][:, -1])
-    loss = -per_token_marginal(scores_BC, token_BCM, masked.valid_BM).sum() / masked.valid_BM.sum()
+    loss = -per_token_marginal(scores_BC, token_BCM, valid_BM).sum() / valid_BM.sum()
     yield "per-token marginal loss", _largest(loss, expected["marginal_loss"])
     loss.backward()
     yield (
@@ -176,13 +171,11 @@ def _pretraining(
 
 
 def _reading(
-    model: Realm, wordpieces: Wordpieces, inputs: dict[str, Any], expected: dict[str, Tensor]
+    model: Realm, inputs: dict[str, Any], expected: dict[str, Tensor]
 ) -> Iterator[tuple[str, float]]:
     bodies = _arrays(inputs["reading"]["bodies"])
     questions = _arrays([inputs["reading"]["question"]]) * len(bodies)
-    joint = reader_inputs(
-        questions, bodies, wordpieces, max_query=model.config.max_query, max_length=model.config.max_joint
-    )
+    joint = model.reader_inputs(questions, bodies, bodies)
     scores_KLW, allowed_KLW = model.reader.spans(joint)
     yield "span scores", max(_span_differences(scores_KLW, allowed_KLW, expected["span_logits"]))
     relevance_S = expected["reader_relevance"].clone().requires_grad_()
@@ -241,7 +234,7 @@ def _answers(engine: Engine, given: dict[str, Any]) -> float:
         assert evidence.passage_id is not None
         chars_T2 = engine.corpus.token_chars(evidence.passage_id)
         span_T = (chars_T2[:, 0] >= evidence.start) & (chars_T2[:, 1] <= evidence.end)
-        wrong += engine.wordpieces.decode(engine.corpus.tokens(evidence.passage_id)[span_T]) != theirs
+        wrong += engine.model.wordpieces.decode(engine.corpus.tokens(evidence.passage_id)[span_T]) != theirs
     return float(wrong)
 
 
@@ -280,12 +273,11 @@ def _export_difference(model: Realm, checkpoints: dict[str, str], case: Path) ->
 def _masked(queries: list[np.ndarray], positions: list[list[int]], targets: list[list[int]]) -> Masked:
     most = max(map(len, positions))
 
-    def table(rows: list[list[int]]) -> Tensor:
-        return torch.tensor([row + [0] * (most - len(row)) for row in rows])
+    def table(rows: list[list[int]]) -> np.ndarray:
+        return np.array([row + [0] * (most - len(row)) for row in rows])
 
-    return Masked(
-        queries, table(positions), table(targets), table([[1] * len(row) for row in positions]).bool()
-    )
+    valid = table([[1] * len(row) for row in positions]).astype(bool)
+    return Masked(queries, table(positions), table(targets), valid)
 
 
 def _arrays(rows: list[list[int]]) -> list[np.ndarray]:

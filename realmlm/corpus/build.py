@@ -1,14 +1,13 @@
 """Articles to a corpus: cut into passages on sentence borders, tokenised once, in parallel, in bounded
 memory."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,6 +21,9 @@ from realmlm.sentences import split_sentences
 from realmlm.sources.article import Article
 from realmlm.sources.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.storage.artefacts import Draft, publish
+
+if TYPE_CHECKING:  # settings need the command line's library, which asking does not
+    from realmlm.settings import BuildCorpus
 
 # P passages, A articles, T wordpieces
 
@@ -236,64 +238,44 @@ def _lengths(items: Sequence[Sequence[object]]) -> np.ndarray:
 # --- the whole corpus ---------------------------------------------------------------------------------------
 
 
-def build_corpus(
-    sources: Sequence[str | Path],
-    out: str | Path,
-    *,
-    tokenizer: str | None = None,
-    train_tokenizer: int | None = None,
-    max_wordpieces: int = 288,
-    max_passages: int | None = None,
-    skip_passages: int = 0,
-    skip_bad: bool = False,
-    workers: int | None = None,
-) -> Corpus:
-    """Read the sources, cut and tokenise them, and publish the corpus at `out`: all of it, or nothing.
+def build_corpus(settings: "BuildCorpus") -> Corpus:
+    """Read the sources, cut and tokenise them, and publish the corpus at `settings.out`: all of it, or
+    nothing.
 
-    Of each document the first `skip_passages` are left out, and at most `max_passages` kept of the rest.
-
-    `tokenizer` is a `tokenizers` file, a folder with one or a model's name; `train_tokenizer` is the size of
-    one to train on the sources instead, on every 2^n-th article with the smallest n that keeps it to 64
-    million characters. Bad input raises, or with `skip_bad` is left out and counted. The result does not
-    depend on `workers`, the number of processes that cut (1: this one alone).
+    A tokenizer is trained on every 2^n-th article, with the smallest n that keeps it to 64 million
+    characters. The result does not depend on the number of processes.
     """
-    if (tokenizer is None) == (train_tokenizer is None):
-        raise BadInput(
-            "a corpus needs one tokenizer: give --tokenizer FILE_OR_MODEL, or --train-tokenizer 16000 to "
-            "train one"
-        )
-    if not 8 <= max_wordpieces < 2**16:
-        raise BadInput(f"passages of {max_wordpieces} wordpieces cannot be made; choose 8 to {2**16 - 1}")
-    workers = default_workers() if workers is None else max(workers, 1)
-    faults = _Faults(skip_bad)
-    with publish(Path(out), kind="corpus") as draft:
-        files, unknown = find_files([Path(source) for source in sources], on_bad=faults)
+    faults = _Faults(settings.skip_bad)
+    with publish(settings.out, kind="corpus") as draft:
+        files, unknown = find_files(settings.sources, on_bad=faults)
         if unknown:
             say(other_kinds(unknown))
-        if train_tokenizer is not None:
-            pieces = _train(files, train_tokenizer, skip_bad=skip_bad)
-            had = f"trained on these sources, {train_tokenizer} pieces asked for"
+        if settings.train_tokenizer is not None:
+            pieces = _train(files, settings.train_tokenizer, skip_bad=settings.skip_bad)
+            had = f"trained on these sources, {settings.train_tokenizer} pieces asked for"
         else:
-            assert tokenizer is not None
-            pieces = Wordpieces.load(tokenizer)
-            had = f"loaded from {Path(tokenizer).name if Path(tokenizer).exists() else tokenizer}"
-        articles = _read(files, "cutting", faults)
-        kept = slice(skip_passages, None if max_passages is None else skip_passages + max_passages)
+            place = Path(settings.tokenizer or "")
+            pieces = Wordpieces.load(settings.tokenizer or "")
+            had = f"loaded from {place.name if place.exists() else settings.tokenizer}"
+        first = settings.skip_passages
+        past = None if settings.max_passages is None else first + settings.max_passages
         writer = write_articles(
-            draft, articles, pieces, max_wordpieces=max_wordpieces, kept=kept, workers=workers
+            draft,
+            _read(files, "cutting", faults),
+            pieces,
+            max_wordpieces=settings.max_wordpieces,
+            kept=slice(first, past),
+            workers=settings.workers or default_workers(),
         )
         if not writer.passages:
             raise BadInput(
-                f"no passage could be made from {', '.join(map(str, sources)) or 'no source'}; name files or "
+                f"no passage could be made from {', '.join(map(str, settings.sources))}; name files or "
                 "folders with text in them"
             )
-        draft.config |= {
-            "sources": [Path(os.path.abspath(source)).name for source in sources],
-            "tokenizer": had,
-        }
+        draft.config |= {"sources": [source.name for source in settings.sources], "tokenizer": had}
         draft.counts["skipped"] = faults.count
     faults.conclude()
-    return Corpus.open(out)
+    return Corpus.open(settings.out)
 
 
 def write_articles(

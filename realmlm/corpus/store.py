@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -207,6 +208,13 @@ class Segment:
         return np.diff(self._offsets["sentence"])
 
 
+class PassageTokens(NamedTuple):
+    """Titles and bodies of some passages, in wordpieces."""
+
+    titles: list[np.ndarray]
+    bodies: list[np.ndarray]
+
+
 class Corpus:
     """Passages by id. Open it with `Corpus.open(folder)`."""
 
@@ -356,6 +364,12 @@ class Corpus:
     def title_tokens(self, number: int) -> np.ndarray:
         segment, row = self._place(number)
         return segment.title_tokens(row)
+
+    def tokens_of(self, ids: Iterable[int]) -> "PassageTokens":
+        """Wordpieces of several passages, titles and bodies, in the order of the ids."""
+        places = [self._place(number) for number in ids]
+        titles = [segment.title_tokens(row) for segment, row in places]
+        return PassageTokens(titles, [segment.tokens(row) for segment, row in places])
 
     def token_chars(self, number: int) -> np.ndarray:
         """First and past-the-last character of each wordpiece in the passage's text."""

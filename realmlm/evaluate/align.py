@@ -5,7 +5,6 @@ B sentences, K passages each with the null document in column 0.
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,35 +14,32 @@ from realmlm.corpus.questions import spread
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.errors import BadInput
 from realmlm.index.duplicates import SameWords, check_others
-from realmlm.index.keep import index_for
 from realmlm.log import progress
 from realmlm.model.inputs import mask_queries
 from realmlm.model.marginal import marginal_log_likelihood, posterior
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
-from realmlm.reading.retrieve import LearnedRetriever, Query, check_readable
+from realmlm.reading.retrieve import LearnedRetriever, Query, check_readable, index_of
+from realmlm.settings import Align
 from realmlm.storage.artefacts import refuse_existing, write_text
 
 
-def align(
-    *, model: Path, corpus: Path, out: Path, text: Path | None, k: int, limit: int | None, device: str
-) -> int:
+def align(settings: Align) -> int:
     """Write the alignment as JSON lines; gives the number of sentences."""
+    out = settings.out
     refuse_existing(out)
-    if limit is not None and limit < 1:
-        raise BadInput(f"limit must be 1 or more, not {limit}")
-    realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
-    known = Corpus.open(corpus)
-    source = known if text is None else Corpus.open(text)
+    realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device))
+    known = Corpus.open(settings.corpus)
+    source = known if settings.text is None else Corpus.open(settings.text)
     for each in (known, source):
-        check_readable(str(model), realm, wordpieces, each)
+        check_readable(realm, each, name=str(settings.model))
     sentences = Spans.open(source)
     own = SameWords(known, source)
+    k = settings.k
     check_others(known, own, k=k, others=k - 1)
-    retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, known))
-    answerer = Answerer(realm, wordpieces, known, retriever)
+    answerer = Answerer(realm, known, LearnedRetriever.settled(realm, index_of(realm, known).index))
+    limit = settings.limit
     numbers = spread(len(sentences), len(sentences) if limit is None else limit)
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -75,7 +71,7 @@ def _rows(
         places.append(positions)
         sources.append(sentence.passage)
     targets = [tokens[positions] for tokens, positions in zip(texts, places, strict=True)]
-    masked = mask_queries(texts, places, answerer.wordpieces).queries
+    masked = mask_queries(texts, places, answerer.model.wordpieces).queries
     queries = [
         Query("", tokens, sources=tuple(row.tolist()))
         for tokens, row in zip(masked, own(np.array(sources)), strict=True)
@@ -83,11 +79,11 @@ def _rows(
     retrieved = answerer.retriever(queries, k - 1)
     read = answerer.read_masks(queries, retrieved)
     reading_BK = read.log_likelihood(targets)
-    prior_BK = read.p_BK.log()
+    prior_BK = read.log_p_BK
     log_p_B = marginal_log_likelihood(prior_BK, reading_BK)
     posterior_BK = posterior(prior_BK, reading_BK)
     columns = zip(
-        read.p_BK.tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True
+        prior_BK.exp().tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True
     )
     for row, (prior, after, reading, log_p) in enumerate(columns):
         ids: list[int | None] = [None, *retrieved.ids_BK[row].tolist()]
@@ -104,10 +100,10 @@ def _rows(
             )
         ]
         yield {
-            "sentence": answerer.wordpieces.tokenizer.decode(
+            "sentence": answerer.model.wordpieces.tokenizer.decode(
                 queries[row].tokens.tolist(), skip_special_tokens=False
             ),
-            "hidden": answerer.wordpieces.decode(targets[row]),
+            "hidden": answerer.model.wordpieces.decode(targets[row]),
             "source": sources[row],
             "log_p": log_p,
             "log_p_without": reading[0],

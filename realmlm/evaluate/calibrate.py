@@ -10,6 +10,7 @@ import numpy as np
 from realmlm.errors import BadInput, Mismatch
 from realmlm.log import say
 from realmlm.reading.confidence import Calibration, fit_calibration
+from realmlm.settings import Calibrate
 from realmlm.storage.artefacts import open_artefact, publish
 from realmlm.storage.files import json_lines, read_text
 
@@ -25,18 +26,19 @@ class Judged:
     right_N: np.ndarray
 
 
-def calibrate(*, model: Path, predictions: Sequence[Path], out: Path) -> str:
+def calibrate(settings: Calibrate) -> str:
     """Write the model again, calibrated; gives a table of what was promised and what held."""
+    model = settings.model
     manifest = open_artefact(model, kind="model")
-    known = read_answers(predictions, model=model, fingerprint=manifest.fingerprint)
-    found = fit_calibration(known.probability_N, known.relevance_N, known.right_N)
-    with publish(out, kind="model") as draft:
+    answers = read_answers(settings.predictions, model=model, fingerprint=manifest.fingerprint)
+    found = fit_calibration(answers.probability_N, answers.relevance_N, answers.right_N)
+    with publish(settings.out, kind="model") as draft:
         for name in manifest.files:
             shutil.copyfile(model / name, draft.path / name)
         draft.config = {**manifest.config, "calibration": asdict(found)}
         draft.counts = manifest.counts
         draft.parents = manifest.parents
-    return table(found, known)
+    return table(found, answers)
 
 
 def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Judged:

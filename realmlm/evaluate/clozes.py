@@ -14,9 +14,8 @@ from realmlm.errors import NotEnough
 from realmlm.evaluate.answers import exact_match
 from realmlm.evaluate.matching import contains_answer
 from realmlm.index.duplicates import SameWords
-from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answer, Answerer
-from realmlm.reading.retrieve import Query, Retrieved, Retriever
+from realmlm.reading.retrieve import Query
 
 _LONGEST = 10  # wordpieces of a span that is hidden
 _SHORTEST = 8  # wordpieces of a sentence worth filling in
@@ -111,34 +110,26 @@ def widen_masks(
 
 
 def measure_clozes(
-    model: Realm,
-    wordpieces: Wordpieces,
-    corpus: Corpus,
-    retriever: Retriever,
-    questions: list[Question],
-    own: list[tuple[int, ...]],
-    *,
-    read: int,
+    answerer: Answerer, questions: list[Question], own: list[tuple[int, ...]], *, read: int
 ) -> list[ClozeResult]:
     """Fill in every sentence from the `read` best passages and the null document; `own` are their
     `source_copies`."""
-    answerer = Answerer(model, wordpieces, corpus, retriever)
-    results = []
+    model = answerer.model
     limit = model.config.max_query
+    results = []
+    pairs = zip(questions, own, strict=True)
     widened = [
-        widen_masks(question, sources, wordpieces, max_query=limit)
-        for question, sources in zip(questions, own, strict=True)
+        widen_masks(question, sources, model.wordpieces, max_query=limit) for question, sources in pairs
     ]
     for first in range(0, len(questions), answerer.at_once):
         batch = slice(first, first + answerer.at_once)
-        some = questions[batch]
-        queries = widened[batch]
-        retrieved: Retrieved = retriever(queries, read)
-        for question, answer, ids in zip(
-            some, answerer.fill_masks(queries, retrieved), retrieved.ids_BK.tolist(), strict=True
-        ):
+        retrieved = answerer.retriever(widened[batch], read)
+        answers = answerer.fill_masks(widened[batch], retrieved)
+        for question, answer, ids in zip(questions[batch], answers, retrieved.ids_BK.tolist(), strict=True):
             found = bool(ids) and (
-                ids[0] in question.gold if question.gold else contains_answer(corpus[ids[0]].text, question)
+                ids[0] in question.gold
+                if question.gold
+                else contains_answer(answerer.corpus[ids[0]].text, question)
             )
             results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), found))
     return results

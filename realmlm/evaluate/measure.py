@@ -12,15 +12,14 @@ import numpy as np
 
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.answers import f1, is_correct
 from realmlm.evaluate.clozes import is_cloze, source_copies, widen_masks
 from realmlm.evaluate.matching import Recall, contains_answer
 from realmlm.evaluate.scores import CUTOFFS, Outcome, Report, summarise
-from realmlm.index.keep import index_for
 from realmlm.log import progress, say
+from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answer, Answerer
 from realmlm.reading.retrieve import (
@@ -31,90 +30,98 @@ from realmlm.reading.retrieve import (
     Retrieved,
     Retriever,
     check_readable,
+    index_of,
 )
+from realmlm.settings import Evaluate
 from realmlm.storage.artefacts import read_manifest, write_text
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
 
 
 def evaluate(
+    settings: Evaluate,
     *,
-    model: Path,
-    corpus: Path,
-    questions: Path,
-    retriever: str = "learned",
-    read: int = 5,
-    with_mask: bool = False,
-    recall: Recall = "dpr",
-    index: Path | None = None,
-    limit: int | None = None,
-    predictions: Path | None = None,
-    device: str = "auto",
+    model: Realm | None = None,
+    corpus: Corpus | None = None,
+    retriever: Retriever | None = None,
 ) -> Report:
-    """Measure a model on a question set; with `predictions`, write every answer with its evidence and how it
-    was made as JSON lines."""
-    realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
-    known = Corpus.open(corpus)
-    check_readable(str(model), realm, wordpieces, known)
+    """Measure a model on a question set, as `realmlm evaluate` does; the predictions that the settings ask
+    for are written, the report is given back.
+
+    `model` and `corpus` are taken in place of the ones that the settings name, `retriever` in place of the
+    model's own.
+    """
+    realm = Realm.from_pretrained(settings.model) if model is None else model
+    realm = realm.to(pick_device(settings.device))
+    known = Corpus.open(settings.corpus) if corpus is None else corpus
+    check_readable(realm, known, name=str(settings.model))
+    read = settings.read
     if read > len(known):
         raise NotEnough(
-            f"cannot read {read} passages: {corpus} has {len(known)}; lower --read or use a larger corpus"
+            f"cannot read {read} passages: {known.folder} has {len(known)}; lower --read or use a larger "
+            "corpus"
         )
-    asked = read_questions(questions)
-    if recall == "orqa" and any(question.is_regex for question in asked):
-        raise BadInput(
-            f"{questions}: the answers are regular expressions, for which ORQA has no recall; use --recall "
-            "dpr"
-        )
-    if limit is not None and limit < len(asked):
-        asked = [asked[place] for place in spread(len(asked), limit)]
-    if (
-        read
-        and retriever != "none"
-        and not realm.config.trained_on_questions
-        and not all(map(is_cloze, asked))
-    ):
+    asked = _questions(settings)
+    meaningless = read and settings.retriever != "none" and not realm.config.trained_on_questions
+    if meaningless and not all(map(is_cloze, asked)):
         say(
-            f"{model} was not trained on questions: its answers mean nothing yet. Measure retrieval alone "
-            "(--read 0), or finetune it first."
+            f"{settings.model} was not trained on questions: its answers mean nothing yet. Measure retrieval "
+            "alone (--read 0), or finetune it first."
         )
-    if predictions is not None:
-        Path(predictions).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
+    if settings.predictions is not None:
+        settings.predictions.parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()
-    chosen = make_retriever(retriever, realm, wordpieces, known, index=index)
-    outcomes = list(
-        measure(
-            Answerer(realm, wordpieces, known, chosen), asked, read=read, recall=recall, with_mask=with_mask
-        )
-    )
-    if predictions is not None:
-        named = {
-            "model": read_manifest(model, kind="model").fingerprint,
-            "retriever": retriever,
-            "read": read,
-        }
-        rows = [_prediction(outcome) | named for outcome in outcomes]
-        write_text(Path(predictions), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    chosen = retriever or make_retriever(settings.retriever, realm, known, index=settings.index)
+    answerer = Answerer(realm, known, chosen)
+    outcomes = list(measure(answerer, asked, read=read, recall=settings.recall, with_mask=settings.with_mask))
+    if settings.predictions is not None:
+        _write_predictions(settings, outcomes)
     report = summarise(
-        outcomes, retriever=retriever, read=read, recall=recall, seconds=time.monotonic() - begun
+        outcomes,
+        retriever=settings.retriever,
+        read=read,
+        recall=settings.recall,
+        seconds=time.monotonic() - begun,
     )
-    what = {
-        "model": str(model),
-        "corpus": str(corpus),
-        "question_file": str(questions),
-        "index": str(index or ""),
-    }
-    return replace(report, **what, limit=limit, with_mask=with_mask)  # type: ignore[arg-type]
+    return replace(
+        report,
+        model=str(settings.model),
+        corpus=str(settings.corpus),
+        question_file=str(settings.questions),
+        index=str(settings.index or ""),
+        limit=settings.limit,
+        with_mask=settings.with_mask,
+    )
 
 
-def make_retriever(
-    name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, index: Path | None
-) -> Retriever:
+def _questions(settings: Evaluate) -> list[Question]:
+    asked = read_questions(settings.questions)
+    if settings.recall == "orqa" and any(question.is_regex for question in asked):
+        raise BadInput(
+            f"{settings.questions}: the answers are regular expressions, for which ORQA has no recall; use "
+            "--recall dpr"
+        )
+    if settings.limit is not None and settings.limit < len(asked):
+        return [asked[place] for place in spread(len(asked), settings.limit)]
+    return asked
+
+
+def _write_predictions(settings: Evaluate, outcomes: list[Outcome]) -> None:
+    """Every answer with its evidence and how it was made, as JSON lines."""
+    assert settings.predictions is not None
+    fingerprint = read_manifest(settings.model, kind="model").fingerprint
+    made = {"model": fingerprint, "retriever": settings.retriever, "read": settings.read}
+    rows = [_prediction(outcome) | made for outcome in outcomes]
+    write_text(settings.predictions, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def make_retriever(name: str, model: Realm, corpus: Corpus, *, index: Path | None) -> Retriever:
+    """The retriever of this name: `learned`, `bm25` or `none`."""
     if name == "none":
         return NoRetriever()
     if name == "bm25":
         return BM25Retriever(corpus)
-    return LearnedRetriever.settled(model, wordpieces, index_for(model, wordpieces, corpus, path=index))
+    return LearnedRetriever.settled(model, index_of(model, corpus, path=index).index)
 
 
 def measure(
@@ -159,7 +166,7 @@ def _measure_batch(
     cloze = np.array([is_cloze(question) for question in questions])
     ending = " [MASK]" if with_mask else ""
     queries = [
-        widen_masks(question, sources, answerer.wordpieces, max_query=answerer.model.config.max_query)
+        widen_masks(question, sources, answerer.model.wordpieces, max_query=answerer.model.config.max_query)
         if masked
         else answerer.query(question.text + ending)
         for question, sources, masked in zip(questions, own, cloze, strict=True)
@@ -206,9 +213,9 @@ def _fill(
 ) -> list[_Reading]:
     """Answers, and how likely what is hidden was: with what was offered, and with the null document alone."""
     read = answerer.read_masks(queries, offered)
-    targets = [answerer.wordpieces.encode(question.answers[0]) for question in questions]
+    targets = [answerer.model.wordpieces.encode(question.answers[0]) for question in questions]
     reading_BK = read.log_likelihood(targets)
-    log_p_B = (read.p_BK.log() + reading_BK).logsumexp(-1)
+    log_p_B = marginal_log_likelihood(read.scores_BK, reading_BK)
     utility_B = [None] * len(questions) if offered.null_B is None else (log_p_B - reading_BK[:, 0]).tolist()
     readings = []
     for row, answer in enumerate(answerer.fill_from(read, offered)):

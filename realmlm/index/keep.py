@@ -1,9 +1,9 @@
-"""Indexes kept on disk: found or made for a corpus and a document tower, and brought up to the corpus's
-edits.
+"""Indexes on disk: found or made for a corpus and a document tower, and brought up to the corpus's edits.
 
 Q queries, N passages, D vector size.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,31 +14,32 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, Mismatch, RealmError
-from realmlm.index.build import Known, build_index, embed_in_parts
+from realmlm.index.build import Encode, Known, build_index, embed_in_parts
 from realmlm.index.duplicates import SameContent
 from realmlm.index.exact import Index
 from realmlm.index.store import IndexInfo, ShardedBuild, edits_contained, index_info, open_index, save_edit
 from realmlm.log import say
-from realmlm.model.inputs import query_inputs
-from realmlm.model.realm import Realm
-from realmlm.model.snapshot import DocumentEncoder
 from realmlm.storage.artefacts import edit_place, read_manifest
 from realmlm.storage.locks import locked
+
+EmbedQueries = Callable[[Sequence[np.ndarray]], Tensor]
+"""Queries in wordpieces to vectors [Q, D]."""
 
 
 @dataclass
 class KeptIndex:
-    """An open index and its folder. `corpus` is the state of the corpus that it holds; `follow` embeds what
-    was edited since and appends it, on disk and in memory."""
+    """An open index and its folder. `corpus` is the state of the corpus that the index holds."""
 
     index: Index
     path: Path
     corpus: Corpus
-    _encode: DocumentEncoder
+    _encode: Encode
 
     def follow(self, corpus: Corpus) -> bool:
-        """Take up what was edited since. False: what is on disk is not what is open here; it has to be opened
-        again."""
+        """Embed what was edited in the corpus since and append it, on disk and in memory.
+
+        False: what is on disk is not what is open here; it has to be opened again.
+        """
         with locked(_lock(self.path)):
             if not self.path.exists() or edits_contained(self.path) != self.corpus.edits:
                 return False
@@ -46,98 +47,85 @@ class KeptIndex:
         return True
 
     def take_up(self, corpus: Corpus, *, quiet: bool = False) -> None:
-        """Embed and keep what the index lacks; cut off, it goes on where it was. The lock must be held."""
-        if self.corpus.edits < corpus.edits:
-            written, removed = corpus.changes_since(self.corpus.edits)
-            if not quiet:
-                say(f"{self.path}: taking up {len(written)} new and {len(removed)} removed passages")
-            build = self._embedded(corpus, written, removed, quiet=quiet) if written else None
-            vectors = build.vectors() if build else torch.empty(0, self.index.dim)
-            changed = {
-                "added_ids": torch.tensor(written),
-                "added_vectors": vectors,
-                "removed_ids": torch.tensor(removed),
-            }
-            save_edit(self.path, self.index, **changed, corpus_edits=corpus.edits)
-            if build:
-                build.discard()
-            self.corpus = corpus
+        """The same while the lock is held already. Cut off, it goes on where it was when called again."""
+        if self.corpus.edits >= corpus.edits:
+            return
+        written, removed = corpus.changes_since(self.corpus.edits)
+        if not quiet:
+            say(f"{self.path}: taking up {len(written)} new and {len(removed)} removed passages")
+        build = self._embedded(corpus, written, removed, quiet=quiet) if written else None
+        save_edit(
+            self.path,
+            self.index,
+            added_ids=torch.tensor(written),
+            added_vectors=build.vectors() if build else torch.empty(0, self.index.dim),
+            removed_ids=torch.tensor(removed),
+            corpus_edits=corpus.edits,
+        )
+        if build:
+            build.discard()
+        self.corpus = corpus
 
     def _embedded(
         self, corpus: Corpus, written: list[int], removed: list[int], *, quiet: bool
     ) -> ShardedBuild:
         ids = np.array(written, dtype=np.int64)
-        known = None
+        same = None
         if removed:  # of a document that changed, or moved, most passages come back with new ids
-            known = SameContent(corpus, ids, dim=self._encode.dim)
-            known.look_in(self.corpus, np.array(removed, dtype=np.int64), self.index)
+            same = SameContent(corpus, ids, dim=self._encode.dim)
+            same.look_in(self.corpus, np.array(removed, dtype=np.int64), self.index)
         places = [edit_place(corpus.folder, number + 1) for number in range(self.corpus.edits, corpus.edits)]
         edits = [read_manifest(place, kind="corpus-edit").fingerprint for place in places]
         plan = {"corpus_edits": corpus.edits, "edits": edits, "kind": "exact", "step": 0}
+        dtype = self.index.dtype
         return embed_in_parts(
-            self.path, corpus, ids, self._encode, plan=plan, dtype=self.index.dtype, quiet=quiet, known=known
+            self.path, corpus, ids, self._encode, plan=plan, dtype=dtype, quiet=quiet, known=same
         )
 
 
-def index_for(
-    model: Realm,
-    wordpieces: Wordpieces,
-    corpus: Corpus,
-    *,
-    path: Path | None = None,
-    kind: str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Index:
-    """The index of this corpus by this model's document tower, as `kept_index` opens it."""
-    return kept_index(model, wordpieces, corpus, path=path, kind=kind, dtype=dtype).index
-
-
 def kept_index(
-    model: Realm,
-    wordpieces: Wordpieces,
     corpus: Corpus,
+    encode: Encode,
     *,
+    embed_queries: EmbedQueries,
     path: Path | None = None,
     kind: str | None = None,
     dtype: torch.dtype | None = None,
     others: Path | None = None,
 ) -> KeptIndex:
-    """The index of this corpus by this model's document tower: opened, built if there is none, brought up to
-    the corpus's edits.
+    """The index of a corpus by a document tower: opened, built if there is none, brought up to the edits.
 
-    Without a path it is kept beside the corpus under the tower's fingerprint: models that differ only in
-    query tower or reader share it. An index that is there may be of either kind and of any dtype unless one
-    is asked for; a new one is exact and float16 unless told otherwise. At a `path` a new one is made only
-    where its kind is asked for. It takes the vectors of passages that stand word for word in corpora of the
-    folder `others`, from the indexes beside those.
+    Without a path it stands beside the corpus, named by the tower's fingerprint: models that differ only in
+    query tower or reader share it. An index that exists may be of either kind and of any dtype unless one is
+    asked for; a new one is exact and float16 unless told otherwise. At a `path` a new one is made only where
+    its kind is asked for. It takes the vectors of passages that stand word for word in corpora of the folder
+    `others` from the indexes beside those. An approximate index is measured with queries, which
+    `embed_queries` embeds.
     """
     if path is not None and kind is None and not path.exists():
         raise ArtefactMissing(
             f"no index in {path}; make one: realmlm index --model MODEL --corpus {corpus.folder} --out {path}"
         )
-    encode = DocumentEncoder.of(model, wordpieces)
     path = path or index_place(corpus, encode.fingerprint, kind or "exact")
     with locked(_lock(path)):  # others may want the same index at this moment
         if not path.exists():
             new = dtype or torch.float16
             known = _known_vectors(path, corpus, encode, new, others)
-            queries_QD = _sample_queries(model, wordpieces, corpus) if kind == "ivf" else None
+            queries_QD = embed_queries(_sample_queries(corpus)).cpu() if kind == "ivf" else None
             build_index(
                 path, corpus, encode, kind=kind or "exact", dtype=new, queries_QD=queries_QD, known=known
             )
         info = _checked_info(path, corpus, encode, kind, dtype)
-        contained = (
-            corpus
-            if info.corpus_edits == corpus.edits
-            else Corpus(corpus.folder, corpus.manifest, info.corpus_edits)
-        )
-        kept = KeptIndex(open_index(path, device=str(model.device)), path, contained, encode)
+        contained = corpus
+        if info.corpus_edits != corpus.edits:
+            contained = Corpus(corpus.folder, corpus.manifest, info.corpus_edits)
+        kept = KeptIndex(open_index(path, device=str(encode.device)), path, contained, encode)
         kept.take_up(corpus)
         return kept
 
 
 def _known_vectors(
-    path: Path, corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype, others: Path | None
+    path: Path, corpus: Corpus, encode: Encode, dtype: torch.dtype, others: Path | None
 ) -> Known | None:
     """What a new index at `path` need not embed: all where the index beside the corpus serves, else what
     `others` have of its content."""
@@ -152,7 +140,7 @@ def _known_vectors(
     return same
 
 
-def _check_can_be_embedded(corpus: Corpus, encode: DocumentEncoder, beside: Path, dtype: torch.dtype) -> None:
+def _check_can_be_embedded(corpus: Corpus, encode: Encode, beside: Path, dtype: torch.dtype) -> None:
     """Vectors that a corpus was imported with are not made by embedding its passages."""
     if corpus.manifest.config.get("vectors") == encode.fingerprint:
         less = f"is less precise than {_name(dtype)} or lacks edits" if beside.exists() else "is gone"
@@ -163,7 +151,7 @@ def _check_can_be_embedded(corpus: Corpus, encode: DocumentEncoder, beside: Path
 
 
 def _checked_info(
-    path: Path, corpus: Corpus, encode: DocumentEncoder, kind: str | None, dtype: torch.dtype | None
+    path: Path, corpus: Corpus, encode: Encode, kind: str | None, dtype: torch.dtype | None
 ) -> IndexInfo:
     """What the index at `path` says of itself: it must be of this corpus, this tower, and the kind and dtype
     that are asked for."""
@@ -190,7 +178,7 @@ def _same_ids(index: Index) -> Known:
     return lambda ids_N: (np.ones(len(ids_N), dtype=bool), index.vectors(torch.from_numpy(ids_N)))
 
 
-def _same_content(corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype, others: Path) -> SameContent:
+def _same_content(corpus: Corpus, encode: Encode, dtype: torch.dtype, others: Path) -> SameContent:
     """What the indexes beside corpora of this folder have of the same content, the former state of this
     corpus first."""
     same = SameContent(corpus, corpus.ids, dim=encode.dim)
@@ -203,11 +191,11 @@ def _same_content(corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype, o
             info = index_info(path, expect_weights=encode.fingerprint)
             other = Corpus.open(path.parents[1], edits=info.corpus_edits)
             index = open_index(path)
-            # no other process edited it meanwhile
-            fits = other.fingerprint == info.corpus and index_info(path) == info
+            unchanged = index_info(path) == info  # no other process edited it meanwhile
         except (RealmError, OSError):  # or it removes it at this moment
             continue
-        if fits and index.dtype == dtype and other.manifest.parents.get("tokenizer") == tokenizer:
+        fits = unchanged and other.fingerprint == info.corpus and index.dtype == dtype
+        if fits and other.manifest.parents.get("tokenizer") == tokenizer:
             same.look_in(other, other.ids, index)
     return same
 
@@ -221,11 +209,8 @@ def _serves(path: Path, corpus: Corpus, dtype: torch.dtype) -> bool:
     if not path.exists():
         return False
     info = index_info(path)
-    return (
-        info.corpus == corpus.fingerprint
-        and info.corpus_edits == corpus.edits
-        and info.dtype in ("float32", _name(dtype))
-    )
+    current = info.corpus == corpus.fingerprint and info.corpus_edits == corpus.edits
+    return current and info.dtype in ("float32", _name(dtype))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -233,23 +218,20 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def index_place(corpus: Corpus, weights: str, kind: str) -> Path:
-    """Where the index of a corpus by the document tower of this fingerprint is kept unless another place is
+    """Where the index of a corpus by the document tower of this fingerprint stands unless another place is
     named."""
     state = "" if corpus.is_current else f"-after-{corpus.edits}-edits"
     return corpus.folder / "index" / f"{weights[:16]}-{kind}{state}"
 
 
-@torch.inference_mode()
-def _sample_queries(model: Realm, wordpieces: Wordpieces, corpus: Corpus, *, count: int = 256) -> Tensor:
-    """First sentences of some passages, a random quarter of their words left, through the query tower: what
-    an approximate index is measured with. Whole sentences lie nearer to their passages than questions do, a
-    quarter of one about as far (docs/log.md)."""
+def _sample_queries(corpus: Corpus, *, count: int = 256) -> list[np.ndarray]:
+    """First sentences of some passages, a random quarter of their words left: what an approximate index is
+    measured with. Whole sentences lie nearer to their passages than questions do, a quarter of one about as
+    far (docs/log.md)."""
     ids = corpus.ids[np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)]
     generator = np.random.default_rng(0)
     sentences = [corpus.tokens(number)[: corpus.sentences(number)[1]] for number in ids]
-    quarters = [_some_words(tokens, wordpieces, share=0.25, generator=generator) for tokens in sentences]
-    inputs = query_inputs(quarters, wordpieces, max_query=model.config.max_query)
-    return model.query(inputs.to(model.device)).cpu()
+    return [_some_words(tokens, corpus.wordpieces, share=0.25, generator=generator) for tokens in sentences]
 
 
 def _some_words(
@@ -259,5 +241,5 @@ def _some_words(
     first = ~wordpieces.continues[tokens]
     first[0] = True
     words = int(first.sum())
-    kept = generator.permutation(words) < share * words
-    return tokens[kept[first.cumsum() - 1]]
+    chosen = generator.permutation(words) < share * words
+    return tokens[chosen[first.cumsum() - 1]]

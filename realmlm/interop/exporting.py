@@ -11,54 +11,42 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import BadInput, NotEnough
-from realmlm.index.keep import index_for
+from realmlm.errors import NotEnough
 from realmlm.interop.layout import ARCHITECTURES, BLOCKS, their_config, their_name
 from realmlm.interop.records import write_records
 from realmlm.interop.sources import RECORDS
 from realmlm.model.realm import Realm
-from realmlm.reading.retrieve import check_readable
+from realmlm.reading.retrieve import check_readable, index_of
+from realmlm.settings import ExportHf
 from realmlm.storage.artefacts import publish
 
 
-def export_hf(model: Path, *, out: Path, architecture: str, corpus: Path | None = None) -> None:
+def export_hf(settings: ExportHf) -> None:
     """Write a model in transformers' layout. With RealmForOpenQA the passages of a corpus and their vectors
     go along."""
-    realm, wordpieces = Realm.from_pretrained(model)
-    if (architecture == "RealmForOpenQA") != (corpus is not None):
-        raise BadInput(
-            "RealmForOpenQA holds the passages too: name them with --corpus; the other architectures hold "
-            "none"
-        )
-    known = Corpus.open(corpus) if corpus is not None else None
-    if known is not None:
-        check_readable(str(model), realm, wordpieces, known)
-        if not np.array_equal(known.ids, np.arange(len(known))):
+    realm = Realm.from_pretrained(settings.model)
+    corpus = Corpus.open(settings.corpus) if settings.corpus is not None else None
+    if corpus is not None:
+        check_readable(realm, corpus, name=str(settings.model))
+        if not np.array_equal(corpus.ids, np.arange(len(corpus))):
             raise NotEnough(
-                f"{corpus} was edited: passages were removed, and this layout has no place for gaps; make "
-                "the corpus again"
+                f"{corpus.folder} was edited: passages were removed, and this layout has no place for gaps; "
+                "make the corpus again"
             )
-    config = their_config(
-        asdict(realm.config), architecture=architecture, blocks=None if known is None else len(known)
-    )
-    tensors = their_tensors(realm, architecture)
-    with publish(out, kind="transformers-checkpoint") as draft:
-        if known is not None:
-            index = index_for(realm, wordpieces, known)
-            tensors[BLOCKS] = index.vectors(torch.from_numpy(known.ids)).float()
-            write_records(
-                draft.path / RECORDS,
-                (known[number].text.encode() for number in known.ids.tolist()),
-                len(known),
-            )
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            draft.path / "model.safetensors",
-            {"format": "pt"},
-        )
+    blocks = None if corpus is None else len(corpus)
+    config = their_config(asdict(realm.config), architecture=settings.architecture, blocks=blocks)
+    tensors = their_tensors(realm, settings.architecture)
+    with publish(settings.out, kind="transformers-checkpoint") as draft:
+        if corpus is not None:
+            index = index_of(realm, corpus).index
+            tensors[BLOCKS] = index.vectors(torch.from_numpy(corpus.ids)).float()
+            texts = (corpus[number].text.encode() for number in corpus.ids.tolist())
+            write_records(draft.path / RECORDS, texts, len(corpus))
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, draft.path / "model.safetensors", {"format": "pt"})
         (draft.path / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
-        wordpieces.save(draft.path / "tokenizer.json")
-        _write_list(draft.path, wordpieces)
+        realm.wordpieces.save(draft.path / "tokenizer.json")
+        _write_list(draft.path, realm.wordpieces)
 
 
 def their_tensors(model: Realm, architecture: str, *, gradients: bool = False) -> dict[str, Tensor]:

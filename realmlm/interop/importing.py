@@ -35,6 +35,7 @@ from realmlm.interop.sources import RECORDS, Source, open_source, wordpieces_fro
 from realmlm.log import progress, say
 from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
 from realmlm.parallel import default_workers
+from realmlm.settings import ImportHf
 from realmlm.sources.article import Article
 from realmlm.storage.artefacts import discard, publish, refuse_existing
 
@@ -56,17 +57,11 @@ class Part:
 # --- import -------------------------------------------------------------------------------------------------
 
 
-def import_hf(
-    sources: tuple[str, ...],
-    *,
-    out: Path,
-    corpus: Path | None = None,
-    tokenizer: Path | None = None,
-    dtype: str = "float32",
-    seed: int = 0,
-) -> Realm:
-    """Join published checkpoints into one model at `out`; RealmForOpenQA's passages and vectors become a
-    corpus with its index."""
+def import_hf(settings: ImportHf) -> Realm:
+    """Join published checkpoints into one model; RealmForOpenQA's passages and vectors become a corpus with
+    its index."""
+    out = settings.out
+    corpus = settings.corpus
     for place in (out, corpus):
         if place is not None:
             refuse_existing(place)
@@ -74,18 +69,17 @@ def import_hf(
         out.resolve().is_relative_to(corpus.resolve()) or corpus.resolve().is_relative_to(out.resolve())
     ):
         raise BadInput("--out and --corpus are folders of their own; one cannot lie within the other")
-    opened = [open_source(name) for name in sources]
-    wordpieces = _tokenizer_of(opened, tokenizer)
-    model = join(opened, wordpieces, seed=seed)
+    opened = [open_source(name) for name in settings.sources]
+    model = join(opened, _tokenizer_of(opened, settings.tokenizer), seed=settings.seed)
     if corpus is not None:
-        _import_blocks(opened, model, wordpieces, corpus, dtype=dtype)
+        _import_blocks(opened, model, corpus, dtype=settings.dtype)
     elif any(source.records for source in opened):
         say(
             "the source has passages and their vectors as well; to take them over, name a place: --corpus "
             "FOLDER"
         )
     try:
-        model.save_pretrained(out, wordpieces)
+        model.save_pretrained(out)
     except Exception:
         if corpus is not None:
             discard(corpus)
@@ -119,7 +113,7 @@ def join(sources: list[Source], wordpieces: Wordpieces, *, seed: int = 0) -> Rea
     config = ModelConfig(**settings, share_towers=alike, share_projection=alike, trained_on_questions=spans)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Realm(config)
+        model = Realm(config, wordpieces)
     taken = {role: part for role, part in parts.items() if not (alike and role == "query")}
     if "document" not in parts and "query" in parts:
         taken["document"] = parts["query"]
@@ -301,9 +295,7 @@ def _rules(wordpieces: Wordpieces) -> str:
 # --- passages and their vectors -----------------------------------------------------------------------------
 
 
-def _import_blocks(
-    sources: list[Source], model: Realm, wordpieces: Wordpieces, folder: Path, *, dtype: str
-) -> None:
+def _import_blocks(sources: list[Source], model: Realm, folder: Path, *, dtype: str) -> None:
     """The records become a corpus, one passage each and without titles, and their vectors its index: both or
     nothing."""
     source = next(
@@ -330,7 +322,7 @@ def _import_blocks(
         ):
             articles = _articles(source.records, bar.advance)
             writer = write_articles(
-                draft, articles, wordpieces, max_wordpieces=_RECORD, workers=default_workers()
+                draft, articles, model.wordpieces, max_wordpieces=_RECORD, workers=default_workers()
             )
             if not writer.passages == writer.articles == count:
                 raise BadInput(

@@ -1,13 +1,13 @@
 """Making a model to begin with."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
 from realmlm.errors import Mismatch
 from realmlm.model.realm import ModelConfig, Realm, new_model
+from realmlm.settings import Graft, MakeModel
 
 # positions are counted from the padding's id on
 _COUNT_FROM_PADDING = {"camembert", "longformer", "luke", "mpnet", "roberta", "xlm-roberta"}
@@ -99,85 +99,70 @@ def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]
     return own.get(family, {})
 
 
-def graft(*, towers: Path, reader: Path, out: Path) -> str:
+def graft(settings: Graft) -> str:
     """The towers of one model and the reader of another; gives a line that says what was made."""
-    (first, wordpieces) = Realm.from_pretrained(towers)
-    (second, others) = Realm.from_pretrained(reader)
-    check_same_tokenizer(wordpieces, others, first_name=str(towers), second_name=str(reader))
-    read = (
-        "reader",
-        "max_query",
-        "max_passage",
-        "max_together",
-        "max_answer",
-        "reading",
-        "read_titles",
-        "span_hidden",
-        "trained_on_questions",
-    )
+    towers = settings.towers
+    reader = settings.reader
+    first = Realm.from_pretrained(towers)
+    second = Realm.from_pretrained(reader)
+    check_same_tokenizer(first.wordpieces, second.wordpieces, first_name=str(towers), second_name=str(reader))
     for name in ("max_query", "max_passage"):
         if getattr(first.config, name) != getattr(second.config, name):
             raise Mismatch(
                 f"{towers} and {reader} read inputs of different length ({name}); they do not belong together"
             )
-    first.config = replace(
-        first.config, **{name: getattr(second.config, name) for name in read}, calibration=None
-    )
+    of_reader = {name: getattr(second.config, name) for name in _OF_READER}
+    first.config = replace(first.config, **of_reader, calibration=None)
     first.reader = second.reader
-    first.save_pretrained(out, wordpieces)
-    return f"{out}: towers of {towers}, reader of {reader}"
+    first.save_pretrained(settings.out)
+    return f"{settings.out}: towers of {towers}, reader of {reader}"
 
 
-def create_model(
-    *,
-    corpus: Path,
-    out: Path,
-    checkpoint: str | None,
-    family: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    dropout: float,
-    share_towers: bool,
-    projection: int,
-    projection_norm: bool,
-    pooling: str,
-    max_query: int,
-    max_answer: int,
-    reading: str = "paper",
-    read_titles: bool = False,
-    freeze_embeddings: bool = False,
-    seed: int,
-) -> str:
-    """Write a model artefact; gives a line that says what was made."""
-    known = Corpus.open(corpus)
-    wordpieces = known.wordpieces
-    positions = known.max_wordpieces + max(max_query + MAX_TITLE * read_titles, MAX_TITLE) + 8
+_OF_READER = (
+    "reader",
+    "max_query",
+    "max_passage",
+    "max_together",
+    "max_answer",
+    "reading",
+    "read_titles",
+    "span_hidden",
+    "trained_on_questions",
+)
+"""What of a model's config describes its reader."""
+
+
+def create_model(settings: MakeModel) -> Realm:
+    """Make and save a model to begin with."""
+    corpus = Corpus.open(settings.corpus)
+    longest = corpus.max_wordpieces
+    beside = max(settings.max_query + MAX_TITLE * settings.read_titles, MAX_TITLE)
     encoder: dict[str, Any] = {}
-    if checkpoint is None:
-        size = {
-            "layers": layers,
-            "hidden": hidden,
-            "heads": heads,
-            "dropout": dropout,
-            "positions": positions,
-        }
-        encoder = fresh_encoder(wordpieces, family=family, **size)  # type: ignore[arg-type]
+    if settings.checkpoint is None:
+        encoder = fresh_encoder(
+            corpus.wordpieces,
+            family=settings.family,
+            layers=settings.layers,
+            hidden=settings.hidden,
+            heads=settings.heads,
+            dropout=settings.dropout,
+            positions=longest + beside + 8,
+        )
     config = ModelConfig(
         tower=encoder,
         reader=encoder,
-        share_towers=share_towers,
-        projection=projection,
-        projection_norm=projection_norm,
-        pooling=pooling,  # type: ignore[arg-type]
-        max_query=max_query,
-        max_passage=known.max_wordpieces,
-        max_answer=max_answer,
-        reading=reading,  # type: ignore[arg-type]
-        read_titles=read_titles,
-        freeze_embeddings=freeze_embeddings,
-        span_hidden=256 if checkpoint else min(256, hidden),
+        share_towers=settings.share_towers,
+        projection=settings.projection,
+        projection_norm=settings.projection_norm,
+        pooling=settings.pooling,
+        max_query=settings.max_query,
+        max_passage=longest,
+        max_answer=settings.max_answer,
+        reading=settings.reading,
+        read_titles=settings.read_titles,
+        freeze_embeddings=settings.freeze_embeddings,
+        span_hidden=256 if settings.checkpoint else min(256, settings.hidden),
     )
-    model = new_model(config, wordpieces, checkpoint=checkpoint, seed=seed)
-    model.save_pretrained(out, wordpieces)
-    return f"{out}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters"
+    model = new_model(config, corpus.wordpieces, checkpoint=settings.checkpoint, seed=settings.seed)
+    model.save_pretrained(settings.out)
+    return model

@@ -5,9 +5,8 @@ size.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,28 @@ from realmlm.model.bert import Bert, BertSettings, Hidden
 from realmlm.model.inputs import Inputs
 from realmlm.model.varlen import ONE_AT_A_TIME, can_pack, encode_packed, packs_now
 
-_undrawn = ContextVar("undrawn", default=False)
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
+_SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
+_SCORED_AT_ONCE_GPU = 2**17
 _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
 
 
-def build_encoder(config: dict[str, Any], *, pooler: bool = False) -> Any:
-    """An encoder with fresh weights from a transformers config (`model_type` and its fields); within
-    `undrawn` without any."""
+def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = True) -> Any:
+    """An encoder from a transformers config (`model_type` and its fields).
+
+    Its weights are drawn at random; with `draw=False` they are left as they are, for someone who is about to
+    load others: drawing them takes longer than reading a checkpoint.
+    """
     settings = dict(config)
     name = settings.pop("model_type")
-    if _undrawn.get() and name == "bert" and not pooler and (own := BertSettings.of(settings)):
+    if not draw and name == "bert" and not pooler and (own := BertSettings.of(settings)):
         return Bert(own)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         family = AutoConfig.for_model(name, **settings)
-        with _no_initial_weights() if _undrawn.get() else nullcontext():
+        with nullcontext() if draw else _no_initial_weights():
             return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
     except (
         KeyError,
@@ -79,18 +82,6 @@ def load_encoder(source: str | Path) -> Any:
             f"no encoder to load at '{source}': a folder with config.json and model.safetensors, or a model "
             f"name ({error})"
         ) from error
-
-
-@contextmanager
-def undrawn() -> Iterator[None]:
-    """Encoders built within have no initial weights: to draw them only to overwrite them takes longer than to
-    read a checkpoint."""
-    token = _undrawn.set(True)
-    try:
-        with torch.random.fork_rng(devices=[]):  # heads do draw theirs
-            yield
-    finally:
-        _undrawn.reset(token)
 
 
 def _no_initial_weights() -> Any:
@@ -384,5 +375,12 @@ class Reader(nn.Module):
         return self.spans_from(self.encoder(inputs), inputs)
 
     def spans_from(self, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The same from what the encoder gave."""
-        return self.span_head(hidden_NLH), self.span_head.allowed(inputs)
+        """The same from what the encoder gave. Where no gradient is wanted, a few pairs are scored at a time:
+        every span is a vector, and those of all pairs together would take more memory than all else."""
+        few = len(hidden_NLH)
+        if not torch.is_grad_enabled():
+            few = max(
+                1, (_SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else _SCORED_AT_ONCE) // hidden_NLH.shape[1]
+            )
+        scores_NLW = torch.cat([self.span_head(some_NLH) for some_NLH in hidden_NLH.split(few)])
+        return scores_NLW, self.span_head.allowed(inputs)

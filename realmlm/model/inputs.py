@@ -6,17 +6,13 @@ N sequences, L wordpieces in the longest, M masks in the query with most of them
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.corpus.store import MAX_TITLE, Corpus
+from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Layout, Wordpieces
-
-if TYPE_CHECKING:
-    from realmlm.model.realm import ModelConfig
 
 _AT_ONCE = 2048  # wordpieces of a group on a CPU: of more, its cache holds too little
 _GROUPED = 128  # sequences from which on a GPU has enough to do with a part of them
@@ -190,52 +186,33 @@ def reader_inputs(
     return replace(inputs, second_N=inputs.second_N + torch.tensor([len(head) for head in heads]))
 
 
-def joint_inputs(
-    queries: Sequence[np.ndarray],
-    passages: Sequence[int | None],
-    corpus: Corpus,
-    wordpieces: Wordpieces,
-    config: "ModelConfig",
-) -> Inputs:
-    """Every query with its passage (None: the null document) as a model's reader reads them."""
-    bodies = [NULL if number is None else corpus.tokens(number) for number in passages]
-    titles = (
-        [NULL if number is None else corpus.title_tokens(number) for number in passages]
-        if config.read_titles
-        else None
-    )
-    return reader_inputs(
-        queries, bodies, wordpieces, titles=titles, max_query=config.max_query, max_length=config.max_joint
-    )
-
-
 @dataclass(frozen=True)
 class Masked:
     """Queries with some wordpieces hidden, and what stood there."""
 
     queries: list[np.ndarray]  # with [MASK]
-    positions_BM: Tensor  # of the masks, within the query; padded with 0
-    targets_BM: Tensor  # what they hide; padded with 0
-    valid_BM: Tensor  # which entries are masks
+    positions_BM: np.ndarray  # of the masks, within the query; padded with 0
+    targets_BM: np.ndarray  # what they hide; padded with 0
+    valid_BM: np.ndarray  # which entries are masks
 
-    def to(self, device: torch.device) -> "Masked":
-        return Masked(
-            self.queries,
-            *(send(tensor, device) for tensor in (self.positions_BM, self.targets_BM, self.valid_BM)),
-        )
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions, targets and which are valid, on a device."""
+        arrays = (self.positions_BM, self.targets_BM, self.valid_BM)
+        positions_BM, targets_BM, valid_BM = (send(torch.from_numpy(array), device) for array in arrays)
+        return positions_BM, targets_BM, valid_BM
+
+    def hidden(self) -> list[np.ndarray]:
+        """The wordpieces that each query hides."""
+        return [targets[valid] for targets, valid in zip(self.targets_BM, self.valid_BM, strict=True)]
 
     def runs(self, longest: int) -> list[np.ndarray | None]:
         """What each query hides, where that is one run of at most so many wordpieces."""
-        counts = self.valid_BM.sum(-1).tolist()
-        positions = self.positions_BM.numpy()
-        targets = self.targets_BM.numpy()
-        single = (
-            0 < count <= longest and places[count - 1] - places[0] == count - 1
-            for count, places in zip(counts, positions, strict=True)
-        )
-        return [
-            words[:count] if one else None for one, count, words in zip(single, counts, targets, strict=True)
-        ]
+        found: list[np.ndarray | None] = []
+        for words, places in zip(self.hidden(), self.positions_BM, strict=True):
+            count = len(words)
+            in_a_row = 0 < count <= longest and places[count - 1] - places[0] == count - 1
+            found.append(words if in_a_row else None)
+        return found
 
 
 def mask_queries(
@@ -252,7 +229,6 @@ def mask_queries(
         where[row, : len(chosen)] = chosen
         targets[row, : len(chosen)] = hidden[chosen]
         valid[row, : len(chosen)] = True
-        hidden = hidden.copy()
         hidden[chosen] = wordpieces.mask
         masked.append(hidden)
-    return Masked(masked, torch.from_numpy(where), torch.from_numpy(targets), torch.from_numpy(valid))
+    return Masked(masked, where, targets, valid)

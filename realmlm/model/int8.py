@@ -1,14 +1,14 @@
-"""Weights on disk, as they are or packed: matrices in 8 bits with a scale for each row, or everything in half
-precision.
+"""Weights on disk in 8 bits, half or full precision, and layers that compute from 8 bits.
 
-What is packed is widened to float32 when it is read, or at each use. Weights that are equal are stored once;
-the file's metadata says which.
+In 8 bits a matrix has one scale per row: w[r, c] = rows[r, c] · scale[r]. A model is normally widened to
+float32 when it is read. For answering on a CPU it may stay in 8 bits (`hold_int8`): its layers then widen a
+matrix at each use, which gives the same bits, takes some 3% longer and a quarter of the memory.
+
+R rows, C columns of a matrix.
 """
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -16,118 +16,147 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 _SCALE = ".scale"
-_STRUCTURAL = {
-    "__get__",
-    "__set__",
-    "requires_grad_",
-    "data_ptr",
-    "is_floating_point",
-    "numel",
-    "_has_compatible_shallow_copy_type",
-}
-_packed = ContextVar("packed", default=False)
 
 
-@contextmanager
-def kept_packed() -> Iterator[None]:
-    """Weights read within stay in 8 bits as the file has them, mapped, and are widened at each use: for
-    answering, not for training.
-
-    An answer is the same to the bit and takes some 3% longer; a model takes a quarter of the memory.
-    """
-    token = _packed.set(True)
-    try:
-        yield
-    finally:
-        _packed.reset(token)
-
-
-class Packed(Tensor):
-    """A float32 matrix held in 8 bits with a scale for each row: a look-up widens the rows it takes, any
-    other use all of them.
-
-    Torch sees a matrix of that shape without memory of its own. It reads NaN, so that nothing takes it for
-    the weights unnoticed.
-    """
+class Int8(nn.Module):
+    """A matrix in 8 bits in place of the `weight` of a layer; state_dict has it widened, under its old
+    name."""
 
     rows_RC: Tensor
     scale_R: Tensor
 
-    @staticmethod
-    def of(rows_RC: Tensor, scale_R: Tensor, *, seen: Tensor | None = None) -> "Packed":
-        packed = (torch.tensor(torch.nan).expand(rows_RC.shape) if seen is None else seen).as_subclass(Packed)
-        packed.rows_RC = rows_RC
-        packed.scale_R = scale_R
-        return packed
+    def __init__(self, rows_RC: Tensor, scale_R: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("rows_RC", rows_RC, persistent=False)
+        self.register_buffer("scale_R", scale_R, persistent=False)
 
-    def wide(self) -> Tensor:
+    @property
+    def weight(self) -> Tensor:
         return self.rows_RC.float() * self.scale_R[:, None]
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        first = args[0]
-        kwargs = kwargs or {}
-        if func is F.embedding and isinstance(matrix := args[1], Packed):
-            return matrix.rows_RC[first].float() * matrix.scale_R[first][..., None]
-        if func is torch.equal and all(isinstance(one, Packed) for one in args):
-            return torch.equal(first.rows_RC, args[1].rows_RC) and torch.equal(first.scale_R, args[1].scale_R)
-        if func in (Tensor.detach, Tensor.to) or func.__name__ in _STRUCTURAL:
-            with torch._C.DisableTorchFunctionSubclass():
-                seen = func(*args, **kwargs)
-            if func is Tensor.detach:
-                return Packed.of(first.rows_RC, first.scale_R, seen=seen)
-            if func is not Tensor.to or seen is first:  # it lies there already
-                return seen
-        return func(*(one.wide() if isinstance(one, Packed) else one for one in args), **kwargs)
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = self.weight
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+
+class Int8Linear(Int8):
+    """nn.Linear whose matrix stays in 8 bits."""
+
+    def __init__(self, layer: nn.Linear, rows_RC: Tensor, scale_R: Tensor) -> None:
+        super().__init__(rows_RC, scale_R)
+        self.bias = layer.bias
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Int8Embedding(Int8):
+    """nn.Embedding whose table stays in 8 bits: a look-up widens the rows it takes."""
+
+    def __init__(self, layer: nn.Embedding, rows_RC: Tensor, scale_R: Tensor) -> None:
+        super().__init__(rows_RC, scale_R)
+        self.num_embeddings = layer.num_embeddings
+        self.embedding_dim = layer.embedding_dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.rows_RC[ids].float() * self.scale_R[ids][..., None]
+
+
+def hold_int8(model: nn.Module, matrices: dict[str, tuple[Tensor, Tensor]]) -> set[str]:
+    """Let layers of the model compute from these matrices, given by name as (rows, scale).
+
+    Gives the names that were taken over. Others belong to no linear or embedding layer: widen and load them.
+    """
+    kinds = {nn.Linear: Int8Linear, nn.Embedding: Int8Embedding}
+    instead: dict[int, nn.Module] = {}
+    taken = set()
+    for name, (rows_RC, scale_R) in matrices.items():
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        for kind, held in kinds.items():
+            if isinstance(layer, kind):
+                instead[id(layer)] = held(layer, rows_RC, scale_R)
+                taken.add(name)
+    for part in list(model.modules()):
+        for name, child in part._modules.items():  # shared layers stand in several places
+            if id(child) in instead:
+                part._modules[name] = instead[id(child)]
+    return taken
+
+
+def same_weight(first: nn.Module, second: nn.Module) -> bool:
+    """Do two layers have the same matrix, bit for bit?"""
+    if isinstance(first, Int8) and isinstance(second, Int8):
+        return torch.equal(first.rows_RC, second.rows_RC) and torch.equal(first.scale_R, second.scale_R)
+    return torch.equal(first.weight, second.weight)  # type: ignore[arg-type]
+
+
+def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What state_dict has, by name, one tensor at a time: matrices in 8 bits are not all widened at once."""
+    owners: dict[str, tuple[nn.Module, str]] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        names = [*part._parameters, *(part._buffers.keys() - part._non_persistent_buffers_set)]
+        names += ["weight"] if isinstance(part, Int8) else []
+        owners |= {f"{prefix}.{name}" if prefix else name: (part, name) for name in names}
+    for name, (part, attribute) in sorted(owners.items()):
+        tensor = getattr(part, attribute)
+        if tensor is not None:
+            yield name, tensor
 
 
 def write_weights(file: Path, state: dict[str, Tensor], *, dtype: str = "float32") -> None:
-    """Write weights: `float32` as they are, `float16` in half precision, `int8` with matrices row by row in 8
-    bits."""
+    """Write weights: `float32` as they are, `float16` in half precision, `int8` with matrices in 8 bits.
+
+    In a smaller file than float32, matrices that are equal are stored once; its metadata says which.
+    """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     if dtype == "float32":
         save_file(state, file)
         return
     same = _equal(state)
-    packed: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name in same:
             continue
         if dtype == "int8" and tensor.ndim == 2:
             scale_R = tensor.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-            packed[name] = (tensor / scale_R[:, None]).round().to(torch.int8)
-            packed[name + _SCALE] = scale_R
+            stored[name] = (tensor / scale_R[:, None]).round().to(torch.int8)
+            stored[name + _SCALE] = scale_R
         else:
-            packed[name] = tensor.half() if tensor.ndim > 1 or dtype == "float16" else tensor
-    save_file(packed, file, {"same": json.dumps(same)})
+            stored[name] = tensor.half() if tensor.ndim > 1 or dtype == "float16" else tensor
+    save_file(stored, file, {"same": json.dumps(same)})
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """All weights under their names, in float32, each in memory of its own unless they are kept packed.
+    """All weights by name, in float32, each in memory of its own.
 
     Raises ValueError for a file that cannot be read.
     """
+    state, matrices = read_int8(file)
+    return state | {name: rows_RC.float() * scale_R[:, None] for name, (rows_RC, scale_R) in matrices.items()}
+
+
+def read_int8(file: Path) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    """The same, with matrices in 8 bits apart and as the file has them (rows, scale), memory-mapped."""
     try:
         with safe_open(file, "pt") as stored:
             same: dict[str, str] = json.loads((stored.metadata() or {}).get("same", "{}"))
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no dictionary)
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    state = {name: _wide(name, tensors) for name in tensors if not name.endswith(_SCALE)}
-    return state | {
-        name: state[twin] if isinstance(state[twin], Packed) else state[twin].clone()
-        for name, twin in same.items()
-    }
-
-
-def _wide(name: str, tensors: dict[str, Tensor]) -> Tensor:
-    if name + _SCALE in tensors:
-        packed = Packed.of(tensors[name], tensors[name + _SCALE])
-        return packed if _packed.get() else packed.wide()
-    return tensors[name].to(torch.float32, copy=True)  # not a view of the file
+    state: dict[str, Tensor] = {}
+    matrices: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in [*(name for name in tensors if not name.endswith(_SCALE)), *same]:
+        twin = same.get(name, name)
+        if twin + _SCALE in tensors:
+            matrices[name] = (tensors[twin], tensors[twin + _SCALE])
+        else:
+            state[name] = tensors[twin].to(torch.float32, copy=True)  # not a view of the file
+    return state, matrices
 
 
 def _equal(state: dict[str, Tensor]) -> dict[str, str]:

@@ -15,9 +15,10 @@ def marginal_log_likelihood(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
     return torch.logsumexp(retrieval_BK.log_softmax(-1) + reader_BK, dim=-1)
 
 
-def hidden_log_p(vocabulary_NMV: Tensor, targets_NM: Tensor) -> Tensor:
-    """log p(y_j|z,x) [N, M] of the wordpieces that the masks hide, from log p over the vocabulary."""
-    return vocabulary_NMV.gather(2, targets_NM[:, :, None])[:, :, 0]
+def hidden_log_p(vocabulary_BKMV: Tensor, targets_BM: Tensor) -> Tensor:
+    """log p(y_j|z,x) [B, K, M] of the wordpieces that the masks hide, from log p over the vocabulary."""
+    targets_BKM1 = targets_BM[:, None, :, None].expand(*vocabulary_BKMV.shape[:3], 1)
+    return vocabulary_BKMV.gather(3, targets_BKM1)[..., 0]
 
 
 def joint_reading(token_BKM: Tensor, valid_BM: Tensor) -> Tensor:

@@ -3,13 +3,16 @@
 import copy
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from realmlm.bundled import MINI, model_place
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import cpu_has_bfloat16
@@ -22,11 +25,20 @@ from realmlm.model.encoders import (
     encoder_config,
     load_encoder,
     longest_input,
-    undrawn,
 )
-from realmlm.model.int8 import read_weights, write_weights
+from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
+from realmlm.model.int8 import (
+    Int8,
+    hold_int8,
+    named_weights,
+    read_int8,
+    read_weights,
+    same_weight,
+    write_weights,
+)
 from realmlm.storage.artefacts import open_artefact, publish
 
+Stored = TypeVar("Stored")
 WEIGHTS = "model.safetensors"
 # special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
 MOST_SPECIAL = 4
@@ -119,23 +131,41 @@ class ModelConfig:
 
 
 class Realm(nn.Module):
-    """A retriever and a reader that are learned together."""
+    """A retriever and a reader that are learned together, with the tokenizer they share.
+
+    >>> realm = Realm.from_pretrained("mini")
+    >>> realm.embed_queries(["Who built the harbour?"]) @ realm.embed_passages(["The harbour was built …"]).T
+    """
+
+    config: ModelConfig
+    wordpieces: Wordpieces
+    query: Tower
+    document: Tower
+    reader: Reader
 
     def __init__(
-        self, config: ModelConfig, *, tower: nn.Module | None = None, reader: nn.Module | None = None
+        self,
+        config: ModelConfig,
+        wordpieces: Wordpieces,
+        *,
+        tower: nn.Module | None = None,
+        reader: nn.Module | None = None,
+        draw: bool = True,
     ) -> None:
+        """`tower` and `reader` are encoders to begin with. Without them they are built as the config says,
+        with weights drawn at random, or with `draw=False` with none yet: someone is about to load them."""
         super().__init__()
         self.config = config
-        first = Encoder(
-            tower if tower is not None else build_encoder(config.tower, pooler=config.pooling == "pooler")
-        )
+        self.wordpieces = wordpieces
+        pooler = config.pooling == "pooler"
+        first = Encoder(build_encoder(config.tower, pooler=pooler, draw=draw) if tower is None else tower)
         scale = config.projection**-0.5 if config.projection_norm and config.scale_scores else 1.0
         self.document = new_tower(config, first)
         self.query = new_tower(config, first if config.share_towers else copy.deepcopy(first), scale=scale)
         if config.share_projection:
             self.query.projection = self.document.projection
             self.query.norm = self.document.norm
-        body = reader if reader is not None else build_encoder(config.reader)
+        body = build_encoder(config.reader, draw=draw) if reader is None else reader
         self.reader = Reader(Encoder(body), max_answer=config.max_answer, span_hidden=config.span_hidden)
         if config.freeze_embeddings:
             for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
@@ -146,20 +176,13 @@ class Realm(nn.Module):
         return next(self.parameters()).device
 
     def retriever_parameters(self) -> list[nn.Parameter]:
-        unique = {
-            id(parameter): parameter
-            for tower in (self.document, self.query)
-            for parameter in tower.parameters()
-        }
-        return list(unique.values())
+        return list(dict.fromkeys([*self.document.parameters(), *self.query.parameters()]))
 
     def _share_frozen_embeddings(self) -> None:
         """Equal embeddings that never learn are held once."""
         words = self.document.encoder.body.get_input_embeddings()
         for encoder in (self.query.encoder, self.reader.encoder):
-            if self.config.freeze_embeddings and torch.equal(
-                encoder.body.get_input_embeddings().weight, words.weight
-            ):
+            if self.config.freeze_embeddings and same_weight(encoder.body.get_input_embeddings(), words):
                 encoder.body.set_input_embeddings(words)
 
     def untie(self) -> None:
@@ -203,9 +226,7 @@ class Realm(nn.Module):
 
     def compile_layers(self) -> None:
         """Fuse the work of every encoder's layers; weights and names stay as they are."""
-        for encoder in {
-            id(part.encoder): part.encoder for part in (self.document, self.query, self.reader)
-        }.values():
+        for encoder in {part.encoder for part in (self.document, self.query, self.reader)}:
             encoder.compile_layers()
 
     def own_state(self) -> dict[str, Tensor]:
@@ -213,10 +234,8 @@ class Realm(nn.Module):
         config = self.config
         own = {}
         held = set()
-        shared = ("query.encoder.",) * config.share_towers + (
-            "query.projection.",
-            "query.norm.",
-        ) * config.share_projection
+        shared = ("query.encoder.",) * config.share_towers
+        shared += ("query.projection.", "query.norm.") * config.share_projection
         for name, tensor in self.state_dict().items():
             if not name.startswith(shared):
                 # frozen embeddings may be held once for all
@@ -227,24 +246,40 @@ class Realm(nn.Module):
     def load_own_state(self, state: dict[str, Tensor], *, assign: bool = False) -> None:
         """Take these weights over: their values, or with `assign` the tensors themselves, which spares a
         copy."""
-        expected = self.own_state()
         state = self._with_query_words(state)
-        missing = sorted(set(expected) - set(state))
-        surplus = sorted(set(state) - set(expected))
+        self._check_fit({name: tensor.shape for name, tensor in state.items()})
+        self.load_state_dict(state, strict=False, assign=assign)
+
+    def _load_file(self, file: Path, *, int8: bool) -> None:
+        """The weights of a file; with `int8`, matrices that it has in 8 bits stay so."""
+        if not int8:
+            return self.load_own_state(read_weights(file), assign=True)
+        state, matrices = read_int8(file)
+        matrices = self._with_query_words(matrices)
+        shapes = {name: tensor.shape for name, tensor in state.items()}
+        self._check_fit(shapes | {name: rows_RC.shape for name, (rows_RC, _) in matrices.items()})
+        for name in matrices.keys() - hold_int8(self, matrices):
+            rows_RC, scale_R = matrices[name]
+            state[name] = rows_RC.float() * scale_R[:, None]
+        self.load_state_dict(state, strict=False, assign=True)
+
+    def _check_fit(self, shapes: dict[str, torch.Size]) -> None:
+        expected = self.own_state()
+        missing = sorted(expected.keys() - shapes.keys())
+        surplus = sorted(shapes.keys() - expected.keys())
         if missing or surplus:
             raise BadInput(
                 f"the weights do not fit the model: missing {missing[:5] or 'none'}, surplus "
                 f"{surplus[:5] or 'none'}"
             )
-        for name, tensor in state.items():
-            if tensor.shape != expected[name].shape:
+        for name, shape in shapes.items():
+            if shape != expected[name].shape:
                 raise BadInput(
-                    f"the weights do not fit the model: {name} is {tuple(tensor.shape)}, not "
+                    f"the weights do not fit the model: {name} is {tuple(shape)}, not "
                     f"{tuple(expected[name].shape)}"
                 )
-        self.load_state_dict(state, strict=False, assign=assign)
 
-    def _with_query_words(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _with_query_words(self, state: dict[str, Stored]) -> dict[str, Stored]:
         """Early versions left frozen word embeddings of a query tower out where they equalled the document
         tower's: these stand in."""
         if self.config.share_towers or not self.config.freeze_embeddings:
@@ -255,42 +290,96 @@ class Realm(nn.Module):
         return of_documents | state
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        wordpieces: Wordpieces,
-        *,
-        parents: dict[str, str] | None = None,
-        dtype: str = "float32",
+        self, folder: str | Path, *, parents: dict[str, str] | None = None, dtype: str = "float32"
     ) -> None:
-        """Write config, weights (float32, or packed as float16 or int8) and tokenizer as a model artefact."""
+        """Write config, weights and tokenizer as a model artefact; `dtype` is float32, float16 or int8."""
+        state = self.own_state()
         with publish(Path(folder), kind="model") as draft:
-            write_weights(draft.path / WEIGHTS, self.own_state(), dtype=dtype)
-            wordpieces.save(draft.path / "tokenizer.json")
+            write_weights(draft.path / WEIGHTS, state, dtype=dtype)
+            self.wordpieces.save(draft.path / "tokenizer.json")
             draft.config = asdict(self.config)
-            draft.counts["parameters"] = sum(parameter.numel() for parameter in self.parameters())
-            draft.parents = {"tokenizer": wordpieces.fingerprint, **(parents or {})}
+            draft.counts["parameters"] = self.size
+            draft.parents = {"tokenizer": self.wordpieces.fingerprint, **(parents or {})}
+
+    @property
+    def size(self) -> int:
+        """How many parameters it has."""
+        in_int8 = sum(part.rows_RC.numel() for part in self.modules() if isinstance(part, Int8))
+        return in_int8 + sum(parameter.numel() for parameter in self.parameters())
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, device: str | torch.device = "cpu"
-    ) -> tuple["Realm", Wordpieces]:
-        """A model and its tokenizer, as saved."""
-        folder = Path(folder)
+        cls, model: str | Path = MINI, *, device: str | torch.device = "cpu", int8: bool = False
+    ) -> "Realm":
+        """A saved model with its tokenizer: a folder, or `mini`, the one that comes with realmlm.
+
+        With `int8`, matrices stored in 8 bits stay so in memory: the same answers, for a model that is not
+        trained further.
+        """
+        folder = model_place(model)
         within = folder / "model"  # a run keeps its model there
-        hint = (
-            f"did you mean {within}?"
-            if within.is_dir()
-            else f"mini comes with realmlm; make one: realmlm model --corpus CORPUS --out {folder}"
-        )
+        hint = f"mini comes with realmlm; make one: realmlm model --corpus CORPUS --out {folder}"
+        hint = f"did you mean {within}?" if within.is_dir() else hint
         manifest = open_artefact(folder, kind="model", hint=hint)
-        with undrawn():
-            model = cls(ModelConfig.of(manifest.config, folder))
+        config = ModelConfig.of(manifest.config, folder)
+        with torch.random.fork_rng(devices=[]):  # heads draw their weights
+            realm = cls(config, Wordpieces.load(folder / "tokenizer.json"), draw=False)
         try:
-            model.load_own_state(read_weights(folder / WEIGHTS), assign=True)
-            model._share_frozen_embeddings()
+            realm._load_file(folder / WEIGHTS, int8=int8)
+            realm._share_frozen_embeddings()
         except (OSError, ValueError, BadInput) as error:
             raise ArtefactDamaged(f"{folder / WEIGHTS} cannot be loaded: {error}") from error
-        return model.to(device).eval(), Wordpieces.load(folder / "tokenizer.json")
+        return realm.to(device).eval()
+
+    # --- what its parts are given ---------------------------------------------------------------------------
+
+    def query_inputs(self, queries: Sequence[np.ndarray]) -> Inputs:
+        """What the query tower reads of queries in wordpieces."""
+        return query_inputs(queries, self.wordpieces, max_query=self.config.max_query)
+
+    def document_inputs(self, titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]) -> Inputs:
+        """What the document tower reads of passages in wordpieces."""
+        return document_inputs(titles, bodies, self.wordpieces, max_length=self.config.max_document)
+
+    def reader_inputs(
+        self, queries: Sequence[np.ndarray], titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]
+    ) -> Inputs:
+        """What the reader reads of each query with its passage; empty title and body are the null
+        document."""
+        config = self.config
+        return reader_inputs(
+            queries,
+            bodies,
+            self.wordpieces,
+            titles=titles if config.read_titles else None,
+            max_query=config.max_query,
+            max_length=config.max_joint,
+        )
+
+    # --- vectors --------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def embed_queries(self, texts: Sequence[str], *, batch: int = 64) -> Tensor:
+        """Embed_query(x) of each text [N, D], on the CPU; f(x,z) is its inner product with Embed_doc(z)."""
+        tokens = [self.wordpieces.encode_query(text) for text in texts]
+        parts = [tokens[first : first + batch] for first in range(0, len(tokens), batch)]
+        vectors = [self.query(self.query_inputs(part).to(self.device)).cpu() for part in parts]
+        return torch.cat([torch.empty(0, self.config.projection), *vectors])
+
+    @torch.inference_mode()
+    def embed_passages(
+        self, texts: Sequence[str], titles: Sequence[str] | None = None, *, batch: int = 64
+    ) -> Tensor:
+        """Embed_doc(z) of each text [N, D], on the CPU; what is longer than a passage is cut off."""
+        bodies = [self.wordpieces.encode(text)[: self.config.max_passage] for text in texts]
+        heads = [self.wordpieces.encode(title) for title in titles or [""] * len(texts)]
+        vectors = [torch.empty(0, self.config.projection)]
+        for first in range(0, len(bodies), batch):
+            part = slice(first, first + batch)
+            vectors.append(
+                self.document(self.document_inputs(heads[part], bodies[part]).to(self.device)).cpu()
+            )
+        return torch.cat(vectors)
 
 
 def new_tower(config: ModelConfig, encoder: Encoder, *, scale: float = 1.0) -> Tower:
@@ -313,7 +402,7 @@ def new_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if checkpoint is None:
-            return Realm(config)
+            return Realm(config, wordpieces)
         tower = load_encoder(checkpoint)
         reader = load_encoder(checkpoint)
         known = tower.get_input_embeddings().num_embeddings
@@ -334,7 +423,7 @@ def new_model(
         full = ModelConfig(
             **{**asdict(config), "tower": encoder_config(tower), "reader": encoder_config(reader)}
         )
-        model = Realm(full, tower=tower, reader=reader)
+        model = Realm(full, wordpieces, tower=tower, reader=reader)
         # a sentence encoder's own space is kept to begin with
         if config.projection == model.document.encoder.hidden:
             for side in (model.document, model.query):
@@ -368,7 +457,7 @@ def tower_fingerprint(config: ModelConfig, tower: Tower) -> str:
         tower.scale,
     )
     digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode())
-    for name, tensor in sorted(tower.state_dict().items()):
+    for name, tensor in named_weights(tower):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

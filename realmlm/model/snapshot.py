@@ -11,7 +11,7 @@ from torch import Tensor
 
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import Mismatch
-from realmlm.model.encoders import Encoder, Tower, build_encoder, undrawn
+from realmlm.model.encoders import Encoder, Tower, build_encoder
 from realmlm.model.inputs import document_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
 from realmlm.storage.artefacts import open_artefact, publish
@@ -27,11 +27,11 @@ class DocumentEncoder:
         self.fingerprint = tower_fingerprint(config, tower)
         self._stands_in = self.fingerprint == config.stand_in
         self.dim = tower.projection.out_features
-        self.device = tower.projection.weight.device
+        self.device = next(tower.parameters()).device
 
     @classmethod
-    def of(cls, model: Realm, wordpieces: Wordpieces) -> "DocumentEncoder":
-        return cls(model.config, model.document, wordpieces)
+    def of(cls, model: Realm) -> "DocumentEncoder":
+        return cls(model.config, model.document, model.wordpieces)
 
     @torch.inference_mode()
     def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
@@ -50,14 +50,13 @@ class DocumentEncoder:
         return vectors.float()
 
 
-def write_snapshot(folder: Path, model: Realm, wordpieces: Wordpieces, *, step: int) -> None:
+def write_snapshot(folder: Path, model: Realm, *, step: int) -> None:
     """Hand the document tower's weights of this step over, atomically."""
     with publish(folder, kind="snapshot") as draft:
-        state = {
-            name: tensor.detach().cpu().contiguous() for name, tensor in model.document.state_dict().items()
-        }
-        save_file(state, draft.path / "document.safetensors")
-        wordpieces.save(draft.path / "tokenizer.json")
+        state = model.document.state_dict().items()
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in state}
+        save_file(own, draft.path / "document.safetensors")
+        model.wordpieces.save(draft.path / "tokenizer.json")
         (draft.path / "model.json").write_text(json.dumps(asdict(model.config)), "utf-8")
         draft.config = {"step": step, "weights": tower_fingerprint(model.config, model.document)}
 
@@ -66,7 +65,8 @@ def load_snapshot(folder: Path, device: str) -> DocumentEncoder:
     """The encoder of a snapshot, on a device."""
     open_artefact(folder, kind="snapshot")
     config = ModelConfig.of(json.loads((folder / "model.json").read_text("utf-8")), folder)
-    with undrawn():
-        tower = new_tower(config, Encoder(build_encoder(config.tower, pooler=config.pooling == "pooler")))
+    with torch.random.fork_rng(devices=[]):  # the projection draws its weights
+        body = build_encoder(config.tower, pooler=config.pooling == "pooler", draw=False)
+        tower = new_tower(config, Encoder(body))
     tower.load_state_dict(load_file(folder / "document.safetensors"))
     return DocumentEncoder(config, tower.to(device).eval(), Wordpieces.load(folder / "tokenizer.json"))

@@ -20,9 +20,10 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.errors import ArtefactDamaged, BadInput
 from realmlm.log import progress, say
-from realmlm.model.encoders import Encoder, build_encoder, encoder_config, load_encoder, undrawn
+from realmlm.model.encoders import Encoder, build_encoder, encoder_config, load_encoder
 from realmlm.model.inputs import query_inputs
 from realmlm.model.int8 import read_weights, write_weights
+from realmlm.settings import TrainTagger
 from realmlm.storage.artefacts import open_artefact, publish
 from realmlm.storage.files import read_text
 
@@ -94,8 +95,9 @@ class LearnedTagger:
         self.name = f"learned:{manifest.fingerprint[:12]}"
         self.labels: list[str] = manifest.config["labels"]
         self.wordpieces = Wordpieces.load(folder)
-        with undrawn():
-            self.model = TokenClassifier(Encoder(build_encoder(manifest.config["encoder"])), len(self.labels))
+        with torch.random.fork_rng(devices=[]):  # the head draws its weights
+            encoder = Encoder(build_encoder(manifest.config["encoder"], draw=False))
+            self.model = TokenClassifier(encoder, len(self.labels))
         try:
             self.model.load_state_dict(read_weights(folder / "model.safetensors"))
         except (OSError, ValueError, RuntimeError) as error:
@@ -177,36 +179,23 @@ def score(truth: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> flo
     return 2 * common / total if total else 0.0
 
 
-def train_tagger(
-    *,
-    train: Path,
-    test: Path,
-    out: Path,
-    checkpoint: str,
-    tokenizer: str | None,
-    epochs: int,
-    batch: int,
-    lr: float,
-    seed: int,
-    device: str,
-) -> float:
+def train_tagger(settings: TrainTagger) -> float:
     """Train on marked sentences and write the tagger; gives F1 on the test sentences."""
-    taught = read_labelled(train)
-    asked = read_labelled(test)
+    taught = read_labelled(settings.train)
+    asked = read_labelled(settings.test)
     labels = sorted({label for sentence in taught for label in sentence.labels})
-    wordpieces = Wordpieces.load(tokenizer or checkpoint)
-    chosen = pick_device(device)
-    torch.manual_seed(seed)
-    body = load_encoder(checkpoint)
-    with publish(out, kind="tagger") as draft:
-        model = TokenClassifier(Encoder(body), len(labels)).to(chosen)
-        _fit(model, wordpieces, labels, taught, epochs=epochs, batch=batch, lr=lr, seed=seed)
+    wordpieces = Wordpieces.load(settings.tokenizer or settings.checkpoint)
+    device = pick_device(settings.device)
+    torch.manual_seed(settings.seed)
+    body = load_encoder(settings.checkpoint)
+    with publish(settings.out, kind="tagger") as draft:
+        model = TokenClassifier(Encoder(body), len(labels)).to(device)
+        _fit(settings, model, wordpieces, labels, taught)
         model.eval()
         found = []
         for first in range(0, len(asked), _BATCH):
-            found += predict(
-                model, wordpieces, labels, [sentence.words for sentence in asked[first : first + _BATCH]]
-            )
+            words = [sentence.words for sentence in asked[first : first + _BATCH]]
+            found += predict(model, wordpieces, labels, words)
         f1 = score([sentence.labels for sentence in asked], found)
         write_weights(draft.path / "model.safetensors", model.state_dict())
         wordpieces.save(draft.path / "tokenizer.json")
@@ -216,22 +205,26 @@ def train_tagger(
 
 
 def _fit(
-    model: TokenClassifier, wordpieces: Wordpieces, labels: list[str], taught: list[Labelled], **how: Any
+    settings: TrainTagger,
+    model: TokenClassifier,
+    wordpieces: Wordpieces,
+    labels: list[str],
+    taught: list[Labelled],
 ) -> None:
     number = {label: place for place, label in enumerate(labels)}
-    steps = how["epochs"] * (len(taught) // how["batch"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=how["lr"], weight_decay=0.01)
+    steps = settings.epochs * (len(taught) // settings.batch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, how["lr"], total_steps=max(steps, 1), pct_start=0.1, anneal_strategy="linear"
+        optimizer, settings.lr, total_steps=max(steps, 1), pct_start=0.1, anneal_strategy="linear"
     )
-    rng = np.random.default_rng(how["seed"])
+    rng = np.random.default_rng(settings.seed)
     device = model.head.weight.device
     model.train()
     with progress("training the tagger", steps, unit="steps") as bar:
-        for _ in range(how["epochs"]):
+        for _ in range(settings.epochs):
             order = rng.permutation(len(taught))
-            for first in range(0, len(order) - how["batch"] + 1, how["batch"]):
-                some = [taught[place] for place in order[first : first + how["batch"]]]
+            for first in range(0, len(order) - settings.batch + 1, settings.batch):
+                some = [taught[place] for place in order[first : first + settings.batch]]
                 split = [_pieces(wordpieces, sentence.words) for sentence in some]
                 target_NL = np.full(
                     (len(some), min(_LONGEST, max(len(tokens) for tokens, _ in split))), _IGNORED

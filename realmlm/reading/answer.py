@@ -9,35 +9,24 @@ import string
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from html import escape
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.model.inputs import Inputs, joint_inputs
-from realmlm.model.marginal import hidden_log_p, joint_reading, span_log_probabilities, weighed_together
+from realmlm.model.marginal import hidden_log_p, joint_reading
 from realmlm.model.realm import Realm
 from realmlm.reading.confidence import UNSURE, Calibration
-from realmlm.reading.retrieve import LearnedRetriever, Query, Retrieved, Retriever
-from realmlm.sentences import split_sentences
+from realmlm.reading.read import join, read_masks, read_spans
+from realmlm.reading.records import CONTROL, Answer, Evidence, MaskWords, Words
+from realmlm.reading.retrieve import LearnedRetriever, Offered, Query, Retrieved, Retriever
+from realmlm.reading.units import units, widened
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # line breaks, and what would make a terminal do something
-_UNITS = re.compile(  # what an answer neither begins nor ends within
-    r"(?<![\w.+-])[\w.+-]+@[\w.-]+\w"  # an e-mail address
-    r"|(?<![\w:])(?:[\dA-Fa-f]{2}:){2,}[\dA-Fa-f]{2}\b"  # a hardware address
-    r"|(?<!\w)v\d+(?:\.\d+)*(?:-[a-z]+[\d.]*\b)?|(?<![\w.])\d+(?:\.\d+){2,}(?:-[a-z]+[\d.]*\b)?"  # a version
-    r"|\b(?=[A-Z./-]*\d)(?=[\d./-]*[A-Z])[A-Z\d]+(?:[./-][A-Z\d]+)+\b"  # a code of capitals and digits
-    r"|(?<![\w+])\+\d{1,3}(?:[ -]\d{2,})+\b"  # a telephone number
-    r"|(?<![\w.,])\d+(?:[-/:.]\d+){2,}\b|(?<![\w.,:])\d{1,2}:\d\d\b"  # a date or a time in digits
-    r"|(?<![\w.,])[-−+]?\d+(?:[.,]\d+)*"  # a number with its sign
-)
 _YES_OR_NO = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
 )
@@ -46,149 +35,50 @@ CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 # questions
 AT_ONCE = 16
 AT_ONCE_GPU = 96
-# wordpieces whose spans are scored at once: each is a vector
-SCORED_AT_ONCE = 512
-SCORED_AT_ONCE_GPU = 2**17
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """A passage that was read, and what it says: where the answer stands in it, p(z|x) and p(y|z,x). The null
-    document has no id."""
-
-    passage_id: int | None
-    title: str
-    passage: str
-    start: int | None
-    end: int | None
-    retrieval_probability: float
-    reading_probability: float
-    file: str = ""
-
-    def where(self) -> str:
-        """Title, id and file of the passage."""
-        return _CONTROL.sub(
-            " ", f"{self.title or 'passage'} ({self.passage_id})" + f", {self.file}" * bool(self.file)
-        )
-
-    def quote(self, *, most: int = 240) -> tuple[str, str, str]:
-        """The sentence of the answer as what comes before it, the answer, what comes after; without one the
-        passage's beginning."""
-        text = _CONTROL.sub(" ", self.passage)
-        if self.start is None or self.end is None:
-            return _beginning(text, most), "", ""
-        touched = [(a, b) for a, b in split_sentences(self.passage) if a < self.end and self.start < b] or [
-            (self.start, self.end)
-        ]
-        before = text[touched[0][0] : self.start]
-        after = text[self.end : touched[-1][1]]
-        return _beginning(before[::-1], most)[::-1], text[self.start : self.end], _beginning(after, most)
-
-
-@dataclass(frozen=True)
-class Words:
-    """Words that could stand there, with their probability."""
-
-    words: str
-    probability: float
-
-
-@dataclass(frozen=True, repr=False)
-class Answer:
-    """An answer, p(y|x), and the passages it was read from: first those that it comes from most, p(z|x)
-    p(y|z,x)."""
-
-    answer: str
-    probability: float
-    evidence: tuple[Evidence, ...]
-    others: tuple[Words, ...] = ()
-    """The next likeliest answers with p(y|x); none for masked sentences."""
-    relevance: float | None = None
-    """max f(x,z) over what was read: unlike p(y|x) it falls where no passage is about the question."""
-    confidence: float | None = None
-    """How often such answers were right where the model was calibrated (realmlm.reading.confidence); None: it
-    was not."""
-    caution: str = ""
-    """What whoever asked should know before believing it."""
-
-    def __str__(self) -> str:
-        """For a terminal: the words, how sure, and where they stand."""
-        lines = [
-            f"{self.answer or '(no answer)'}   p = {self.probability:.3f}"
-            + f"   {self.caution}" * bool(self.caution),
-            "",
-        ]
-        for evidence in self.evidence:
-            numbers = (
-                f"p(z|x) {evidence.retrieval_probability:.3f}   p(y|z,x) {evidence.reading_probability:.3f}"
-            )
-            if evidence.passage_id is None:
-                lines.append(f"  {numbers}   without reading anything")
-                continue
-            before, span, after = evidence.quote()
-            lines.append(f"  {numbers}   {evidence.where()}")
-            lines.append(f"      {before}{f'»{span}«' if span else ''}{after}")
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """For a notebook: the same, the answer marked where it stands and the probabilities as bars."""
-        rows = [
-            f"<b>{escape(self.answer or '(no answer)')}</b> &nbsp; p = {self.probability:.3f} &nbsp; "
-            f"<i>{escape(self.caution)}</i>"
-        ]
-        for evidence in self.evidence:
-            before, span, after = map(escape, evidence.quote())
-            bars = _bar("p(z|x)", evidence.retrieval_probability) + _bar(
-                "p(y|z,x)", evidence.reading_probability
-            )
-            known = evidence.passage_id is not None
-            title = escape(evidence.where()) if known else "without reading anything"
-            mark = f'<mark style="background:#ffe59a;color:#1d2329">{span}</mark>' if span else ""
-            rows.append(f'{bars}<b>{title}</b><div style="margin-left:1em">{before}{mark}{after}</div>')
-        return "".join(f'<div style="margin:.4em 0;text-align:left">{row}</div>' for row in rows)
-
-
-@dataclass(frozen=True)
-class MaskWords:
-    """The likeliest wordpieces of one mask: with retrieval, and from the null document alone where it was
-    weighed."""
-
-    read: tuple[Words, ...]
-    unread: tuple[Words, ...]
-
-
-@dataclass(frozen=True)
-class MaskReading:
-    """How many masks each query has, p(z|x) of what was read, and log p over the vocabulary at every mask."""
+class ReadSentences:
+    """Masked sentences that were read with what was retrieved for them."""
 
     masks: list[int]
-    p_BK: Tensor
+    """How many each sentence has."""
+    scores_BK: Tensor
+    """f(x,z) of what was read."""
     log_BKMV: Tensor
+    """log p over the vocabulary at every mask."""
     null: bool
     """Is the null document in column 0?"""
 
+    @property
+    def log_p_BK(self) -> Tensor:
+        """log p(z|x)."""
+        return self.scores_BK.log_softmax(-1)
+
+    @property
+    def mixed_BMV(self) -> Tensor:
+        """log p over the vocabulary at every mask, under the mixture over passages."""
+        return (self.log_BKMV + self.log_p_BK[:, :, None, None]).logsumexp(1)
+
     def log_likelihood(self, targets: list[np.ndarray]) -> Tensor:
         """log p(y|z,x) [B, K] of the wordpieces that the masks hide."""
-        width = self.log_BKMV.shape[2]
+        targets_BM = np.zeros((len(self.masks), self.log_BKMV.shape[2]), dtype=np.int64)
+        for row, (target, masks) in enumerate(zip(targets, self.masks, strict=True)):
+            targets_BM[row, : len(target[:masks])] = target[:masks]
         device = self.log_BKMV.device
-        hidden = [
-            [*target[:masks], *[0] * (width - len(target[:masks]))]
-            for target, masks in zip(targets, self.masks, strict=True)
-        ]
-        targets_NM = torch.tensor(hidden, device=device).repeat_interleave(self.log_BKMV.shape[1], dim=0)
-        token_BKM = hidden_log_p(self.log_BKMV.flatten(0, 1), targets_NM).view(self.log_BKMV.shape[:3])
-        valid_BM = torch.arange(width, device=device) < torch.tensor(self.masks, device=device)[:, None]
+        valid_BM = (
+            torch.arange(targets_BM.shape[1], device=device)
+            < torch.tensor(self.masks, device=device)[:, None]
+        )
+        token_BKM = hidden_log_p(self.log_BKMV, torch.from_numpy(targets_BM).to(device))
         return joint_reading(token_BKM, valid_BM)
 
 
 class Answerer:
     """Model, corpus and a way to retrieve, ready for questions and for sentences with [MASK]."""
 
-    def __init__(self, model: Realm, wordpieces: Wordpieces, corpus: Corpus, retriever: Retriever) -> None:
+    def __init__(self, model: Realm, corpus: Corpus, retriever: Retriever) -> None:
         self.model = model
-        self.wordpieces = wordpieces
         self.corpus = corpus
         self.retriever = retriever
 
@@ -198,7 +88,7 @@ class Answerer:
         return AT_ONCE_GPU if self.model.device.type == "cuda" else AT_ONCE
 
     def query(self, text: str) -> Query:
-        tokens = self.wordpieces.encode_query(text)
+        tokens = self.model.wordpieces.encode_query(text)
         if not len(tokens):
             raise BadInput("the question is empty; ask with words: Who …?")
         return Query(text, tokens)
@@ -212,7 +102,7 @@ class Answerer:
 
     def _masks(self, query: Query) -> np.ndarray:
         """Where its masks stand; there must be one."""
-        places = np.flatnonzero(query.tokens[: self.model.config.max_query] == self.wordpieces.mask)
+        places = np.flatnonzero(query.tokens[: self.model.config.max_query] == self.model.wordpieces.mask)
         if not len(places):
             raise BadInput(
                 f'nothing to fill in: "{query.text}" has no [MASK] among its first '
@@ -238,31 +128,26 @@ class Answerer:
         if retrieved.ids_BK.shape[1] == 0:
             return self._closed_book(queries)
         k = retrieved.ids_BK.shape[1]
-        tokens = [query.tokens for query in queries for _ in range(k)]
-        passages = retrieved.ids_BK.flatten().tolist()
-        scores_N = retrieved.scores_BK.flatten().clone()
+        ids_N = retrieved.ids_BK.flatten().tolist()
+        weight_N = retrieved.scores_BK.flatten().clone()
         spans: dict[int, list[tuple[int, int, float]]] = {}
-        inputs = self._joint(tokens, passages)
+        offered = Offered(self.corpus, retrieved.ids_BK.numpy(), null=False)
+        inputs = join(self.model, [query.tokens for query in queries], offered).to(self.model.device)
         for pairs in inputs.alike():
             alike = inputs.rows(pairs)
-            scores_NLW, allowed_NLW = self._span_scores(alike)
-            if self.model.config.weighs_together:
-                scores_N[pairs] = weighed_together(scores_N[pairs], scores_NLW, allowed_NLW)
-            log_NLW = span_log_probabilities(scores_NLW, allowed_NLW)
-            best = self._best_spans(log_NLW, [passages[pair] for pair in pairs], alike.second_N.cpu())
+            reading = read_spans(self.model, alike, weight_N[pairs].to(self.model.device))
+            weight_N[pairs] = reading.weight_N.cpu()
+            best = self._best_spans(
+                reading.log_NLW.cpu(), [ids_N[pair] for pair in pairs], alike.second_N.cpu()
+            )
             spans.update(zip(pairs.tolist(), best, strict=True))
-        rows = zip(
-            retrieved.ids_BK.tolist(), scores_N.unflatten(0, (-1, k)).softmax(-1).tolist(), strict=True
-        )
-        answers = [
-            self._combine(ids, p_K, [spans[row * k + column] for column in range(k)])
-            for row, (ids, p_K) in enumerate(rows)
-        ]
+        p_BK = weight_N.unflatten(0, (-1, k)).softmax(-1).tolist()
         best_B = retrieved.scores_BK.amax(1).tolist()
-        return [
-            self._judged(query, answer, best)
-            for query, answer, best in zip(queries, answers, best_B, strict=True)
-        ]
+        answers = []
+        for row, (query, ids) in enumerate(zip(queries, retrieved.ids_BK.tolist(), strict=True)):
+            answer = self._combine(ids, p_BK[row], [spans[row * k + column] for column in range(k)])
+            answers.append(self._judged(query, answer, best_B[row]))
+        return answers
 
     def _judged(self, query: Query, answer: Answer, relevance: float) -> Answer:
         """With its confidence (scores of word matching are on another scale than those it was calibrated
@@ -278,19 +163,6 @@ class Answerer:
         }
         said = "; ".join(words for words, applies in cautions.items() if applies)
         return replace(answer, relevance=relevance, confidence=confidence, caution=said)
-
-    def _joint(self, queries: list[np.ndarray], passages: list[int | None]) -> Inputs:
-        return joint_inputs(queries, passages, self.corpus, self.wordpieces, self.model.config).to(
-            self.model.device
-        )
-
-    def _span_scores(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Scores and which are allowed, as `Reader.spans` has them, for a few pairs after the others."""
-        hidden_NLH = self.model.reader.encoder(inputs)
-        head = self.model.reader.span_head
-        few = max(1, (SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else SCORED_AT_ONCE) // hidden_NLH.shape[1])
-        scores_NLW = torch.cat([head(some_NLH) for some_NLH in hidden_NLH.split(few)])
-        return scores_NLW.cpu(), head.allowed(inputs).cpu()
 
     def _best_spans(
         self, log_NLW: Tensor, passages: list[int], second_N: Tensor
@@ -334,7 +206,7 @@ class Answerer:
                 likeliest[words] = max(likeliest[words], weighed)
                 reading[words, number] += probability
                 place.setdefault((words, number), (start, end))
-                surface.setdefault(words, " ".join(_CONTROL.sub(" ", span).split()))
+                surface.setdefault(words, " ".join(CONTROL.sub(" ", span).split()))
         if not total:
             return Answer("", 0.0, ())
         chosen_by = likeliest if released else total
@@ -365,7 +237,7 @@ class Answerer:
         )
         for masks in range(1, CLOSED_BOOK_MASKS + 1):
             room = self.model.config.max_query - masks
-            end = np.full(masks, self.wordpieces.mask)
+            end = np.full(masks, self.model.wordpieces.mask)
             asked = [Query(query.text, np.concatenate([query.tokens[:room], end])) for query in queries]
             found.append(
                 [
@@ -385,64 +257,50 @@ class Answerer:
         """The likeliest wordpiece of each mask under the mixture over passages, from what was retrieved."""
         return self.fill_from(self.read_masks(queries, retrieved), retrieved)
 
-    def fill_from(self, read: "MaskReading", retrieved: Retrieved) -> list[Answer]:
+    def fill_from(self, read: ReadSentences, retrieved: Retrieved) -> list[Answer]:
         """The same from what was read already."""
-        k = read.p_BK.shape[1]
-        chosen_BM = (read.log_BKMV + read.p_BK.log()[:, :, None, None]).logsumexp(1).argmax(-1)
-        token_BKM = read.log_BKMV.gather(3, chosen_BM[:, None, :, None].expand(-1, k, -1, 1))[..., 0].cpu()
+        chosen_BM = read.mixed_BMV.argmax(-1)
+        token_BKM = hidden_log_p(read.log_BKMV, chosen_BM).cpu()
+        p_BK = read.log_p_BK.exp().tolist()
         answers = []
         for row, masks in enumerate(read.masks):
-            words = self.wordpieces.decode(chosen_BM[row, :masks].tolist())
+            words = self.model.wordpieces.decode(chosen_BM[row, :masks].tolist())
             reading_K = token_BKM[row, :, :masks].sum(-1).exp().tolist()
-            ids = [None] * (k - retrieved.ids_BK.shape[1]) + retrieved.ids_BK[row].tolist()
-            answers.append(self._filled(words, ids, read.p_BK[row].tolist(), reading_K))
+            ids = [None] * read.null + retrieved.ids_BK[row].tolist()
+            answers.append(self._filled(words, ids, p_BK[row], reading_K))
         return answers
 
     @torch.inference_mode()
-    def read_masks(self, queries: list[Query], retrieved: Retrieved) -> "MaskReading":
+    def read_masks(self, queries: list[Query], retrieved: Retrieved) -> ReadSentences:
         """What the reader expects at the masks, in each passage and in the null document where that is
         weighed."""
         places = [self._masks(query) for query in queries]
+        positions_BM = np.zeros((len(places), max(map(len, places))), dtype=np.int64)
+        for row, masks in enumerate(places):
+            positions_BM[row, : len(masks)] = masks
         null = retrieved.null_B is not None
-        scores_BK = (
-            torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1) if null else retrieved.scores_BK  # type: ignore[index]
-        )
-        k = scores_BK.shape[1]
-        passages = [number for row in retrieved.ids_BK.tolist() for number in ([None] * null + row)]
-        inputs = self._joint([query.tokens for query in queries for _ in range(k)], passages)
-        width = max(len(masks) for masks in places)
-        positions_BM = torch.tensor(
-            [[*masks, *[0] * (width - len(masks))] for masks in places], device=self.model.device
-        )
-        log_BKMV = self.model.reader.masks(inputs, positions_BM.repeat_interleave(k, 0)).unflatten(
-            0, (len(queries), k)
-        )
-        return MaskReading(
-            [len(masks) for masks in places], scores_BK.softmax(-1).to(log_BKMV.device), log_BKMV, null
-        )
+        offered = Offered(self.corpus, retrieved.ids_BK.numpy(), null=null)
+        device = self.model.device
+        inputs = join(self.model, [query.tokens for query in queries], offered).to(device)
+        reading = read_masks(self.model, inputs, torch.from_numpy(positions_BM).to(device))
+        scores_BK = retrieved.with_null_BK.to(device)
+        return ReadSentences([len(masks) for masks in places], scores_BK, reading.log_BKMV, null)
 
-    def mask_words(self, read: "MaskReading", *, most: int = 5) -> list[list["MaskWords"]]:
+    def mask_words(self, read: ReadSentences, *, most: int = 5) -> list[list["MaskWords"]]:
         """For each sentence and each of its masks the likeliest wordpieces, with what was read and, where it
         was weighed, without."""
-        mixed_BMV = (read.log_BKMV + read.p_BK.log()[:, :, None, None]).logsumexp(1)
+        mixed_BMV = read.mixed_BMV
 
         def likeliest(log_V: Tensor) -> tuple[Words, ...]:
             top = log_V.topk(most)
-            return tuple(
-                Words(self.wordpieces.decode([number]), p)
-                for number, p in zip(top.indices.tolist(), top.values.exp().tolist(), strict=True)
-            )
+            pairs = zip(top.indices.tolist(), top.values.exp().tolist(), strict=True)
+            return tuple(Words(self.model.wordpieces.decode([number]), p) for number, p in pairs)
 
-        return [
-            [
-                MaskWords(
-                    likeliest(mixed_BMV[row, mask]),
-                    likeliest(read.log_BKMV[row, 0, mask]) if read.null else (),
-                )
-                for mask in range(masks)
-            ]
-            for row, masks in enumerate(read.masks)
-        ]
+        def of_mask(row: int, mask: int) -> MaskWords:
+            unread = likeliest(read.log_BKMV[row, 0, mask]) if read.null else ()
+            return MaskWords(likeliest(mixed_BMV[row, mask]), unread)
+
+        return [[of_mask(row, mask) for mask in range(masks)] for row, masks in enumerate(read.masks)]
 
     def _filled(self, words: str, ids: list[int | None], p_K: list[float], reading_K: list[float]) -> Answer:
         evidence = []
@@ -459,19 +317,6 @@ class Answerer:
         whole = _longer(words, ordered)
         part = f"perhaps a part of “{whole}”: each [MASK] is one piece of a word" if whole else ""
         return Answer(words, float(np.dot(p_K, reading_K)), ordered, caution=part)
-
-
-def units(text: str) -> list[tuple[int, int]]:
-    """Where numbers, codes and addresses stand in a text: 11 of 11,400 is another number."""
-    return [unit.span() for unit in _UNITS.finditer(text)]
-
-
-def widened(start: int, end: int, units: list[tuple[int, int]]) -> tuple[int, int]:
-    """The span with the whole of what it begins or ends within."""
-    for first, past in units:
-        start = first if first < start < past else start
-        end = past if first < end < past else end
-    return start, end
 
 
 def _by_share(evidence: list[Evidence]) -> tuple[Evidence, ...]:
@@ -501,20 +346,6 @@ def _longer(words: str, evidence: tuple[Evidence, ...]) -> str:
     first = evidence[0] if evidence else None
     span = first.passage[first.start : first.end] if first and first.start is not None else words
     return span if _same_words(span) != _same_words(words) else ""
-
-
-def _beginning(text: str, most: int) -> str:
-    """So many characters at most, cut between words where there are several."""
-    return text if len(text) <= most else (text[:most].rpartition(" ")[0] or text[:most]) + "…"
-
-
-def _bar(name: str, probability: float) -> str:
-    """A probability as a small bar; its colours are legible on light and dark ground."""
-    track = (
-        "display:inline-block;vertical-align:middle;width:5em;height:.6em;border-radius:.3em;background:#8884"
-    )
-    filled = f"display:block;width:{100 * probability:.0f}%;height:100%;border-radius:.3em;background:#4a90c4"
-    return f'{name} <span style="{track}"><span style="{filled}"></span></span> {probability:.3f} &nbsp; '
 
 
 def _same_words(text: str) -> str:

@@ -1,9 +1,11 @@
-"""Retrieving: from queries to the passages that are read, and the scores f(x,z) with gradient.
+"""Retrieving: from queries to the passages that are read, and the scores f(x,z).
 
-B queries, K passages each, U different passages among them, D vector size.
+B queries, K passages each, U different passages among them, E passages never offered, D vector size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -11,13 +13,15 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
+from realmlm.corpus.wordpieces import check_same_tokenizer
 from realmlm.errors import Mismatch
 from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Hits, Index, drop
-from realmlm.model.inputs import NULL, document_inputs, query_inputs
+from realmlm.index.keep import KeptIndex, kept_index
+from realmlm.model.inputs import NULL
 from realmlm.model.marginal import inner_products
 from realmlm.model.realm import Realm
+from realmlm.model.snapshot import DocumentEncoder
 
 
 @dataclass(frozen=True)
@@ -31,25 +35,25 @@ class Query:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a retriever offers for reading: passages best first, their scores f(x,z), and f(x,∅): −inf where
-    the null document has no weight, None where it is not offered at all."""
+    """What a retriever offers for reading: passages best first, and their scores f(x,z)."""
 
     ids_BK: Tensor
     scores_BK: Tensor
     null_B: Tensor | None
+    """f(x,∅): −inf where the null document has no weight, None where it is not offered at all."""
 
-
-def sources(queries: list[Query]) -> Tensor:
-    """The passages that are not offered to each query [B, E], −1 where there are no more."""
-    most = max((len(query.sources) for query in queries), default=0)
-    rows = [[*query.sources, *[-1] * (most - len(query.sources))] for query in queries]
-    return torch.tensor(rows, dtype=torch.int64).view(len(queries), most)
+    @property
+    def with_null_BK(self) -> Tensor:
+        """The scores, with those of the null document in column 0 where it is offered."""
+        null = [] if self.null_B is None else [self.null_B[:, None]]
+        return torch.cat([*null, self.scores_BK], dim=1)
 
 
 class Retriever(Protocol):
-    """Chooses passages for queries."""
+    """Chooses passages for queries: any callable of this form can take the place of the model's own."""
 
-    def __call__(self, queries: list[Query], k: int) -> Retrieved: ...
+    def __call__(self, queries: list[Query], k: int) -> Retrieved:
+        """The `k` best passages of each query, best first, none of its `sources` among them."""
 
 
 class NoRetriever:
@@ -63,32 +67,26 @@ class NoRetriever:
 class LearnedRetriever:
     """The model's own towers over an index, as they are at each call: they may be in training."""
 
-    def __init__(
-        self, model: Realm, wordpieces: Wordpieces, index: Index, *, null_D: Tensor | None = None
-    ) -> None:
+    def __init__(self, model: Realm, index: Index, *, null_D: Tensor | None = None) -> None:
+        """`null_D` is the null document's vector if it will not change; else it is embedded at each call."""
         self.model = model
-        self.wordpieces = wordpieces
         self.index = index
         self._null_D = null_D
 
     @classmethod
-    def settled(cls, model: Realm, wordpieces: Wordpieces, index: Index) -> "LearnedRetriever":
-        """Over a model whose weights change no more: the null document is embedded once, here."""
-        return cls(model, wordpieces, index, null_D=null_vector(model, wordpieces))
+    def settled(cls, model: Realm, index: Index) -> "LearnedRetriever":
+        """Over a model whose weights change no more."""
+        return cls(model, index, null_D=null_vector(model))
 
     @torch.inference_mode()
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
-        inputs = query_inputs(
-            [query.tokens for query in queries], self.wordpieces, max_query=self.model.config.max_query
-        )
+        inputs = self.model.query_inputs([query.tokens for query in queries])
         query_BD = self.model.query(inputs.to(self.model.device))
-        null_D = null_vector(self.model, self.wordpieces) if self._null_D is None else self._null_D
-        hits = self.index.search(query_BD, k, exclude_QE=sources(queries))
-        null_B = (
-            inner_products(query_BD, null_D[None])[:, 0]
-            if self.model.config.null_document
-            else torch.full((len(queries),), -torch.inf)
-        )
+        null_D = null_vector(self.model) if self._null_D is None else self._null_D
+        hits = self.index.search(query_BD, k, exclude_QE=_sources(queries))
+        null_B = torch.full((len(queries),), -torch.inf)
+        if self.model.config.null_document:
+            null_B = inner_products(query_BD, null_D[None])[:, 0]
         return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), null_B.cpu())
 
 
@@ -100,54 +98,91 @@ class BM25Retriever:
 
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
         texts = [query.text.replace("[MASK]", " ") for query in queries]
-        own_BE = sources(queries)
+        own_BE = _sources(queries)
         scores, ids = self._index.search(texts, k + own_BE.shape[1])
         hits = drop(Hits(torch.from_numpy(scores), torch.from_numpy(ids)), own_BE, k)
         return Retrieved(hits.ids_QK, hits.scores_QK, None)
 
 
-def embed_documents(
-    model: Realm, wordpieces: Wordpieces, titles: list[np.ndarray], bodies: list[np.ndarray]
-) -> Tensor:
+def _sources(queries: list[Query]) -> Tensor:
+    """The passages that are not offered to each query [B, E], −1 where there are no more."""
+    most = max((len(query.sources) for query in queries), default=0)
+    rows = [[*query.sources, *[-1] * (most - len(query.sources))] for query in queries]
+    return torch.tensor(rows, dtype=torch.int64).view(len(queries), most)
+
+
+class Offered:
+    """The passages offered to each query, each looked up once however many queries it is offered to.
+
+    An id below 0 stands for the null document; with `null` it is offered to every query, in column 0:
+
+        ids_BK        place_BK     bodies
+        [[7, 3],  →   [[0, 2, 1],  0: the null document, 1: passage 3,
+         [3, 9]]       [0, 1, 3]]  2: passage 7, 3: passage 9
+    """
+
+    def __init__(self, corpus: Corpus, ids_BK: np.ndarray, *, null: bool) -> None:
+        ids_U = np.unique(ids_BK[ids_BK >= 0])
+        tokens = corpus.tokens_of(ids_U)
+        self.titles = [NULL, *tokens.titles]
+        self.bodies = [NULL, *tokens.bodies]
+        place_BK = np.where(ids_BK < 0, 0, np.searchsorted(ids_U, ids_BK) + 1)
+        self.place_BK = np.pad(place_BK, ((0, 0), (int(null), 0)))
+        self.k = self.place_BK.shape[1]
+
+    def bodies_of_pairs(self) -> list[np.ndarray]:
+        """The body of every (query, passage) pair, B · K of them."""
+        return [self.bodies[place] for place in self.place_BK.flat]
+
+    def titles_of_pairs(self) -> list[np.ndarray]:
+        return [self.titles[place] for place in self.place_BK.flat]
+
+
+def embed_documents(model: Realm, titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]) -> Tensor:
     """Embed_doc with gradient."""
-    inputs = document_inputs(titles, bodies, wordpieces, max_length=model.config.max_document)
-    return model.document(inputs.to(model.device))
+    return model.document(model.document_inputs(titles, bodies).to(model.device))
 
 
 @torch.no_grad()
-def null_vector(model: Realm, wordpieces: Wordpieces) -> Tensor:
+def null_vector(model: Realm) -> Tensor:
     """Embed_doc of the null document."""
-    return embed_documents(model, wordpieces, [NULL], [NULL])[0]
+    return embed_documents(model, [NULL], [NULL])[0]
 
 
-def fresh_scores(
+def fresh_scores(model: Realm, query_BD: Tensor, offered: Offered) -> Tensor:
+    """f(x,z) of what is offered [B, K], by the current weights and with gradient into both towers: an index
+    that passages were found with is some steps old."""
+    scores_BU = inner_products(query_BD, embed_documents(model, offered.titles, offered.bodies))
+    return scores_BU.gather(1, torch.from_numpy(offered.place_BK).to(scores_BU.device))
+
+
+def index_of(
     model: Realm,
-    wordpieces: Wordpieces,
     corpus: Corpus,
-    query_BD: Tensor,
-    ids_BK: Tensor,
     *,
-    with_null: bool = True,
-) -> Tensor:
-    """f(x,z) of the retrieved passages, recomputed with the current weights, gradient into both towers; the
-    null document in column 0.
+    path: Path | None = None,
+    kind: str | None = None,
+    dtype: torch.dtype | None = None,
+    others: Path | None = None,
+) -> KeptIndex:
+    """The index of a corpus by a model's document tower; `realmlm.index.keep.kept_index` says the rest."""
 
-    A passage retrieved for several queries is embedded once.
-    """
-    ids_U, place_BK = torch.unique(ids_BK.cpu(), return_inverse=True)
-    titles = [NULL, *(corpus.title_tokens(number) for number in ids_U.tolist())]
-    bodies = [NULL, *(corpus.tokens(number) for number in ids_U.tolist())]
-    scores_BU = inner_products(query_BD, embed_documents(model, wordpieces, titles, bodies))
-    null_B1 = torch.zeros(len(ids_BK), int(with_null), dtype=torch.int64)
-    return scores_BU.gather(1, torch.cat([null_B1, place_BK + 1], dim=1).to(scores_BU.device))
+    @torch.inference_mode()
+    def embed_queries(queries: Sequence[np.ndarray]) -> Tensor:
+        return model.query(model.query_inputs(queries).to(model.device))
+
+    encode = DocumentEncoder.of(model)
+    return kept_index(
+        corpus, encode, embed_queries=embed_queries, path=path, kind=kind, dtype=dtype, others=others
+    )
 
 
-def check_readable(model_name: str, model: Realm, wordpieces: Wordpieces, corpus: Corpus) -> None:
+def check_readable(model: Realm, corpus: Corpus, *, name: str = "the model") -> None:
     """A model can only read a corpus cut with its own tokenizer, in passages no longer than it reads."""
-    check_same_tokenizer(corpus.wordpieces, wordpieces, first_name=str(corpus.folder), second_name=model_name)
-    if corpus.max_wordpieces > model.config.max_passage:
+    check_same_tokenizer(corpus.wordpieces, model.wordpieces, first_name=str(corpus.folder), second_name=name)
+    longest = model.config.max_passage
+    if corpus.max_wordpieces > longest:
         raise Mismatch(
-            f"{corpus.folder} has passages of up to {corpus.max_wordpieces} wordpieces, {model_name} reads "
-            f"{model.config.max_passage}; "
-            f"make the corpus again with --max-wordpieces {model.config.max_passage}"
+            f"{corpus.folder} has passages of up to {corpus.max_wordpieces} wordpieces, {name} reads "
+            f"{longest}; make the corpus again with --max-wordpieces {longest}"
         )

@@ -1,38 +1,32 @@
-"""Two sets of predictions for the same questions: where retrieval changed most."""
+"""Two sets of answers to the same questions, from a model before and after training: where retrieval changed
+most."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from realmlm.errors import BadInput
+from realmlm.reading.records import Evidence
 from realmlm.storage.files import json_lines, read_text
 
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
-class Read:
-    """A passage that was read, and p(z|x). The null document has no id."""
-
-    id: int | None
-    title: str
-    text: str
-    share: float
-
-
-@dataclass(frozen=True)
 class Prediction:
-    """What was answered to a question, and from what."""
+    """A line of `evaluate --predictions`: what was answered to a question, and from which passages."""
 
     question: str
     answers: tuple[str, ...]
+    """Those that count as right."""
     answer: str
     correct: bool
     log_p: float | None
+    """log p(y|x) of what a masked sentence hides; None for questions."""
     rank: int | None
-    """Of the first passage with the answer among those retrieved."""
-    read: tuple[Read, ...]
+    """Of the first passage with the answer among those retrieved; None: none has it."""
+    read: tuple[Evidence, ...]
     """Best retrieved first."""
 
     @property
@@ -43,19 +37,23 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Change:
-    """Two sets of predictions for the same questions, compared."""
+    """Two sets of predictions compared; each pair is a question before and after."""
 
     both: int
+    """Questions that stand in both sets."""
     right: tuple[int, int]
+    """Right answers before and after."""
     gained: int
     lost: int
     counts: tuple[int, int]
-    """Questions whose answer came nearer, and from which it moved away."""
+    """Questions for which the first passage with the answer came nearer, and for which it moved away."""
     nearer: list[tuple[Prediction, Prediction]]
+    """Those of the first kind that are shown."""
     further: list[tuple[Prediction, Prediction]]
 
 
 def read_predictions(file: Path) -> dict[tuple[str, str], Prediction]:
+    """What `evaluate --predictions` wrote, by id and question."""
     predictions = {}
     for number, row in json_lines(read_text(file)):
         if isinstance(row, dict) and "question" in row and "evidence" not in row:
@@ -63,26 +61,7 @@ def read_predictions(file: Path) -> dict[tuple[str, str], Prediction]:
                 f"{file}:{number}: nothing was read for this question; evaluate with --read 1 or more"
             )
         try:
-            read = [
-                Read(
-                    None if one["passage_id"] is None else int(one["passage_id"]),
-                    str(one["title"]),
-                    str(one["passage"]),
-                    float(one["retrieval_probability"]),
-                )
-                for one in row["evidence"]
-            ]
-            predictions[str(row["id"]), str(row["question"])] = Prediction(
-                question=str(row["question"]),
-                answers=tuple(map(str, row["answers"])),
-                answer=str(row["answer"]),
-                correct=bool(row["correct"]),
-                log_p=None if row["log_p"] is None else float(row["log_p"]),
-                rank=None
-                if row["first_passage_with_answer"] is None
-                else max(1, int(row["first_passage_with_answer"])),
-                read=tuple(sorted(read, key=lambda one: -one.share)),
-            )
+            predictions[str(row["id"]), str(row["question"])] = _prediction(row)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(
                 f"{file}:{number}: not a prediction; make such a file: realmlm evaluate … --predictions "
@@ -91,9 +70,39 @@ def read_predictions(file: Path) -> dict[tuple[str, str], Prediction]:
     return predictions
 
 
+def _prediction(row: dict[str, Any]) -> Prediction:
+    """A line, checked: what is missing or of another kind raises KeyError, TypeError or ValueError."""
+    rank = _whole(row["first_passage_with_answer"])
+    return Prediction(
+        question=str(row["question"]),
+        answers=tuple(map(str, row["answers"])),
+        answer=str(row["answer"]),
+        correct=bool(row["correct"]),
+        log_p=None if row["log_p"] is None else float(row["log_p"]),
+        rank=None if rank is None else max(1, rank),
+        read=tuple(sorted(map(_evidence, row["evidence"]), key=lambda one: -one.retrieval_probability)),
+    )
+
+
+def _evidence(row: dict[str, Any]) -> Evidence:
+    return Evidence(
+        passage_id=_whole(row["passage_id"]),
+        title=str(row["title"]),
+        passage=str(row["passage"]),
+        start=_whole(row["start"]),
+        end=_whole(row["end"]),
+        retrieval_probability=float(row["retrieval_probability"]),
+        reading_probability=float(row["reading_probability"]),
+        file=str(row.get("file", "")),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
 def compare(before: dict[Key, Prediction], after: dict[Key, Prediction], *, examples: int) -> Change:
-    """Where retrieval changed most: so many questions whose first passage with the answer came nearer, as
-    many where it moved away."""
+    """Compare the questions of both; at most `examples` are shown of each kind, most changed first."""
     pairs = [(before[key], after[key]) for key in before if key in after]
     pairs.sort(key=lambda pair: amount(*pair), reverse=True)
     nearer = [(old, new) for old, new in pairs if new.nearness > old.nearness]
@@ -112,10 +121,9 @@ def compare(before: dict[Key, Prediction], after: dict[Key, Prediction], *, exam
 def amount(old: Prediction, new: Prediction) -> tuple[float, float, float]:
     """How much retrieval changed: the distance of p(z|x) before and after (½ Σ_z |p − q|), to two digits;
     then what it did."""
-    shares: list[dict[int | None, float]] = [{one.id: one.share for one in side.read} for side in (old, new)]
-    ids = shares[0].keys() | shares[1].keys()
+    p, q = ({one.passage_id: one.retrieval_probability for one in side.read} for side in (old, new))
     # fsum: in any order the same
-    distance = math.fsum(abs(shares[0].get(number, 0.0) - shares[1].get(number, 0.0)) for number in ids) / 2
+    distance = math.fsum(abs(p.get(z, 0.0) - q.get(z, 0.0)) for z in p.keys() | q.keys()) / 2
     gain = 0.0 if old.log_p is None or new.log_p is None else abs(new.log_p - old.log_p)
     return round(distance, 2), abs(new.nearness - old.nearness), gain
 

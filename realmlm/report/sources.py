@@ -1,4 +1,5 @@
-"""What a report is made from: files read suspiciously, each named where it is wrong."""
+"""The runs, verdicts and evaluations that a report shows, read from their files; a file that is wrong is
+named."""
 
 import json
 import math
@@ -9,20 +10,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from realmlm.config_model import ADAPTING
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
 from realmlm.names import short_names
+from realmlm.settings.stages import ADAPTING
 from realmlm.storage.files import json_lines, read_text
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns
 Interval = tuple[float, float, float]  # a mean, and the lower and the upper end of its 95% interval
-Points = list[
-    tuple[float | None, ...]
-]  # (step, value), the value None where it is not finite; or (step, mean, lowest, highest)
+# (step, value), the value None where it is not finite; or (step, mean, lowest, highest)
+Points = list[tuple[float | None, ...]]
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """What to call files or folders. None may be named twice."""
+    """A short name for each file or folder that tells it from the others. None may be given twice."""
     places = [Path(os.path.abspath(path)) for path in paths]
     for number, place in enumerate(places):
         if place in places[:number]:
@@ -43,8 +43,8 @@ def _is_number(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A training run, or a part of one, as its folder tells it."""
+class ShownRun:
+    """A training run, or a part of a warm-up, as the report shows it: its curves under its name."""
 
     name: str
     settings: dict[str, Any]
@@ -52,7 +52,7 @@ class Run:
     curves: dict[str, Points]
 
 
-def read_run(folder: Path, name: str) -> Iterator[Run]:
+def read_run(folder: Path, name: str) -> Iterator[ShownRun]:
     """The run in a folder, or its parts; in that of an `adapt`, the training in it."""
     if not (folder / "run.json").is_file() and (folder / ADAPTING / "run.json").is_file():
         folder /= ADAPTING
@@ -74,12 +74,12 @@ def read_run(folder: Path, name: str) -> Iterator[Run]:
             raise ArtefactDamaged(
                 f"{file.parent / 'run.json'} is damaged ({type(error).__name__}); leave the run out"
             ) from error
-        yield Run(name if file.parent == folder else f"{name}/{file.parent.name}", settings, points)
+        yield ShownRun(name if file.parent == folder else f"{name}/{file.parent.name}", settings, points)
 
 
 def _of_the_whole(folder: Path, stage: str) -> dict[str, Any]:
-    """The settings of a part of a warm-up: the whole has them; how its weights move under the name that other
-    runs have for it."""
+    """The settings of a part of a warm-up, which stand in the run.json of the whole. Its optimiser's are
+    named `optim`, as in other runs. Empty: the folder is no such part."""
     whole, _, part = stage.partition("-")
     try:
         record = json.loads((folder.resolve().parent / "run.json").read_text("utf-8"))
@@ -91,9 +91,9 @@ def _of_the_whole(folder: Path, stage: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What an `adapt` decided, as its folder tells it: each measure on what was held out, before and after,
-    and the gain."""
+class ShownVerdict:
+    """What an `adapt` decided (its verdict.json): each measure on the held-out examples before and after, and
+    the gain."""
 
     name: str
     held_out: int
@@ -103,7 +103,7 @@ class Verdict:
     kept: bool
 
 
-def read_verdict(folder: Path, name: str) -> Verdict | None:
+def read_verdict(folder: Path, name: str) -> ShownVerdict | None:
     """The verdict in the folder of an `adapt`; None in that of another run."""
     file = folder / "verdict.json"
     if not file.is_file():
@@ -115,7 +115,7 @@ def read_verdict(folder: Path, name: str) -> Verdict | None:
             for title, sides in record["measures"].items()
         }
         gain = _interval({"value": record["gain"], **record})
-        return Verdict(
+        return ShownVerdict(
             name, int(record["held_out"]), measures, str(record["gained"]), gain, bool(record["kept"])
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -129,6 +129,7 @@ def _interval(score: dict[str, Any]) -> Interval:
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings under the names of their flags: {"optim": {"lr": 1}} is optim.lr."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
@@ -137,8 +138,8 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _read_curves(file: Path) -> dict[str, Points]:
-    """The curves of a metrics file. What follows its last whole line is still being written, or was cut off
-    by a kill."""
+    """The curves of a metrics file. A last line without its end is passed over: it is still being written, or
+    a kill cut it off."""
     curves: dict[str, Points] = {}
     whole = read_text(file).rpartition("\n")[0]
     for number, row in json_lines(whole):
@@ -154,8 +155,8 @@ def _read_curves(file: Path) -> dict[str, Points]:
 
 
 def bundle(points: Points, *, most: int = MOST_POINTS) -> Points:
-    """At most so many points. Of more, each stretch becomes one: its last step, then mean, lowest and highest
-    value."""
+    """A curve of at most `most` points. In a longer one every few points become one: their last step, and the
+    mean, lowest and highest of their values."""
     if len(points) <= most:
         return points
     width = math.ceil(len(points) / most)
@@ -164,12 +165,8 @@ def bundle(points: Points, *, most: int = MOST_POINTS) -> Points:
         stretch = points[first : first + width]
         values = [point[1] for point in stretch if point[1] is not None]
         whole = len(values) == len(stretch)
-        bundled.append(
-            (
-                stretch[-1][0],
-                *((float(f"{fmean(values):.6g}"), min(values), max(values)) if whole else (None,)),
-            )
-        )
+        value = (float(f"{fmean(values):.6g}"), min(values), max(values)) if whole else (None,)
+        bundled.append((stretch[-1][0], *value))
     return bundled
 
 
@@ -178,7 +175,8 @@ def bundle(points: Points, *, most: int = MOST_POINTS) -> Points:
 
 @dataclass(frozen=True, order=True)
 class Column:
-    """A measure in the table; columns of a group stand under one heading."""
+    """A measure as a column of the table, ordered by place and number; those of one group stand under one
+    heading."""
 
     place: int
     group: str
@@ -196,6 +194,7 @@ class Evaluation:
 
 
 def read_evaluation(file: Path, name: str) -> Evaluation:
+    """What `evaluate --report` wrote."""
     text = read_text(file)
     try:
         record = json.loads(text)

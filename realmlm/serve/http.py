@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from realmlm import __version__
 from realmlm.engine import Engine
 from realmlm.errors import RealmError
+from realmlm.page import ASSETS
 from realmlm.serve.routes import Meters, operation_routes, passage_routes, question_routes
 from realmlm.serve.runs import run_routes
 from realmlm.serve.shapes import Failure
@@ -28,7 +29,6 @@ from realmlm.serve.worker import Busy, Worker
 
 MOST_BODY = 256 * 1024  # bytes of a request: the longest passage, each character escaped (\ud83d\ude00)
 RETRY_S = 1  # what a full queue asks for
-PAGE = Path(__file__).parent / "page"
 
 
 def create_app(
@@ -74,11 +74,11 @@ def create_app(
         operation_routes(engine, worker, meters),
     ):
         app.include_router(routes, dependencies=[Depends(_known_parameters)])
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    app.mount("/page", StaticFiles(directory=ASSETS), name="page")
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(ASSETS / "index.html")
 
     app.add_middleware(_Around, meters=meters, loopback=is_loopback(host))
     _handle_errors(app)

@@ -22,18 +22,16 @@ from realmlm import __version__
 from realmlm.corpus.store import Passage
 from realmlm.engine import Engine
 from realmlm.errors import BadInput
-from realmlm.reading.answer import Answer, Words
+from realmlm.reading.records import Words
 from realmlm.serve.shapes import (
     Answered,
     ChangedPassage,
     Filled,
     Health,
     KnownPassage,
-    Mask,
     NewPassage,
     Passages,
     Question,
-    Read,
     Sentence,
 )
 from realmlm.serve.worker import Worker
@@ -73,10 +71,9 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
     @routes.post("/ask", summary="Answer a question")
     async def ask(asked: Question) -> Answered:
         answer = await together(
-            lambda texts: engine.ask_all(texts, read=asked.read), asked.question, key=("ask", asked.read)
+            lambda texts: engine.ask(texts, read=asked.read), asked.question, key=("ask", asked.read)
         )
-        sure = {"relevance": answer.relevance, "confidence": answer.confidence}
-        shown = Answered(**_answer(answer), **sure, others=list(answer.others))
+        shown = Answered(**vars(answer))
         if asked.without_reading:
             known = await together(engine.ask_without_reading, asked.question, key="ask without reading")
             shown.without_reading = Words(known.answer, known.probability)
@@ -86,23 +83,11 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
     async def fill(asked: Sentence) -> Filled:
         key = ("fill", asked.read)
         answer, masks = await together(
-            lambda texts: engine.fill_all(texts, read=asked.read), asked.sentence, key=key
+            lambda texts: engine.fill_with_words(texts, read=asked.read), asked.sentence, key=key
         )
-        return Filled(
-            **_answer(answer), masks=[Mask(read=list(mask.read), unread=list(mask.unread)) for mask in masks]
-        )
+        return Filled(**vars(answer), masks=masks)
 
     return routes
-
-
-def _answer(answer: Answer) -> dict[str, Any]:
-    evidence = [Read(**vars(one)) for one in answer.evidence]
-    return {
-        "answer": answer.answer,
-        "probability": answer.probability,
-        "evidence": evidence,
-        "caution": answer.caution,
-    }
 
 
 # --- passages -----------------------------------------------------------------------------------------------
@@ -128,7 +113,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
         return KnownPassage(**vars(passage), file=passage.file)
 
     def article(title: str, text: str, source: str) -> Article:
-        if not len(engine.wordpieces.encode(text)):
+        if not len(engine.model.wordpieces.encode(text)):
             raise BadInput("the text contains no words; write some")
         return Article(title, text, source)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from realmlm.reading.answer import Words
+from realmlm.reading.records import Evidence, MaskWords, Words
 
 MOST_CHARACTERS = 2_000  # of a question or masked sentence
 MOST_TEXT = 20_000  # of a passage
@@ -57,53 +57,34 @@ class Sentence(Request):
     read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
 
 
-class Read(BaseModel):
-    """A passage that was read; the null document has no id."""
+class Reply(BaseModel):
+    """The records of a reading as they are; what their fields mean is taken from the docstrings there."""
 
-    passage_id: int | None
-    title: str
-    passage: str
-    start: int | None = Field(
-        description="Where the answer is in the passage, in characters; null if it is not there."
-    )
-    end: int | None
-    retrieval_probability: float = Field(
-        description="p(z|x): how much the passage weighs (docs/decisions/001)."
-    )
-    reading_probability: float = Field(description="p(y|z,x): how likely it gives this answer.")
-    file: str = Field(description="The file the passage comes from.")
+    model_config = ConfigDict(use_attribute_docstrings=True, json_schema_serialization_defaults_required=True)
 
-
-class Answered(BaseModel):
-    answer: str
-    probability: float = Field(description="p(y|x)")
-    evidence: list[Read]
-    relevance: float | None = Field(
-        description="max f(x,z) over what was read; it falls where no passage is about the question."
-    )
-    confidence: float | None = Field(
-        description="How often such answers were right when the model was calibrated; null if it was not."
-    )
-    caution: str = Field(
-        description="A warning for whoever asked, if the documents may not say it; else empty."
-    )
-    others: list[Words] = Field(description="The next likeliest answers.")
-    without_reading: Words | None = Field(None, description="The answer without any passage, if asked for.")
-
-
-class Mask(BaseModel):
-    read: list[Words] = Field(description="The likeliest wordpieces with retrieval.")
-    unread: list[Words] = Field(description="The likeliest wordpieces without.")
-
-
-class Filled(BaseModel):
     answer: str
     probability: float
-    evidence: list[Read]
-    caution: str = Field(
-        description="If the words are part of a longer word in the passage, that word; else empty."
-    )
-    masks: list[Mask]
+    """p(y|x)"""
+    evidence: tuple[Evidence, ...]
+
+
+class Answered(Reply):
+    relevance: float | None
+    """max f(x,z) over what was read; it falls where no passage is about the question."""
+    confidence: float | None
+    """How often such answers were right when the model was calibrated; null if it was not."""
+    caution: str
+    """A warning for whoever asked, if the documents may not say it; else empty."""
+    others: tuple[Words, ...]
+    """The next likeliest answers."""
+    without_reading: Words | None = None
+    """The answer without any passage, if asked for."""
+
+
+class Filled(Reply):
+    caution: str
+    """If the words are part of a longer word in the passage, that word; else empty."""
+    masks: tuple[MaskWords, ...]
 
 
 Text = Annotated[

@@ -15,18 +15,13 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from realmlm.bundled import model_place, text_place
-from realmlm.config import Adapt, JointOptim, Loop, Refresh, flat, record
-from realmlm.config_model import ADAPTING
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.documents import DOCUMENT_WORDPIECES
 from realmlm.corpus.questions import Question, read_questions, write_questions
@@ -38,89 +33,27 @@ from realmlm.evaluate.clozes import make_clozes
 from realmlm.evaluate.intervals import paired_interval
 from realmlm.evaluate.measure import measure
 from realmlm.evaluate.scores import Outcome, Report, Score, summarise
-from realmlm.index.duplicates import SameWords
-from realmlm.index.exact import Index
-from realmlm.index.keep import index_for
 from realmlm.log import duration, say
-from realmlm.model.inputs import Inputs, query_inputs
-from realmlm.model.marginal import evidence_log_likelihood, inner_products
 from realmlm.model.realm import ModelConfig, Realm
 from realmlm.reading.answer import Answerer
-from realmlm.reading.retrieve import LearnedRetriever
-from realmlm.settings import together
+from realmlm.reading.retrieve import LearnedRetriever, index_of
+from realmlm.settings import ADAPTING, Adapt, BuildCorpus, Finetune, JointOptim, Loop, Optim, together
 from realmlm.sources.readers import apart
 from realmlm.storage.artefacts import discard, open_artefact, refuse_existing, write_text
-from realmlm.train.data import MaskedSentences, SentenceSource, places_of
+from realmlm.train.data import SentenceSource
 from realmlm.train.hold_out import held_out_passages
-from realmlm.train.loop import Clock, Stateless, fit, prepare
-from realmlm.train.objectives.questions import finetune
+from realmlm.train.loop import fit, prepare
+from realmlm.train.objectives.adapt import CANDIDATES, FoundElsewhere
 from realmlm.train.run import Run
+from realmlm.train.stages import finetune
 
 READ = 5  # passages
-CANDIDATES = 100
 BATCH = 32
 MOST_HELD_OUT = 150  # masked sentences
 MOST_OF_A_PASSAGE = 4  # of them: what is held out is whole passages, and few passages tell little
 SHARE_HELD_OUT = 5  # one of so many passages, or questions
 FEWEST = 20  # held out, and steps
 EPOCHS = 6  # times that every example is seen, at most
-
-
-class FoundElsewhere(Stateless):
-    """−log p(passages that have the hidden words | x) among the best candidates, a sentence's own passage and
-    its copies left out."""
-
-    def __init__(
-        self, model: Realm, corpus: Corpus, source: SentenceSource, index: Index, learning: list[nn.Parameter]
-    ) -> None:
-        self._model = model
-        self._corpus = corpus
-        self._source = source
-        self._index = index
-        self._learning = learning
-        self._own = SameWords(corpus, corpus)
-
-    def groups(self) -> dict[str, list[nn.Parameter]]:
-        return {"retriever": self._learning}
-
-    def draw(self, first: int, count: int) -> tuple[MaskedSentences, Inputs]:
-        drawn = self._source.draw(first, count)
-        return drawn, query_inputs(
-            drawn.masked.queries, self._corpus.wordpieces, max_query=self._model.config.max_query
-        )
-
-    def loss(
-        self, drawn: tuple[MaskedSentences, Inputs], step: int, clock: Clock
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        sentences, inputs = drawn
-        self._model.query.encoder.eval()  # only the projection learns: what it learns from should not waver
-        with clock("embed"):
-            query_BD = self._model.query(inputs.to(self._model.device))
-        with clock("search"):
-            own_BE = self._own(sentences.passages)
-            candidates = min(CANDIDATES, len(self._corpus) - self._own.most)
-            ids_BC = self._index.search(query_BD.detach().float(), candidates, exclude_QE=own_BE).ids_QK.cpu()
-            holds_BC = self._holds(sentences, ids_BC).to(self._model.device)
-        candidate_BCD = self._index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
-        found_B = evidence_log_likelihood(inner_products(query_BD, candidate_BCD), holds_BC)
-        return -found_B.mean(), {
-            "recall@1": holds_BC[:, 0].float().mean(),
-            "recall@5": holds_BC[:, :5].any(-1).float().mean(),
-        }
-
-    def _holds(self, sentences: MaskedSentences, ids_BC: Tensor) -> Tensor:
-        """Which of the candidates have the hidden words, [B, C]."""
-        masked = sentences.masked
-        hidden = [
-            targets[valid].numpy() for targets, valid in zip(masked.targets_BM, masked.valid_BM, strict=True)
-        ]
-        rows = zip(hidden, ids_BC.tolist(), strict=True)
-        return torch.tensor(
-            [
-                [len(places_of(words, self._corpus.tokens(number))) > 0 for number in ids]
-                for words, ids in rows
-            ]
-        )
 
 
 @dataclass(frozen=True)
@@ -205,47 +138,40 @@ class Verdict:
         )
 
 
-def adapt(
-    *,
-    docs: Sequence[Path],
-    out: Path,
-    model: Path,
-    questions: tuple[Path, ...] = (),
-    minutes: float,
-    seed: int,
-    device: str = "auto",
-) -> Verdict:
-    """Train on the documents for at most about so many minutes; the model stands in `out/model` if it got
-    better, else nowhere."""
-    place = model_place(model)
-    asked = _own_questions(questions) if questions else []
-    refuse_existing(out)
+def adapt(settings: Adapt) -> Verdict:
+    """Train on documents for at most about so many minutes; the model stands in `out/model` if it got better,
+    else nowhere."""
+    asked = _own_questions(settings.questions) if settings.questions else []
+    refuse_existing(settings.out)
     try:
-        return _adapt(
-            place,
-            apart([text_place(path) for path in docs]),
-            out,
-            asked,
-            minutes=minutes,
-            loop=Loop(seed=seed, device=device),
-        )
+        return _adapt(settings, asked)
     except (RealmError, KeyboardInterrupt):
-        shutil.rmtree(out, ignore_errors=True)  # nothing half done: the same command can be given again
+        # nothing half done: the same command can be given again
+        shutil.rmtree(settings.out, ignore_errors=True)
         raise
 
 
-def _adapt(
-    model: Path, docs: list[Path], out: Path, asked: list[Question], *, minutes: float, loop: Loop
-) -> Verdict:
+def _adapt(settings: Adapt, asked: list[Question]) -> Verdict:
+    out = settings.out
+    model = settings.model
     config = ModelConfig.of(open_artefact(model, kind="model").config, model)
     longest = min(DOCUMENT_WORDPIECES, config.max_passage)  # as `ask --docs` cuts them
-    corpus = build_corpus(docs, out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True)
+    docs = apart(together(settings.docs))
+    corpus = build_corpus(
+        BuildCorpus(
+            sources=tuple(docs),
+            out=out / "corpus",
+            tokenizer=str(model),
+            max_wordpieces=longest,
+            skip_bad=True,
+        )
+    )
     if asked:
-        order = np.random.default_rng(loop.seed).permutation(len(asked)).tolist()
+        order = np.random.default_rng(settings.seed).permutation(len(asked)).tolist()
         held_out = [asked[number] for number in order[: len(asked) // SHARE_HELD_OUT]]
         write_questions(out / "questions.jsonl", [asked[number] for number in order[len(held_out) :]])
     else:
-        held_out = _masked_facts(corpus, loop.seed)
+        held_out = _masked_facts(corpus, settings.seed)
     write_questions(out / "held-out.jsonl", held_out)
     if not asked:
         _check_some_left(corpus, out / "held-out.jsonl")
@@ -254,12 +180,11 @@ def _adapt(
         f"{len(held_out)} {what} are held out and measured before and after training; --minutes does not "
         "include this"
     )
-    before, seconds = _measured(model, corpus, held_out, loop.device)
+    before, seconds = _measured(model, corpus, held_out, settings.device)
     say(f"measuring took {duration(seconds)}, and will take as long again after training")
     learn = _learn_questions if asked else _learn_to_find
-    pair_seconds = seconds / (len(held_out) * (READ + 1))
-    made = learn(model, corpus, out, minutes=minutes, pair_seconds=pair_seconds, loop=loop)
-    after, _ = _measured(made, corpus, held_out, loop.device)
+    made = learn(settings, corpus, pair_seconds=seconds / (len(held_out) * (READ + 1)))
+    after, _ = _measured(made, corpus, held_out, settings.device)
     verdict = _compare(before, after, labelled=bool(asked))
     write_text(out / "verdict.json", json.dumps(verdict.as_json(), ensure_ascii=False))
     if verdict.kept:
@@ -311,54 +236,54 @@ def _check_some_left(corpus: Corpus, held_out: Path) -> None:
         )
 
 
-def _learn_to_find(
-    model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop
-) -> Path:
-    settings = dict(locals())
-    with Run.begin(out / ADAPTING, stage="adapt", config=record(settings | {"corpus": corpus.folder})) as run:
-        device = prepare(loop)
-        realm, wordpieces = Realm.from_pretrained(model, device=device)
-        calibration = realm.config.calibration
-        held_out = held_out_passages(corpus, out / "held-out.jsonl")
-        limits: dict[str, Any] = {
-            "max_query": realm.config.max_query,
-            "held_out": held_out,
-            "recurring": True,
-        }
-        source = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, seed=loop.seed, **limits)
+def _learn_to_find(settings: Adapt, corpus: Corpus, *, pair_seconds: float) -> Path:
+    """Train the query projection on the documents themselves; gives the place of the model."""
+    with Run.begin(settings.out / ADAPTING, stage="adapt", settings=settings) as run:
+        device = prepare(Loop(seed=settings.seed, device=settings.device))
+        realm = Realm.from_pretrained(settings.model, device=device)
+        source = SentenceSource(
+            corpus,
+            "salient",
+            max_query=realm.config.max_query,
+            seed=settings.seed,
+            held_out=held_out_passages(corpus, settings.out / "held-out.jsonl"),
+            recurring=True,
+        )
         learning = realm.free_query("projection")
-        objective = FoundElsewhere(realm, corpus, source, index_for(realm, wordpieces, corpus), learning)
+        optim = Optim(batch=BATCH, lr=2e-4)
+        index = index_of(realm, corpus).index
+        objective = FoundElsewhere(realm, corpus, source, index, learning=learning, lr=optim.lr)
         seconds = BATCH * pair_seconds / 3  # a sentence is a third as long as sentence and passage together
-        steps = _steps(minutes, seconds=seconds, examples=len(source.sentences))
-        optim = JointOptim(steps=steps, batch=BATCH, retriever_lr=2e-4)
-        fit(realm, objective, run, optim=optim, loop=_rows(loop, steps), device=device, title="adapting")
-        # scores hardly move (docs/decisions/010)
-        realm.config = replace(realm.config, calibration=calibration)
-        realm.save_pretrained(run.folder / "model", wordpieces, parents={"corpus": corpus.fingerprint})
+        steps = _steps(settings.minutes, seconds=seconds, examples=len(source.sentences))
+        loop = _rows(settings, steps)
+        fit(realm, objective, run, optim=replace(optim, steps=steps), loop=loop, title="adapting")
+        realm.save_pretrained(run.folder / "model", parents={"corpus": corpus.fingerprint})
         return run.folder / "model"
 
 
-def _learn_questions(
-    model: Path, corpus: Corpus, out: Path, *, minutes: float, pair_seconds: float, loop: Loop
-) -> Path:
-    examples = len(read_questions(out / "questions.jsonl"))
+def _learn_questions(settings: Adapt, corpus: Corpus, *, pair_seconds: float) -> Path:
+    """Fine-tune on the questions that are not held out; gives the place of the model."""
+    questions = settings.out / "questions.jsonl"
     # going backwards takes twice as long as forwards
-    steps = _steps(minutes, seconds=3 * BATCH * READ * pair_seconds, examples=examples)
-    optim = JointOptim(steps=steps, batch=BATCH, lr=3e-5, retriever_lr=1e-4)
-    return finetune(
-        model=model,
-        corpus=corpus.folder,
-        questions=(out / "questions.jsonl",),
-        out=out / ADAPTING,
-        read=min(READ, len(corpus)),
-        read_gold=True,
-        candidates=min(CANDIDATES, len(corpus)),
-        query="projection",
-        closed_book=0.02,
-        optim=optim,
-        refresh=Refresh(every_steps=0),
-        loop=_rows(loop, steps),
+    seconds = 3 * BATCH * READ * pair_seconds
+    steps = _steps(settings.minutes, seconds=seconds, examples=len(read_questions(questions)))
+    out = settings.out / ADAPTING
+    finetune(
+        Finetune(
+            model=settings.model,
+            corpus=corpus.folder,
+            questions=(questions,),
+            out=out,
+            read=min(READ, len(corpus)),
+            read_gold=True,
+            candidates=min(CANDIDATES, len(corpus)),
+            query="projection",
+            closed_book=0.02,
+            optim=JointOptim(steps=steps, batch=BATCH, lr=3e-5, retriever_lr=1e-4),
+            loop=_rows(settings, steps),
+        )
     )
+    return out / "model"
 
 
 def _steps(minutes: float, *, seconds: float, examples: int) -> int:
@@ -372,9 +297,14 @@ def _steps(minutes: float, *, seconds: float, examples: int) -> int:
     return steps
 
 
-def _rows(loop: Loop, steps: int) -> Loop:
+def _rows(settings: Adapt, steps: int) -> Loop:
     """Twenty rows of metrics in all, and no checkpoint before the end."""
-    return Loop(seed=loop.seed, device=loop.device, log_every=max(1, steps // 20), checkpoint_every=steps)
+    return Loop(
+        seed=settings.seed,
+        device=settings.device,
+        log_every=max(1, steps // 20),
+        checkpoint_every=steps,
+    )
 
 
 @torch.inference_mode()
@@ -382,17 +312,11 @@ def _measured(
     model: Path, corpus: Corpus, questions: list[Question], device: str
 ) -> tuple[list[Outcome], float]:
     """What comes of each, and the seconds that answering took."""
-    realm, wordpieces = Realm.from_pretrained(model, device=pick_device(device))
-    retriever = LearnedRetriever.settled(realm, wordpieces, index_for(realm, wordpieces, corpus))
+    realm = Realm.from_pretrained(model, device=pick_device(device))
+    retriever = LearnedRetriever.settled(realm, index_of(realm, corpus).index)
     begun = time.monotonic()
-    outcomes = list(
-        measure(
-            Answerer(realm, wordpieces, corpus, retriever),
-            questions,
-            read=min(READ, len(corpus)),
-            recall="dpr",
-        )
-    )
+    answerer = Answerer(realm, corpus, retriever)
+    outcomes = list(measure(answerer, questions, read=min(READ, len(corpus)), recall="dpr"))
     return outcomes, time.monotonic() - begun
 
 
@@ -423,7 +347,3 @@ def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> 
 
 def _reciprocal_rank(found: list[bool]) -> float:
     return 1 / (found.index(True) + 1) if True in found else 0.0
-
-
-def run_adapt(config: Adapt) -> Verdict:
-    return adapt(**flat(config) | {"docs": together(config.docs)})

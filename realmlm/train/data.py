@@ -12,7 +12,6 @@ import numpy as np
 from realmlm.corpus.masking import Masking, masking, window
 from realmlm.corpus.spans import Spans, all_sentences
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, NotEnough
 from realmlm.model.inputs import Masked, mask_queries
 
@@ -71,26 +70,24 @@ class SentenceSource:
     def __init__(
         self,
         corpus: Corpus,
-        *,
         scheme: str | Masking,
-        wordpieces: Wordpieces,
+        *,
         max_query: int,
         seed: int,
         held_out: Iterable[int] = (),
         recurring: bool = False,
         glimpses: float = 0.0,
     ) -> None:
-        """Sentences of the passages `held_out` are never drawn; with `recurring` only words that another
-        passage has too are hidden; of a share `glimpses` of them the query tower is to see a glimpse only."""
+        """`scheme` is a masking scheme or the name of one. Sentences of the passages `held_out` are never
+        drawn; with `recurring` only words that another passage has too are hidden; of a share `glimpses` of
+        them the query tower is to see a glimpse only."""
         self.corpus = corpus
-        self._wordpieces = wordpieces
         self._max_query = max_query
         self._seed = seed
-        self._masking: Masking = masking(scheme, wordpieces) if isinstance(scheme, str) else scheme
+        self._masking: Masking = masking(scheme, corpus.wordpieces) if isinstance(scheme, str) else scheme
         self._glimpses = glimpses
-        sentences = (
-            Spans.open(corpus) if self._masking.needs_spans else all_sentences(corpus, min_wordpieces=4)
-        )
+        marked = self._masking.needs_spans
+        sentences = Spans.open(corpus) if marked else all_sentences(corpus, min_wordpieces=4)
         sentences = sentences.recurring(corpus) if recurring else sentences
         if len(sentences) == 0:
             raise NotEnough(
@@ -147,11 +144,8 @@ class SentenceSource:
         return Example(*window(tokens, positions, self._max_query), passage)
 
     def masked(self, examples: list[Example]) -> Masked:
-        return mask_queries(
-            [example.tokens for example in examples],
-            [example.positions for example in examples],
-            self._wordpieces,
-        )
+        tokens = [example.tokens for example in examples]
+        return mask_queries(tokens, [example.positions for example in examples], self.corpus.wordpieces)
 
 
 def _check_hidden(positions: np.ndarray, length: int, scheme: Masking) -> None:
@@ -199,11 +193,10 @@ class ReadingPairs:
         self._seed = seed
         self._recurrences = Recurrences(source.corpus, source.sentences) if pairing == "recurring" else None
 
-    def draw(self, first: int, count: int) -> tuple[Masked, list[int | None]]:
-        """Masked sentences from position `first` on, and the passage that lies beside each (None: no
-        passage)."""
+    def draw(self, first: int, count: int) -> tuple[Masked, np.ndarray]:
+        """Masked sentences from position `first` on, and the passage to read with each (−1: none)."""
         examples = []
-        passages = list[int | None]()
+        passages = []
         for place, example in enumerate(self._source.examples(first, count)):
             rng = generator(self._seed + 1, first + place)
             chance = rng.random()
@@ -213,11 +206,11 @@ class ReadingPairs:
             else:
                 passages.append(self._beside(example.passage, chance < NULL_SHARE, rng))
             examples.append(example)
-        return self._source.masked(examples), passages
+        return self._source.masked(examples), np.array(passages, dtype=np.int64)
 
-    def _beside(self, passage: int, alone: bool, rng: np.random.Generator) -> int | None:
+    def _beside(self, passage: int, alone: bool, rng: np.random.Generator) -> int:
         if alone or self._pairing == "null":
-            return None
+            return -1
         others = () if self._pairing == "own" else self._source.corpus.siblings(passage)
         return int(rng.choice(others)) if len(others) else passage
 

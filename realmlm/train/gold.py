@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.questions import Question
@@ -52,15 +50,14 @@ class Gold:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def holds(self, question: int, ids_C: Tensor) -> Tensor:
+    def holds(self, question: int, ids_C: np.ndarray) -> np.ndarray:
         """Which of these passages hold an answer of the question."""
         if question >= len(self._borders) - 1:
-            self._look_up(question, ids_C.numpy())
-            return torch.tensor([(question, passage) in self._found for passage in ids_C.tolist()])
+            self._look_up(question, ids_C)
+            return np.array([(question, passage) in self._found for passage in ids_C.tolist()])
         found = self._passages[self._borders[question] : self._borders[question + 1]]
-        ids = ids_C.numpy()
-        place = np.searchsorted(found, ids)  # found is ascending; np.isin would sort it at every step
-        return torch.from_numpy((place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids))
+        place = np.searchsorted(found, ids_C)  # found is ascending; np.isin would sort it at every step
+        return (place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids_C)
 
     def spans(self, question: int, passage: int) -> np.ndarray:
         """Spans [n, 2] of the answers in a passage."""

@@ -5,9 +5,7 @@ from typing import Any
 
 import torch
 
-from realmlm.config import Loop, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.device import pick_device
 from realmlm.index.build import build_index
 from realmlm.index.exact import Index
@@ -15,6 +13,7 @@ from realmlm.index.refresh import Refresher
 from realmlm.index.store import index_info, open_index
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder, load_snapshot, write_snapshot
+from realmlm.settings import Loop, Refresh
 from realmlm.storage.artefacts import discard
 from realmlm.train.run import Run
 
@@ -27,7 +26,6 @@ class LiveIndex:
         self,
         run: Run,
         model: Realm,
-        wordpieces: Wordpieces,
         corpus: Corpus,
         *,
         refresh: Refresh,
@@ -37,7 +35,6 @@ class LiveIndex:
         """`frozen` is the index itself where the document tower does not learn: it never ages."""
         self._run = run
         self._model = model
-        self._wordpieces = wordpieces
         self._corpus = corpus
         self._every = refresh.every_steps
         self._swap_after = refresh.swap_after
@@ -107,7 +104,7 @@ class LiveIndex:
         self._refresher.forget_after(step)
         first = self._refresher.index_folder(self._step)
         if step == 0:
-            encode = DocumentEncoder.of(self._model, self._wordpieces)
+            encode = DocumentEncoder.of(self._model)
             if first.exists() and not _fits(first, self._corpus, encode, self._dtype):
                 discard(first)
             if not first.exists():
@@ -125,7 +122,7 @@ class LiveIndex:
         return True
 
     def _snapshot(self, folder: Path) -> None:
-        write_snapshot(folder, self._model, self._wordpieces, step=int(folder.name[5:]))
+        write_snapshot(folder, self._model, step=int(folder.name[5:]))
 
     def _open(self, step: int) -> None:
         self._index = None  # the old one goes before the new one comes: never two in memory

@@ -12,8 +12,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,10 @@ from filelock import Timeout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from realmlm.config import STAGES, filled
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
 from realmlm.log import read_metrics
+from realmlm.settings import Settings, filled, record
 from realmlm.storage.artefacts import (
     discard,
     open_artefact,
@@ -39,16 +37,7 @@ from realmlm.storage.artefacts import (
 )
 from realmlm.storage.locks import lock_on
 
-KEEP = 2
-
-# The parts of a warm-up: what is there when a part is over, and the settings that are its own.
-_PARTS = {
-    "reader": (("reader/model", "retriever"), ("model", "masking", "pairing", "pointing", "reader")),
-    "retriever": (("retriever/model",), ("towers_as_reader", "remove_sentence", "retriever")),
-}
-
-# What may change on the way, beside how weights move, the index follows and the loop runs.
-_GOES_ON = ("out", "probe", "probe_every")
+KEEP = 2  # checkpoints
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._new = False
-        self._config: dict[str, Any] = {}
+        self._whole: Run | None = None  # the run that this one is a part of
+        self._amended: dict[str, Any] | None = None  # a record that the first step makes the run's own
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = lock_on(folder / ".lock")
         try:
@@ -80,52 +70,73 @@ class Run:
             ) from error
 
     @classmethod
-    def begin(cls, folder: Path, *, stage: str, config: dict[str, Any]) -> "Run":
-        """Start a run, or go on with one that was begun with the same config (its first checkpoint not yet
-        written included)."""
+    def begin(cls, folder: Path, *, stage: str, settings: Settings | None, resume: bool = False) -> "Run":
+        """Start a run, or go on with one that was begun with the same settings.
+
+        With `resume`, a run may go on with other settings, as far as its record stays true: they become its
+        own with the next step.
+        """
         folder = Path(folder)
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise BadInput(
                 "training uses one process so far: leave out torchrun; --refresh.device gives the refresher "
                 "its own GPU"
             )
+        record_now = {"stage": stage, "config": record(settings) if settings else {}}
         if (folder / "run.json").exists():
-            if not _is_same(_amended.get(folder) or read_run(folder), stage, config):
-                raise Mismatch(
-                    f"{folder} holds another run; continue that one with --resume {folder}, or choose "
-                    "another --out"
-                )
+            before = read_run(folder)
+            if not _is_same(before, record_now, settings):
+                if not resume or settings is None:
+                    raise Mismatch(
+                        f"{folder} holds another run; continue that one with --resume {folder}, or choose "
+                        "another --out"
+                    )
+                _check_amended(folder, before["config"], settings)
             run = cls(folder)
-            run._config = config
+            run._amended = record_now if resume and before != record_now else None
             for place in (folder, folder / "checkpoints"):
                 sweep(place)
             return run
         if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
             raise BadInput(f"{folder} exists and is not a run; choose another --out")
         run = cls(folder)
-        write_run(folder, stage=stage, config=config)
-        run._config = config
+        write_run(folder, **record_now)
         run._new = True
         return run
 
-    def open_corpus(self, folder: Path) -> Corpus:
+    def part(self, name: str, *, stage: str) -> "Run":
+        """A run within this one, in a folder of its own."""
+        part = Run.begin(self.folder / name, stage=stage, settings=None)
+        part._whole = self
+        return part
+
+    def stepped(self) -> None:
+        """A step was made: settings that were amended are the run's own now."""
+        if self._amended is not None:
+            write_run(self.folder, **self._amended)
+            self._amended = None
+        if self._whole is not None:
+            self._whole.stepped()
+
+    def open_corpus(self, corpus: Path | Corpus, *, spans: bool = False) -> Corpus:
         """A corpus as it was when the run began: edits made since are left out, so that a resumed run goes on
-        with what it knew."""
-        place = Path(folder).absolute()  # as --resume names it, whatever folder it is called from
-        base = Corpus.open(folder, edits=0)
-        self._pin(f"{place}/manifest.json", base.fingerprint, f"{folder} was rebuilt")
-        corpus = Corpus(base.folder, base.manifest, self._pins().get(str(place)))
-        self._pin(str(place), corpus.edits, f"{folder} was edited")
-        if self._masks_spans_of(place):
-            spans = read_manifest(place / "spans", kind="spans").fingerprint
-            self._pin(f"{place}/spans", spans, f"the spans of {folder} were marked again")
-        return corpus
+        with what it knew. `spans`: those that are marked in it must be the same too."""
+        place = (corpus.folder if isinstance(corpus, Corpus) else corpus).absolute()
+        base = Corpus.open(place, edits=0)
+        self._pin(f"{place}/manifest.json", base.fingerprint, f"{place} was rebuilt")
+        edits = self._pins().get(str(place), corpus.edits if isinstance(corpus, Corpus) else None)
+        opened = Corpus(base.folder, base.manifest, edits)
+        self._pin(str(place), opened.edits, f"{place} was edited")
+        if spans and (place / "spans").exists():
+            marked = read_manifest(place / "spans", kind="spans").fingerprint
+            self._pin(f"{place}/spans", marked, f"the spans of {place} were marked again")
+        return opened
 
     def pin_file(self, file: Path | None) -> None:
         """A file that must say the same whenever the run goes on. (One that is missing is refused by whoever
         reads it.)"""
-        if file is not None and Path(file).exists():
-            self._pin(str(Path(file).absolute()), sha256_of(Path(file)), f"{file} was changed")
+        if file is not None and file.exists():
+            self._pin(str(file), sha256_of(file), f"{file} was changed")
 
     def _pins(self) -> dict[str, Any]:
         pins = self.folder / "corpora.json"
@@ -133,25 +144,13 @@ class Run:
 
     def _pin(self, name: str, value: int | str, otherwise: str) -> None:
         """Note down what the run begins with; a run that goes on must find the same."""
-        known = self._pins()
-        if known.get(name, value) != value:
+        pins = self._pins()
+        if pins.get(name, value) != value:
             raise Mismatch(
                 f"{otherwise} since {self.folder} began; restore it, or start another run with another --out"
             )
-        if name not in known:
-            write_text(self.folder / "corpora.json", json.dumps(known | {name: value}) + "\n")
-
-    def _masks_spans_of(self, corpus: Path) -> bool:
-        """Are the marked spans of this corpus what is masked from here on?"""
-        source = self._config.get("text") or self._config.get("corpus")
-        reader = self._config.get("reader")
-        if (
-            self._config.get("masking") != "salient"
-            or str(corpus) != source
-            or not (corpus / "spans").exists()
-        ):
-            return False
-        return reader is None or (reader["steps"] > 0 and not (self.folder / "reader" / "model").exists())
+        if name not in pins:
+            write_text(self.folder / "corpora.json", json.dumps(pins | {name: value}) + "\n")
 
     @property
     def finished(self) -> bool:
@@ -163,10 +162,12 @@ class Run:
     def _place(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint and drop all but the newest; gives its place."""
+        place = self._place(checkpoint.step)
         if checkpoint.step in self.checkpoints():
-            return
-        with publish(self._place(checkpoint.step), kind="checkpoint") as draft:
+            return place
+        with publish(place, kind="checkpoint") as draft:
             for name in ("weights", "optimizer", "generators"):
                 tensors = getattr(checkpoint, name)
                 save_file(
@@ -176,6 +177,7 @@ class Run:
             draft.config = {"step": checkpoint.step, "objective": checkpoint.objective, "row": checkpoint.row}
         for step in self.checkpoints()[:-KEEP]:
             discard(self._place(step))
+        return place
 
     def newest(self) -> Checkpoint | None:
         steps = self.checkpoints()
@@ -220,43 +222,17 @@ class Run:
         self.close()
 
 
-_amended: dict[Path, dict[str, Any]] = {}  # by run, the settings it goes on with
-
-
-@contextmanager
-def amended(folder: Path, *, stage: str, config: dict[str, Any]) -> Iterator[None]:
-    """While it is entered, the run goes on with the settings that flags beside --resume changed;
-    `note_amended` notes them down."""
-    folder, known = Path(folder), read_run(folder)["config"]
-    if known != config:
-        if (folder / "model" / "manifest.json").exists():
-            raise BadInput(
-                f"{folder} is finished; to train further, start another run with --model {folder}/model"
-            )
-        known = filled(STAGES[stage], known)
-        if stage == "warmup":
-            _check_parts(folder, known, config)
-        _check_learned(folder, known, config)
-        _amended[folder] = {"stage": stage, "config": config}
-    try:
-        yield
-    finally:
-        _amended.pop(folder, None)
-
-
-def note_amended() -> None:
-    """A step was made with the settings that flags changed: they are the run's own now."""
-    while _amended:
-        folder, known = _amended.popitem()
-        write_run(folder, **known)
-
-
-def _check_learned(folder: Path, known: dict[str, Any], config: dict[str, Any]) -> None:
+def _check_amended(folder: Path, before: dict[str, Any], settings: Settings) -> None:
     """Once a run learns, only how it goes on may change: else the record would tell of the first steps what
     did not happen."""
-    fixed = [name for name, value in config.items() if name not in _GOES_ON and not isinstance(value, dict)]
-    changed = [name for name in fixed if known[name] != config[name]]
-    changed += ["loop.seed"] * (known["loop"]["seed"] != config["loop"]["seed"])
+    if (folder / "model" / "manifest.json").exists():
+        raise BadInput(
+            f"{folder} is finished; to train further, start another run with --model {folder}/model"
+        )
+    before = filled(type(settings), before)
+    now = record(settings)
+    changed = [name for name in settings.fixed_once_trained() if before[name] != now[name]]
+    changed += ["loop.seed"] * (before["loop"]["seed"] != now["loop"]["seed"])
     if changed and _has_learned(folder):
         raise BadInput(
             f"{folder} has already trained with other settings ({', '.join(changed)}); resume without them, "
@@ -275,24 +251,11 @@ def _has_worked(folder: Path) -> bool:
     return any(any(folder.rglob(name)) for name in ("metrics.jsonl", "step-*"))
 
 
-def _check_parts(folder: Path, known: dict[str, Any], config: dict[str, Any]) -> None:
-    """No setting of a part of a warm-up that is over may change: the record would tell what did not
-    happen."""
-    for part, (signs, settings) in _PARTS.items():
-        changed = [name for name in settings if known[name] != config[name]]
-        if changed and any((folder / sign).exists() for sign in signs):
-            raise BadInput(
-                f"the {part}'s part of {folder} is finished, so its settings ({', '.join(changed)}) can no "
-                "longer change; "
-                "resume without them, or start another run with another --out"
-            )
-
-
-def _is_same(known: dict[str, Any], stage: str, config: dict[str, Any]) -> bool:
-    if known == {"stage": stage, "config": config}:
+def _is_same(before: dict[str, Any], now: dict[str, Any], settings: Settings | None) -> bool:
+    if before == now:
         return True
     try:  # begun before some of the settings existed?
-        return known["stage"] == stage and filled(STAGES[stage], known["config"]) == config
+        return before["stage"] == now["stage"] and filled(type(settings), before["config"]) == now["config"]
     except (KeyError, TypeError, ValueError):  # damaged, or of another version
         return False
 

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from realmlm.corpus import build
-from realmlm.corpus.build import build_corpus, cut_articles, sample_texts
+from realmlm.corpus.build import cut_articles, sample_texts
 from realmlm.corpus.store import MAX_CHARACTERS, Block
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, MissingExtra
 from realmlm.sentences import split_sentences
 from realmlm.sources.article import Article
 from realmlm.storage.artefacts import MANIFEST
+from tests.calls import build_corpus
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 WORDPIECES = Wordpieces.from_pieces(
@@ -308,9 +309,9 @@ def test_a_file_whose_library_is_missing_is_named_with_both_ways_on(tmp_path, mo
 
 
 def test_settings_that_cannot_work(tmp_path, source):
-    with pytest.raises(BadInput, match="one tokenizer"):
+    with pytest.raises(BadInput, match="choose a tokenizer"):
         build_corpus([source], tmp_path / "out")
-    with pytest.raises(BadInput, match="7 wordpieces"):
+    with pytest.raises(BadInput, match="between 8 and 4096, not 7"):
         build_corpus([source], tmp_path / "out", train_tokenizer=150, max_wordpieces=7)
     (tmp_path / "odd.txt").write_text("\u200b")
     WORDPIECES.save(tmp_path / "tokenizer.json")
@@ -333,7 +334,7 @@ def test_words_that_the_tokenizer_does_not_know_are_said(
         ("few", "the " * 99 + "本", ""),
     ):
         (tmp_path / f"{name}.txt").write_text(text, "utf-8")
-        build_corpus([tmp_path / f"{name}.txt"], tmp_path / name, **how)  # type: ignore[arg-type]
+        build_corpus([tmp_path / f"{name}.txt"], tmp_path / name, **how)
         said = capsys.readouterr().err
         assert says in said
         assert ("--train-tokenizer" in said) == bool(says)
@@ -342,9 +343,10 @@ def test_words_that_the_tokenizer_does_not_know_are_said(
 INTERRUPTED = """
 import sys
 from realmlm.corpus import build
+from realmlm.settings import BuildCorpus
 if __name__ == "__main__":
     build._CHUNK = 2000
-    build.build_corpus([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], workers=2)
+    build.build_corpus(BuildCorpus(sources=(sys.argv[1],), out=sys.argv[2], tokenizer=sys.argv[3], workers=2))
 """
 
 

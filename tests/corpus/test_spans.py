@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realmlm.corpus import spans as spans_module
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import Spans, _to_wordpieces, all_sentences, mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, PhraseTagger
@@ -21,6 +20,7 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch
 from realmlm.sources.article import Article
 from realmlm.storage.artefacts import open_artefact
+from tests.calls import build_corpus
 
 ARTICLES = {
     "Port Ellery": (

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactExists, BadInput, Mismatch, NotEnough
-from realmlm.evaluate.calibrate import calibrate, separation
-from realmlm.index.keep import index_for
-from realmlm.model.create import graft
+from realmlm.evaluate.calibrate import separation
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
 from realmlm.reading.confidence import Calibration
-from realmlm.reading.retrieve import BM25Retriever, LearnedRetriever
+from realmlm.reading.retrieve import BM25Retriever, LearnedRetriever, index_of
 from realmlm.storage.artefacts import open_artefact
+from tests.calls import calibrate, graft
 
-Model = tuple[Realm, Wordpieces]
+Model = Realm
 ROWS: list[Any] = [
     {"probability": p, "relevance": 10 * p + shift, "correct": p > 0.5}
     for p in (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -29,8 +27,8 @@ ROWS: list[Any] = [
 
 @pytest.fixture
 def model(tiny_model: Model, tmp_path: Path) -> Path:
-    realm, wordpieces = tiny_model
-    realm.save_pretrained(tmp_path / "model", wordpieces, dtype="int8")
+    realm = tiny_model
+    realm.save_pretrained(tmp_path / "model", dtype="int8")
     return tmp_path / "model"
 
 
@@ -48,12 +46,11 @@ def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpu
     before, after = (open_artefact(folder, kind="model") for folder in (model, tmp_path / "calibrated"))
     assert before.files == after.files  # weights and tokenizer byte for byte
     assert before.config["calibration"] is None
-    realm, wordpieces = Realm.from_pretrained(tmp_path / "calibrated")
+    realm = Realm.from_pretrained(tmp_path / "calibrated")
     answerer = Answerer(
         realm,
-        wordpieces,
         knowledge,
-        LearnedRetriever(realm, wordpieces, index_for(realm, wordpieces, knowledge)),
+        LearnedRetriever(realm, index_of(realm, knowledge).index),
     )
     (answer,) = answerer.ask(["Which animal is the symbol of Tekebra?"], read=3)
     found = answerer.retriever([answerer.query("Which animal is the symbol of Tekebra?")], 3)
@@ -66,8 +63,8 @@ def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpu
 
 def test_word_matching_has_no_confidence(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
     calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated")
-    realm, wordpieces = Realm.from_pretrained(tmp_path / "calibrated")
-    (answer,) = Answerer(realm, wordpieces, knowledge, BM25Retriever(knowledge)).ask(
+    realm = Realm.from_pretrained(tmp_path / "calibrated")
+    (answer,) = Answerer(realm, knowledge, BM25Retriever(knowledge)).ask(
         ["Which animal is the symbol of Tekebra?"]
     )
     assert answer.confidence is None

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.matching import Recall
-from realmlm.evaluate.measure import evaluate
+from tests.calls import build_corpus, evaluate
 
 # in every passage, whichever is retrieved: letters within words (orqa), an answer without words (dpr), a full
 # stop (both); in none
@@ -108,7 +107,7 @@ def test_copies_of_a_sentences_own_passage_are_not_searched_either(
     rows += [{"title": f"copy of {row['title']}", "text": row["text"]} for row in rows]
     (tmp_path / "twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     common = {"tokenizer": str(world / "tokenizer.json"), "max_wordpieces": 64, "workers": 1}
-    corpus = build_corpus([tmp_path / "twice.jsonl"], tmp_path / "corpus", **common)  # type: ignore[arg-type]
+    corpus = build_corpus([tmp_path / "twice.jsonl"], tmp_path / "corpus", **common)
     asked = [
         {"question": f"[MASK] {corpus[number].text}", "answer": [corpus[number].text], "source": number}
         for number in range(12)
@@ -127,7 +126,7 @@ def test_copies_of_a_sentences_own_passage_are_not_searched_either(
     (tmp_path / "one.jsonl").write_text(
         "".join(json.dumps({"title": str(number), "text": rows[0]["text"]}) + "\n" for number in range(3))
     )
-    same = build_corpus([tmp_path / "one.jsonl"], tmp_path / "same", **common)  # type: ignore[arg-type]
+    same = build_corpus([tmp_path / "one.jsonl"], tmp_path / "same", **common)
     with pytest.raises(NotEnough, match="has the same words"):
         evaluate(
             model=tiny_model_folder,

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, Mismatch
 from realmlm.index import keep
 from realmlm.index.build import embed_passages
-from realmlm.index.keep import index_for
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
+from realmlm.reading.retrieve import index_of
 from realmlm.sources.article import Article
 from tests.conftest import world_corpus
 
-Model = tuple[Realm, Wordpieces]
+Model = Realm
 
 
 @pytest.fixture
@@ -34,37 +33,37 @@ def other(model: Realm) -> Realm:
 
 
 def test_models_that_share_the_document_tower_share_the_index(tiny_model: Model, own: Corpus) -> None:
-    model, wordpieces = tiny_model
-    index_for(model, wordpieces, own)
+    model = tiny_model
+    index_of(model, own)
     model.untie()
     with torch.no_grad():
         model.query.projection.weight.mul_(1.5)
-    index_for(model, wordpieces, own)
+    index_of(model, own)
     assert len(list((own.folder / "index").glob("[!.]*"))) == 1
-    index_for(other(model), wordpieces, own)
+    index_of(other(model), own)
     assert len(list((own.folder / "index").glob("[!.]*"))) == 2
 
 
 def test_another_models_index_is_refused_and_stays_as_it_is(
     tiny_model: Model, own: Corpus, tmp_path: Path
 ) -> None:
-    model, wordpieces = tiny_model
-    index_for(model, wordpieces, own, path=tmp_path / "index", kind="exact")
+    model = tiny_model
+    index_of(model, own, path=tmp_path / "index", kind="exact")
     edited, _ = own.edit(add=[Article("new", "The new passage tells of a heron.")])
     before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "index").rglob("*"))
     with pytest.raises(Mismatch, match="other document weights"):
-        index_for(other(model), wordpieces, edited, path=tmp_path / "index")
+        index_of(other(model), edited, path=tmp_path / "index")
     assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "index").rglob("*")) == before
 
 
 def test_an_earlier_state_of_the_corpus_has_an_index_of_its_own(tiny_model: Model, own: Corpus) -> None:
-    model, wordpieces = tiny_model
+    model = tiny_model
     edited, _ = own.edit(remove=[0])
-    assert len(index_for(model, wordpieces, edited)) == len(own) - 1
+    assert len(index_of(model, edited).index) == len(own) - 1
     before = Corpus.open(own.folder, edits=0)
     assert not before.is_current
-    assert len(index_for(model, wordpieces, before)) == len(own)
-    assert len(index_for(model, wordpieces, edited)) == len(own) - 1
+    assert len(index_of(model, before).index) == len(own)
+    assert len(index_of(model, edited).index) == len(own) - 1
 
 
 def test_what_was_embedded_of_another_edit_is_not_taken(
@@ -73,19 +72,17 @@ def test_what_was_embedded_of_another_edit_is_not_taken(
     def cut_off(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    model, wordpieces = tiny_model
-    index_for(model, wordpieces, own)
+    model = tiny_model
+    index_of(model, own)
     edited, _ = own.edit(add=[Article("new", "The new passage tells of a heron.")])
     with monkeypatch.context() as broken:
         broken.setattr(keep, "save_edit", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            index_for(model, wordpieces, edited)
+            index_of(model, edited)
     shutil.rmtree(own.folder / "edits")
     edited, (number,) = own.edit(add=[Article("new", "The new passage tells of an otter.")])
-    vectors = index_for(model, wordpieces, edited).vectors(torch.tensor([number]))
-    truth = embed_passages(
-        edited, np.array([number]), DocumentEncoder.of(model, wordpieces), dtype=torch.float16
-    )
+    vectors = index_of(model, edited).index.vectors(torch.tensor([number]))
+    truth = embed_passages(edited, np.array([number]), DocumentEncoder.of(model), dtype=torch.float16)
     assert torch.allclose(vectors, truth.float(), atol=2e-3)
     assert not list((own.folder / "index").glob(".*.partial"))
 
@@ -93,21 +90,22 @@ def test_what_was_embedded_of_another_edit_is_not_taken(
 def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(
     tiny_model: Model, own: Corpus, tmp_path: Path
 ) -> None:
-    model, wordpieces = tiny_model
-    index = index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="ivf")
+    model = tiny_model
+    index = index_of(model, own, path=tmp_path / "ivf", kind="ivf").index
     assert 0.95 <= index.recall <= 1.0  # type: ignore[attr-defined]
-    again = index_for(model, wordpieces, own, path=tmp_path / "ivf")  # of whichever kind it is
+    again = index_of(model, own, path=tmp_path / "ivf").index  # of whichever kind it is
     assert type(again) is type(index)
     with pytest.raises(Mismatch, match="kind ivf, not exact"):
-        index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="exact")
+        index_of(model, own, path=tmp_path / "ivf", kind="exact")
 
 
 def test_an_approximate_index_is_measured_with_a_quarter_of_the_words_of_sentences(
     tiny_model: Model, own: Corpus, tmp_path: Path
 ) -> None:
-    model, wordpieces = tiny_model
-    with patch.object(keep, "query_inputs", wraps=keep.query_inputs) as asked:
-        index_for(model, wordpieces, own, path=tmp_path / "ivf", kind="ivf")
+    model = tiny_model
+    wordpieces = model.wordpieces
+    with patch.object(model, "query_inputs", wraps=model.query_inputs) as asked:
+        index_of(model, own, path=tmp_path / "ivf", kind="ivf")
     (queries,) = (call.args[0] for call in asked.call_args_list)
     assert len(queries) == 256
 
@@ -126,9 +124,9 @@ def test_an_approximate_index_is_measured_with_a_quarter_of_the_words_of_sentenc
 def test_vectors_of_half_precision_are_not_taken_for_whole(
     tiny_model: Model, own: Corpus, tmp_path: Path
 ) -> None:
-    model, wordpieces = tiny_model
-    index_for(model, wordpieces, own)
-    precise = index_for(model, wordpieces, own, path=tmp_path / "precise", kind="exact", dtype=torch.float32)
+    model = tiny_model
+    index_of(model, own)
+    precise = index_of(model, own, path=tmp_path / "precise", kind="exact", dtype=torch.float32).index
     vectors = precise.vectors(precise.ids)
     assert precise.dtype == torch.float32
     assert not torch.equal(vectors, vectors.half().float())
@@ -136,31 +134,31 @@ def test_vectors_of_half_precision_are_not_taken_for_whole(
         Mismatch,
         match="holds vectors in float16, not float32; remove it to have it made anew, or go on with float16",
     ):
-        index_for(model, wordpieces, own, dtype=torch.float32)
+        index_of(model, own, dtype=torch.float32)
     with pytest.raises(Mismatch, match="holds vectors in float32, not float16"):
-        index_for(model, wordpieces, own, path=tmp_path / "precise", dtype=torch.float16)
+        index_of(model, own, path=tmp_path / "precise", dtype=torch.float16)
     # of whichever it is
-    assert index_for(model, wordpieces, own, path=tmp_path / "precise").dtype == torch.float32
+    assert index_of(model, own, path=tmp_path / "precise").index.dtype == torch.float32
 
 
 def test_vectors_of_whole_precision_are_halved_without_embedding(
     tiny_model: Model, own: Corpus, tmp_path: Path
 ) -> None:
-    model, wordpieces = tiny_model
-    precise = index_for(model, wordpieces, own, dtype=torch.float32)
+    model = tiny_model
+    precise = index_of(model, own, dtype=torch.float32).index
     with patch.object(DocumentEncoder, "__call__", side_effect=AssertionError("nothing is to be embedded")):
-        half = index_for(model, wordpieces, own, path=tmp_path / "half", kind="exact")
+        half = index_of(model, own, path=tmp_path / "half", kind="exact").index
     assert torch.equal(half.vectors(half.ids), precise.vectors(precise.ids).half())
 
 
 def test_an_index_that_was_named_and_is_not_there_is_not_made(
     tiny_model: Model, own: Corpus, tmp_path: Path
 ) -> None:
-    model, wordpieces = tiny_model
+    model = tiny_model
     with pytest.raises(
         ArtefactMissing, match=r"no index in .*nothere; make one: realmlm index .*--out .*nothere"
     ):
-        index_for(model, wordpieces, own, path=tmp_path / "nothere")
+        index_of(model, own, path=tmp_path / "nothere")
     assert not list(tmp_path.glob("*nothere*"))
-    assert len(index_for(model, wordpieces, own, path=tmp_path / "nothere", kind="exact")) == len(own)
-    assert len(index_for(model, wordpieces, own, path=tmp_path / "nothere")) == len(own)
+    assert len(index_of(model, own, path=tmp_path / "nothere", kind="exact").index) == len(own)
+    assert len(index_of(model, own, path=tmp_path / "nothere").index) == len(own)

@@ -13,13 +13,12 @@ from realmlm.cli import main
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.errors import ArtefactExists, BadInput, Mismatch
-from realmlm.index.keep import index_for
-from realmlm.interop.exporting import export_hf
-from realmlm.interop.importing import import_hf
 from realmlm.interop.layout import is_unused
 from realmlm.model.inputs import query_inputs
 from realmlm.model.realm import Realm
+from realmlm.reading.retrieve import index_of
 from realmlm.sources.article import Article
+from tests.calls import export_hf, import_hf
 from tests.interop.test_records import Command, saved
 
 CASE = Path(__file__).parent / "recorded" / "001"
@@ -51,7 +50,7 @@ def test_scorer_and_encoder_share_one_embedder(tmp_path: Path) -> None:
     assert not model.config.trained_on_questions
     # as published, whatever the tokenizer pads with
     assert model.reader.encoder.body.embeddings.word_embeddings.padding_idx == 1
-    loaded, _ = Realm.from_pretrained(tmp_path / "model")
+    loaded = Realm.from_pretrained(tmp_path / "model")
     assert loaded.query.projection is loaded.document.projection
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
     model.untie()
@@ -85,7 +84,8 @@ def test_open_qa_is_the_query_tower_where_an_embedder_is_given_too(tmp_path: Pat
 @pytest.mark.parametrize("source", [SCORER, ENCODER, READER, OPENQA], ids=lambda source: Path(source).name)
 def test_each_alone_is_a_whole_model(tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]) -> None:
     import_hf((source,), out=tmp_path / "model")
-    model, wordpieces = Realm.from_pretrained(tmp_path / "model")
+    model = Realm.from_pretrained(tmp_path / "model")
+    wordpieces = model.wordpieces
     vectors = model.query(query_inputs([np.array([7, 8, 9])], wordpieces, max_query=16))
     assert vectors.shape == (1, 8)
     assert bool(vectors.isfinite().all())
@@ -258,7 +258,7 @@ def test_what_was_imported_is_written_back_bit_for_bit(tmp_path: Path, name: str
         ]
         assert records[0].tolist() == records[1].tolist()
     again = import_hf((str(tmp_path / "back"),), out=tmp_path / "again").state_dict()
-    first = Realm.from_pretrained(tmp_path / "model")[0].state_dict()
+    first = Realm.from_pretrained(tmp_path / "model").state_dict()
     part = (
         ("document.", "query.")
         if name == "scorer"
@@ -342,10 +342,10 @@ def test_training_goes_on_from_an_import(tmp_path: Path, world: Path) -> None:
         "--refresh.no-process",
     ]
     main(["pretrain", "--from", model, "--corpus", corpus, "--out", str(tmp_path / "joint"), *steps, *quick])
-    joint, _ = Realm.from_pretrained(tmp_path / "joint" / "model")
+    joint = Realm.from_pretrained(tmp_path / "joint" / "model")
     assert joint.config.share_projection
     assert joint.query.projection is joint.document.projection
-    before, _ = Realm.from_pretrained(model)
+    before = Realm.from_pretrained(model)
     assert not torch.equal(joint.document.projection.weight, before.document.projection.weight)
     asked_of = [
         "--corpus",
@@ -368,14 +368,16 @@ def test_training_goes_on_from_an_import(tmp_path: Path, world: Path) -> None:
             *quick,
         ]
     )
-    tuned, _ = Realm.from_pretrained(tmp_path / "tuned" / "model")
+    tuned = Realm.from_pretrained(tmp_path / "tuned" / "model")
     assert tuned.config.trained_on_questions
     assert tuned.config.reading == "released"
     # the index stays as it is
     assert torch.equal(tuned.document.projection.weight, joint.document.projection.weight)
     assert not torch.equal(tuned.query.projection.weight, joint.query.projection.weight)
     assert (
-        Engine(tmp_path / "tuned" / "model", corpus, device="cpu").ask(asked[0]["question"], read=2).evidence  # type: ignore[arg-type]
+        Engine(tmp_path / "tuned" / "model", corpus, device="cpu")
+        .ask(str(asked[0]["question"]), read=2)
+        .evidence
     )
     # transformers would load the query tower as both
     with pytest.raises(Mismatch, match="different weights"):
@@ -439,12 +441,12 @@ def test_an_approximate_index_is_made_of_the_imported_vectors(tmp_path: Path) ->
 
 def test_imported_vectors_of_half_precision_are_not_taken_for_whole(tmp_path: Path) -> None:
     import_hf((OPENQA,), out=tmp_path / "model", corpus=tmp_path / "corpus", dtype="float16")
-    model, wordpieces = Realm.from_pretrained(tmp_path / "model")
+    model = Realm.from_pretrained(tmp_path / "model")
     corpus = Corpus.open(tmp_path / "corpus")
     place = tmp_path / "index"
     with pytest.raises(Mismatch, match=r"less precise than float32.*import it again"):
-        index_for(model, wordpieces, corpus, path=place, kind="ivf", dtype=torch.float32)
-    assert index_for(model, wordpieces, corpus, path=place, kind="ivf").dtype == torch.float16
+        index_of(model, corpus, path=place, kind="ivf", dtype=torch.float32)
+    assert index_of(model, corpus, path=place, kind="ivf").index.dtype == torch.float16
 
 
 def test_no_passage_is_embedded_where_the_embedder_of_the_passages_did_not_come(
@@ -456,7 +458,7 @@ def test_no_passage_is_embedded_where_the_embedder_of_the_passages_did_not_come(
     with pytest.raises(Mismatch, match="import it again with that embedder named as well"):
         Engine(tmp_path / "model", tmp_path / "corpus", device="cpu")
     with pytest.raises(Mismatch, match="cannot embed passages"):
-        engine._known.kept.follow(edited)
+        engine._follow(edited)
     steps = [
         "--k",
         "3",
@@ -526,7 +528,7 @@ def test_cased_tokenizers_stay_cased(tmp_path: Path) -> None:
     (tmp_path / "back" / "tokenizer.json").unlink()
     import_hf((str(tmp_path / "back"),), out=tmp_path / "again")
     for model in ("model", "again"):
-        assert Realm.from_pretrained(tmp_path / model)[1].encode("Orvane").tolist() == [20]
+        assert Realm.from_pretrained(tmp_path / model).wordpieces.encode("Orvane").tolist() == [20]
     with pytest.raises(Mismatch, match="different tokenizers"):
         import_hf((str(folder), ENCODER), out=tmp_path / "mixed")
 

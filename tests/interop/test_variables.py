@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from realmlm.errors import BadInput, MissingExtra
-from realmlm.interop.importing import import_hf
 from realmlm.interop.layout import is_unused
 from realmlm.interop.variables import read_variables, their_key, translate
+from tests.calls import import_hf
 
 CASE = Path(__file__).parent / "recorded" / "001"
 

@@ -14,23 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.index.keep import index_for
 from realmlm.model.create import fresh_encoder
 from realmlm.model.encoders import build_encoder, longest_input
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
-from realmlm.model.marginal import joint_reading, marginal_log_likelihood
+from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood
 from realmlm.model.realm import ModelConfig, Realm, new_model
-from realmlm.reading.retrieve import fresh_scores
+from realmlm.reading.read import join, read_masks
+from realmlm.reading.retrieve import Offered, fresh_scores, index_of
 from realmlm.settings import JointOptim
 from realmlm.train.data import SentenceSource
 from realmlm.train.loop import make_optimizer
-from realmlm.train.objectives.joint import read_masks
+from realmlm.train.objective import Group
+from tests.calls import build_corpus
 from tests.model.families import DEFAULT, FAMILIES, NO_SEGMENTS, REFUSED, Family, shown
 
 # wordpieces, wordpieces, count
@@ -204,29 +204,30 @@ def test_joint_steps_lower_the_loss(subject: Subject, record_property: Record) -
     model = subject.model()
     wordpieces = subject.wordpieces
     corpus = subject.corpus
-    drawn = SentenceSource(corpus, scheme="salient", wordpieces=wordpieces, max_query=QUERY, seed=0).draw(
-        0, BATCH
-    )
+    drawn = SentenceSource(corpus, "salient", max_query=QUERY, seed=0).draw(0, BATCH)
     masked = drawn.masked
+    positions_BM, targets_BM, valid_BM = masked.tensors(model.device)
     own = torch.from_numpy(drawn.passages)
-    index = index_for(model, wordpieces, corpus, path=subject.folder / "index", kind="exact")
-    groups = {"reader": list(model.reader.parameters()), "retriever": model.retriever_parameters()}
+    index = index_of(model, corpus, path=subject.folder / "index", kind="exact").index
+    groups = {
+        "reader": Group(list(model.reader.parameters()), 3e-3),
+        "retriever": Group(model.retriever_parameters(), 3e-3),
+    }
     optimizer = make_optimizer(groups, JointOptim(lr=3e-3))
     losses = []
     model.train()
     for _ in range(STEPS + 1):
         vectors = model.query(query_inputs(masked.queries, wordpieces, max_query=QUERY))
         ids = index.search(vectors.detach(), K - 1, exclude_QE=own[:, None]).ids_QK
-        token_BKM, _, _ = read_masks(
-            model, wordpieces, corpus, masked, [number for row in ids.tolist() for number in (None, *row)]
-        )
-        reading = joint_reading(token_BKM, masked.valid_BM)
-        loss = -marginal_log_likelihood(fresh_scores(model, wordpieces, corpus, vectors, ids), reading).mean()
+        offered = Offered(corpus, ids.numpy(), null=True)
+        read = read_masks(model, join(model, masked.queries, offered), positions_BM)
+        reading = joint_reading(hidden_log_p(read.log_BKMV, targets_BM), valid_BM)
+        loss = -marginal_log_likelihood(fresh_scores(model, vectors, offered), reading).mean()
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
-        for parameters in groups.values():
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in groups.values():
+            torch.nn.utils.clip_grad_norm_(group.parameters, 1.0)
         optimizer.step()
     assert losses[-1] < 0.8 * losses[0]
     for part in (
@@ -268,8 +269,9 @@ def test_save_and_load_give_the_same_outputs(
         for share in (True, False):
             model = subject.worn_model(pooling=pooling, share_towers=share)
             place = tmp_path / f"{pooling}-{share}"
-            model.save_pretrained(place, subject.wordpieces)
-            again, wordpieces = Realm.from_pretrained(place)
+            model.save_pretrained(place)
+            again = Realm.from_pretrained(place)
+            wordpieces = again.wordpieces
             assert (wordpieces.single, wordpieces.pair) == (
                 subject.wordpieces.single,
                 subject.wordpieces.pair,

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import BertConfig, BertModel
 
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.model.bert import Bert
-from realmlm.model.create import create_model
-from realmlm.model.encoders import build_encoder, encoder_config, undrawn
-from realmlm.model.int8 import Packed, kept_packed, read_weights
+from realmlm.model.encoders import build_encoder, encoder_config
+from realmlm.model.int8 import Int8, hold_int8, named_weights, read_weights
 from realmlm.model.realm import Realm, tower_fingerprint
+from tests.calls import create_model
 from tests.conftest import TINY_MODEL
 
 SHAPE = {
@@ -37,54 +36,53 @@ def small(
     folder = tmp_path_factory.mktemp(request.param)
     settings: dict[str, Any] = TINY_MODEL | {"family": request.param, "freeze_embeddings": True}
     create_model(corpus=knowledge.folder, out=folder / "wide", **settings)
-    model, wordpieces = Realm.from_pretrained(folder / "wide")
+    model = Realm.from_pretrained(folder / "wide")
     model.reader.encoder.body.set_input_embeddings(model.document.encoder.body.get_input_embeddings())
-    model.save_pretrained(folder / "small", wordpieces, dtype="int8")
+    model.save_pretrained(folder / "small", dtype="int8")
     return folder / "small"
 
 
-def test_a_packed_matrix_is_the_wide_one_wherever_it_is_used() -> None:
+@pytest.mark.parametrize("kind", ["linear", "embedding"])
+def test_a_layer_in_8_bits_computes_what_the_wide_one_does(kind: str) -> None:
     rows = torch.randint(-127, 128, (5, 3), dtype=torch.int8)
     scale = torch.rand(5)
-    packed = Packed.of(rows, scale)
-    wide = rows.float() * scale[:, None]
-    x = torch.rand(2, 3)
-    ids = torch.tensor([[4, 0], [1, 1]])
-    assert packed.shape == wide.shape
-    assert packed.dtype == torch.float32
-    assert torch.equal(F.linear(x, packed), F.linear(x, wide))
-    assert torch.equal(F.embedding(ids, packed), F.embedding(ids, wide))
-    assert torch.equal(x @ packed.transpose(0, 1), x @ wide.T)
-    assert torch.equal(packed.detach().cpu() + 1, wide + 1)
-    assert torch.equal(packed.to(torch.float64), wide.to(torch.float64))
-    assert packed.to("cpu") is packed
-    assert torch.equal(packed, packed.detach())
-    assert not torch.equal(packed, Packed.of(rows, 2 * scale))
-    assert isinstance(torch.nn.Parameter(packed), Packed)
-    with torch._C.DisableTorchFunctionSubclass():
-        assert bool(packed.isnan().all())  # what escapes is seen at once
+    layer = torch.nn.Linear(3, 5) if kind == "linear" else torch.nn.Embedding(5, 3)
+    with torch.no_grad():
+        layer.weight.copy_(rows.float() * scale[:, None])
+    model = torch.nn.ModuleDict({"first": layer, "again": layer, "other": torch.nn.LayerNorm(3)})
+    given = torch.rand(2, 3) if kind == "linear" else torch.tensor([[4, 0], [1, 1]])
+    wide = layer(given)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    matrix = {"first.weight": (rows, scale), "other.weight": (rows[:1], scale[:1])}
+    assert hold_int8(model, matrix) == {"first.weight"}
+    assert isinstance(model["first"], Int8)
+    assert model["again"] is model["first"]
+    assert torch.equal(model["first"](given), wide)
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert [name for name, _ in named_weights(model)] == sorted(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in named_weights(model))
 
 
 def test_answers_are_the_same_to_the_bit(small: Path, knowledge: Corpus) -> None:
-    wide, _ = Realm.from_pretrained(small)
-    with kept_packed():
-        packed, _ = Realm.from_pretrained(small)
-    assert any(isinstance(weight, Packed) for weight in packed.parameters())
-    assert not any(isinstance(weight, Packed) for weight in wide.parameters())
-    assert packed.reader.embedding is packed.document.encoder.body.get_input_embeddings()
-    assert tower_fingerprint(packed.config, packed.document) == tower_fingerprint(wide.config, wide.document)
-    assert packed.own_state().keys() == wide.own_state().keys()
-    engine = Engine(small, knowledge.folder, device="cpu")
-    other = Engine(small, knowledge.folder, device="cpu")
-    other.model = other._answerer.model = other._answerer.retriever.model = wide  # type: ignore[attr-defined]
-    assert engine.ask("Which bird is the symbol?") == other.ask("Which bird is the symbol?")
-    assert engine.fill("the bird is a [MASK]") == other.fill("the bird is a [MASK]")
+    wide = Realm.from_pretrained(small)
+    held = Realm.from_pretrained(small, int8=True)
+    assert any(isinstance(part, Int8) for part in held.modules())
+    assert not any(isinstance(part, Int8) for part in wide.modules())
+    assert not any(parameter.isnan().any() for parameter in held.parameters())
+    assert held.size == wide.size
+    assert held.reader.embedding is held.document.encoder.body.get_input_embeddings()
+    assert tower_fingerprint(held.config, held.document) == tower_fingerprint(wide.config, wide.document)
+    assert held.own_state().keys() == wide.own_state().keys()
+    engines = [Engine(model, knowledge.folder, device="cpu") for model in (held, wide)]
+    first, second = (engine.ask("Which bird is the symbol?") for engine in engines)
+    assert first == second
+    first, second = (engine.fill("the bird is a [MASK]") for engine in engines)
+    assert first == second
 
 
-def test_a_packed_model_can_be_saved_again(small: Path, tmp_path: Path) -> None:
-    with kept_packed():
-        packed, wordpieces = Realm.from_pretrained(small)
-    packed.save_pretrained(tmp_path / "again", wordpieces)
+def test_a_model_in_8_bits_can_be_saved_again(small: Path, tmp_path: Path) -> None:
+    Realm.from_pretrained(small, int8=True).save_pretrained(tmp_path / "again")
     first = read_weights(small / "model.safetensors")
     second = read_weights(tmp_path / "again" / "model.safetensors")
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
@@ -96,8 +94,7 @@ def test_a_packed_model_can_be_saved_again(small: Path, tmp_path: Path) -> None:
 def both(**changes: Any) -> tuple[BertModel, Bert]:
     torch.manual_seed(0)
     theirs = BertModel(BertConfig(**SHAPE | changes), add_pooling_layer=False)
-    with undrawn():
-        ours = build_encoder(encoder_config(theirs))
+    ours = build_encoder(encoder_config(theirs), draw=False)
     assert isinstance(ours, Bert)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
@@ -145,9 +142,9 @@ def test_nothing_random_is_used_up_by_loading(small: Path) -> None:
 
 def test_loading_bert_waits_for_torch_alone(knowledge: Corpus, tmp_path: Path) -> None:
     """The imports of transformers' models and of torch's compiler would take longer than all the rest."""
-    create_model(corpus=knowledge.folder, out=tmp_path / "model", **TINY_MODEL | {"family": "bert"})  # type: ignore[arg-type]
-    model, wordpieces = Realm.from_pretrained(tmp_path / "model")
-    model.save_pretrained(tmp_path / "small", wordpieces, dtype="int8")
+    create_model(corpus=knowledge.folder, out=tmp_path / "model", **TINY_MODEL | {"family": "bert"})
+    model = Realm.from_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "small", dtype="int8")
     code = (
         "import json, sys, realmlm\nrealm = realmlm.load(sys.argv[1], sys.argv[2], "
         "device='cpu')\nrealm.ask('Which bird?')\n"

@@ -158,8 +158,9 @@ def test_a_tower_is_known_by_its_weights_and_by_how_it_uses_them() -> None:
 @pytest.mark.parametrize("share", [True, False])
 def test_save_and_load_give_the_same_model(tmp_path: Path, share: bool) -> None:
     model = small(share_towers=share)
-    model.save_pretrained(tmp_path / "model", WORDPIECES)
-    again, wordpieces = Realm.from_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    again = Realm.from_pretrained(tmp_path / "model")
+    wordpieces = again.wordpieces
     assert again.config == model.config
     assert wordpieces.fingerprint == WORDPIECES.fingerprint
     for name, tensor in model.state_dict().items():
@@ -173,12 +174,12 @@ def test_frozen_embeddings_held_once_are_saved_for_both_towers(
 ) -> None:
     model = small(family, freeze_embeddings=True)
     model.free_query("tower")
-    model.save_pretrained(tmp_path / "first", WORDPIECES)
-    loaded, _ = Realm.from_pretrained(tmp_path / "first")
+    model.save_pretrained(tmp_path / "first")
+    loaded = Realm.from_pretrained(tmp_path / "first")
     words = [tower.encoder.body.get_input_embeddings() for tower in (loaded.query, loaded.document)]
     assert words[0] is words[1]
-    loaded.save_pretrained(tmp_path / "second", WORDPIECES, dtype=dtype)
-    again, _ = Realm.from_pretrained(tmp_path / "second")
+    loaded.save_pretrained(tmp_path / "second", dtype=dtype)
+    again = Realm.from_pretrained(tmp_path / "second")
     assert again.own_state().keys() == model.own_state().keys()
     close = {"float32": 0.0, "int8": 0.02}[dtype]
     for name, tensor in model.own_state().items():
@@ -191,7 +192,7 @@ def test_a_model_saved_without_the_querys_frozen_embeddings_is_recovered() -> No
     lacking = model.own_state()
     name = "encoder.body.embeddings.word_embeddings.weight"
     del lacking[f"query.{name}"]
-    other = Realm(model.config)
+    other = Realm(model.config, WORDPIECES)
     other.load_own_state(lacking)
     assert torch.equal(other.query.get_parameter(name), model.document.get_parameter(name))
     learning = small()
@@ -210,7 +211,7 @@ def test_fresh_weights_depend_on_the_seed_alone() -> None:
 
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
-    small().save_pretrained(tmp_path / "model", WORDPIECES)
+    small().save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -258,8 +259,8 @@ def test_an_encoder_can_come_from_a_published_checkpoint(tmp_path: Path) -> None
     for encoder in (model.document.encoder, model.query.encoder, model.reader.encoder):
         loaded = encoder.body.state_dict()
         assert all(torch.equal(loaded[name], source[name]) for name in loaded)
-    model.save_pretrained(tmp_path / "realm", WORDPIECES)
-    again, _ = Realm.from_pretrained(tmp_path / "realm")
+    model.save_pretrained(tmp_path / "realm")
+    again = Realm.from_pretrained(tmp_path / "realm")
     assert torch.equal(
         again.document.encoder.body.embeddings.word_embeddings.weight,
         source["embeddings.word_embeddings.weight"],

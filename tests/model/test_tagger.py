@@ -7,11 +7,12 @@ import torch
 from transformers import BertConfig, BertModel
 
 from realmlm.cli import main
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.model.tagger import Labelled, LearnedTagger, entities, read_labelled, score, train_tagger
+from realmlm.settings import TrainTagger
+from tests.calls import build_corpus
 
 NAMES = [
     f"{a}{b}{c}" for a in ("Or", "Ta", "Zab", "Kel") for b in ("va", "re", "ri", "mo") for c in ("ne", "sten")
@@ -67,7 +68,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
         "seed": 0,
         "device": "cpu",
     }
-    f1 = train_tagger(train=train, test=test, out=folder / "tagger", **how)  # type: ignore[arg-type]
+    f1 = train_tagger(TrainTagger(train=train, test=test, out=folder / "tagger", **how))  # type: ignore[arg-type]
     return folder / "tagger", f1
 
 

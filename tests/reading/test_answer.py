@@ -9,34 +9,34 @@ import numpy as np
 import pytest
 import torch
 
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.index.keep import index_for
 from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
-from realmlm.reading.answer import Answerer, Evidence, units, widened
+from realmlm.reading.answer import Answerer
+from realmlm.reading.records import Evidence
 from realmlm.reading.retrieve import (
     LearnedRetriever,
     NoRetriever,
+    Offered,
     Query,
     Retrieved,
     embed_documents,
     fresh_scores,
+    index_of,
 )
+from realmlm.reading.units import units, widened
+from tests.calls import build_corpus
 
-Model = tuple[Realm, Wordpieces]
+Model = Realm
 
 
 @pytest.fixture
 def answerer(tiny_model: Model, knowledge: Corpus, tmp_path: Path) -> Answerer:
-    model, wordpieces = tiny_model
-    index = index_for(
-        model, wordpieces, knowledge, path=tmp_path / "index", kind="exact", dtype=torch.float32
-    )
-    return Answerer(model, wordpieces, knowledge, LearnedRetriever(model, wordpieces, index))
+    model = tiny_model
+    index = index_of(model, knowledge, path=tmp_path / "index", kind="exact", dtype=torch.float32).index
+    return Answerer(model, knowledge, LearnedRetriever(model, index))
 
 
 @torch.no_grad()
@@ -57,9 +57,10 @@ def test_an_answer_is_the_sum_over_passages_and_places(
         max_wordpieces=64,
         workers=1,
     )
-    model, wordpieces = tiny_model
-    index = index_for(model, wordpieces, corpus, dtype=torch.float32)
-    answerer = Answerer(model, wordpieces, corpus, LearnedRetriever(model, wordpieces, index))
+    model = tiny_model
+    wordpieces = model.wordpieces
+    index = index_of(model, corpus, dtype=torch.float32).index
+    answerer = Answerer(model, corpus, LearnedRetriever(model, index))
     query = answerer.query("Which animal is the symbol of Tekebra?")
     retrieved = answerer.retriever([query], 2)
     total: defaultdict[str, float] = defaultdict(float)
@@ -106,15 +107,15 @@ def test_filling_in_is_the_mixture_over_passages_and_the_null_document(answerer:
     retrieved = answerer.retriever([query], 3)
     assert retrieved.null_B is not None
     p = torch.cat([retrieved.null_B[:, None], retrieved.scores_BK], 1)[0].softmax(-1)
-    place = int(np.flatnonzero(query.tokens == answerer.wordpieces.mask)[0])
-    mixture = torch.zeros(len(answerer.wordpieces))
+    place = int(np.flatnonzero(query.tokens == answerer.model.wordpieces.mask)[0])
+    mixture = torch.zeros(len(answerer.model.wordpieces))
     for weight, body in zip(
         p, [NULL, *(answerer.corpus.tokens(number) for number in retrieved.ids_BK[0].tolist())], strict=True
     ):
-        inputs = reader_inputs([query.tokens], [body], answerer.wordpieces, max_query=32, max_length=99)
+        inputs = reader_inputs([query.tokens], [body], answerer.model.wordpieces, max_query=32, max_length=99)
         mixture += weight * answerer.model.reader.masks(inputs, torch.tensor([[place]]))[0, 0].exp()
     (answer,) = answerer.fill([sentence], read=3)
-    assert answer.answer == answerer.wordpieces.decode([int(mixture.argmax())])
+    assert answer.answer == answerer.model.wordpieces.decode([int(mixture.argmax())])
     assert answer.probability == pytest.approx(mixture.max().item(), rel=1e-3)
     assert None in [evidence.passage_id for evidence in answer.evidence], (
         "the null document is among the evidence"
@@ -124,11 +125,9 @@ def test_filling_in_is_the_mixture_over_passages_and_the_null_document(answerer:
 @torch.no_grad()
 def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) -> None:
     query = answerer.query("Which food is Tekebra famous for?")
-    encode = DocumentEncoder.of(answerer.model, answerer.wordpieces)
+    encode = DocumentEncoder.of(answerer.model)
     corpus = answerer.corpus
-    from realmlm.model.inputs import query_inputs
-
-    vector = answerer.model.query(query_inputs([query.tokens], answerer.wordpieces, max_query=32))[0]
+    vector = answerer.model.query(answerer.model.query_inputs([query.tokens]))[0]
     scores = {
         n: float(vector @ encode([corpus.title_tokens(n)], [corpus.tokens(n)])[0])
         for n in corpus.ids[:60].tolist()
@@ -141,27 +140,24 @@ def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) ->
 
 def test_fresh_scores_embed_each_passage_once_and_agree_with_one_by_one(answerer: Answerer) -> None:
     model = answerer.model
-    wordpieces = answerer.wordpieces
     corpus = answerer.corpus
     query = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[3, 5, 7], [5, 3, 9]])
-    scores = fresh_scores(model, wordpieces, corpus, query, ids)
+    scores = fresh_scores(model, query, Offered(corpus, ids.numpy(), null=True))
     assert scores.shape == (2, 4)
     for b in range(2):
-        null = embed_documents(model, wordpieces, [NULL], [NULL])[0]
+        null = embed_documents(model, [NULL], [NULL])[0]
         assert scores[b, 0].item() == pytest.approx(float((query[b] @ null).detach()), abs=1e-4)
         for k, number in enumerate(ids[b].tolist()):
-            document = embed_documents(
-                model, wordpieces, [corpus.title_tokens(number)], [corpus.tokens(number)]
-            )[0]
+            document = embed_documents(model, [corpus.title_tokens(number)], [corpus.tokens(number)])[0]
             assert scores[b, k + 1].item() == pytest.approx(float((query[b] @ document).detach()), abs=1e-4)
     scores.sum().backward()
     assert model.document.projection.weight.grad is not None, "the gradient must reach the document tower"
 
 
 def test_without_retrieval_only_the_null_document_is_read(tiny_model: Model, knowledge: Corpus) -> None:
-    model, wordpieces = tiny_model
-    alone = Answerer(model, wordpieces, knowledge, NoRetriever())
+    model = tiny_model
+    alone = Answerer(model, knowledge, NoRetriever())
     (filled,) = alone.fill(["The history of Tekebra begins in [MASK]."])
     assert [evidence.passage_id for evidence in filled.evidence] == [None]
     assert filled.evidence[0].retrieval_probability == 1.0
@@ -171,11 +167,7 @@ def test_without_retrieval_only_the_null_document_is_read(tiny_model: Model, kno
 
 @pytest.mark.parametrize("closed_book", [False, True])
 def test_batches_answer_like_single_questions(answerer: Answerer, closed_book: bool) -> None:
-    answerer = (
-        Answerer(answerer.model, answerer.wordpieces, answerer.corpus, NoRetriever())
-        if closed_book
-        else answerer
-    )
+    answerer = Answerer(answerer.model, answerer.corpus, NoRetriever()) if closed_book else answerer
     questions = [
         f"Which {kind} is Tekebra famous for?" for kind in ("food", "tree", "animal", "heron of the old town")
     ]
@@ -190,10 +182,9 @@ def test_the_null_document_follows_weights_that_move_and_is_embedded_once_where_
     answerer: Answerer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = answerer.model
-    wordpieces = answerer.wordpieces
     moving = answerer.retriever
     assert isinstance(moving, LearnedRetriever)
-    settled = LearnedRetriever.settled(model, wordpieces, moving.index)
+    settled = LearnedRetriever.settled(model, moving.index)
     queries = [answerer.query("Which food is Tekebra famous for?")]
     assert torch.equal(null_scores(settled, queries), null_scores(moving, queries))
     weight = model.document.projection.weight
@@ -201,7 +192,7 @@ def test_the_null_document_follows_weights_that_move_and_is_embedded_once_where_
         weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(
         null_scores(moving, queries),
-        null_scores(LearnedRetriever.settled(model, wordpieces, moving.index), queries),
+        null_scores(LearnedRetriever.settled(model, moving.index), queries),
     )
     monkeypatch.setattr("realmlm.reading.retrieve.null_vector", None)
     null_scores(settled, queries)

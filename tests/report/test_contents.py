@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from realmlm.cli import main
-from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.train.objectives.joint import run_pretrain
+from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
+from tests.calls import run_pretrain
 from tests.report.made import (
     EVIL,
     evaluation,

@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realmlm.reading.records import Evidence
 from realmlm.report.html import piece
-from realmlm.report.predictions import Prediction, Read, amount, compare
+from realmlm.report.predictions import Prediction, amount, compare
 from realmlm.report.sources import Points, bundle, names_of
 
 
 def told(
     *shares: float, first: int = 0, rank: int | None = None, log_p: float | None = None, answer: str = "x"
 ) -> Prediction:
-    read = tuple(Read(first + number, "", "", share) for number, share in enumerate(shares))
+    read = tuple(
+        Evidence(first + number, "", "", None, None, share, 0.0) for number, share in enumerate(shares)
+    )
     return Prediction("q", (answer,), "", False, log_p, rank, read)
 
 

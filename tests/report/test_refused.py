@@ -22,7 +22,7 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert f"no run in {tmp_path}: it has no run.json; name the --out" in refused(
         capsys, run, tmp_path, out=out
     )
-    assert "no run in nowhere" in refused(capsys, "nowhere", out=out)
+    assert f"no run in {Path('nowhere').absolute()}" in refused(capsys, "nowhere", out=out)
     assert f"{run} is named twice" in refused(capsys, run, run, out=out)
     empty = make_run(tmp_path / "empty", [])
     assert f"{empty} has no metrics yet" in refused(capsys, empty, out=out)

@@ -433,14 +433,14 @@ def test_a_full_queue_says_when_to_come_back(
     engine = Engine(tiny_model_folder, own_corpus, device="cpu")
     go = threading.Event()
     begun = threading.Event()
-    answer = engine.ask_all
+    answer = engine.ask
 
     def slow(questions: list[str], *, read: int) -> Any:
         begun.set()
         assert go.wait(20)
         return answer(questions, read=read)
 
-    monkeypatch.setattr(engine, "ask_all", slow)
+    monkeypatch.setattr(engine, "ask", slow)
     with TestClient(create_app(engine, queue=1, batch=1)) as client, ThreadPoolExecutor(3) as pool:
         first = pool.submit(client.post, "/ask", json={"question": "One?"})
         assert begun.wait(20)
@@ -457,7 +457,7 @@ def test_a_full_queue_says_when_to_come_back(
 def test_an_unexpected_failure_shows_no_traceback(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realmlm.engine.Engine.ask_all", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("realmlm.engine.Engine.ask", lambda *_, **__: 1 / 0)
     response = client.post("/ask", json={"question": "Who?"})
     assert failed(response, 500).startswith("something went wrong here (ZeroDivisionError)")
     assert "Traceback" not in response.text

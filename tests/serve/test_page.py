@@ -53,7 +53,7 @@ def address(
     engine = Engine(tiny_model_folder, folder / "corpus", device="cpu")
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(
-        engine, "ask_all", lambda questions, *, read: [_read_off(engine, question) for question in questions]
+        engine, "ask", lambda questions, *, read: [_read_off(engine, question) for question in questions]
     )
     monkeypatch.setattr(
         engine, "ask_without_reading", lambda questions: [_guess(question) for question in questions]

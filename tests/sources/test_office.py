@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realmlm.corpus.build import build_corpus
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.sources import office
 from realmlm.sources.article import Article
 from realmlm.sources.office import Unreadable, pdf_to_text, word_to_text
 from realmlm.sources.readers import read_articles
+from tests.calls import build_corpus
 
 docx = pytest.importorskip("docx")
 pypdf = pytest.importorskip("pypdf")

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.model.create import create_model
+from tests.calls import build_corpus, create_model
 from tests.conftest import TINY_MODEL
 
 
@@ -38,5 +37,5 @@ def towns(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def towns_model(towns: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of fresh weights for the towns."""
     folder = tmp_path_factory.mktemp("towns-model") / "model"
-    create_model(corpus=towns.folder, out=folder, **TINY_MODEL)  # type: ignore[arg-type]
+    create_model(corpus=towns.folder, out=folder, **TINY_MODEL)
     return folder

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from realmlm.cli import main
-from realmlm.config import Adapt
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists, BadInput, NotEnough
 from realmlm.evaluate.scores import Outcome
 from realmlm.model.realm import Realm
+from realmlm.settings import Adapt
 from realmlm.train import adapt as adapting
-from realmlm.train.adapt import Verdict, run_adapt
+from realmlm.train.adapt import Verdict
+from tests.calls import run_adapt
 
 
 @pytest.fixture(autouse=True)
@@ -199,13 +200,13 @@ def test_only_the_query_projection_moves_and_the_calibration_stays(
     settings: Adapt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Verdict, "kept", True)
-    model, wordpieces = Realm.from_pretrained(settings.model)
+    model = Realm.from_pretrained(settings.model)
     model.config = replace(model.config, calibration={"bias": -1.0, "p_weight": 1.0, "relevance_weight": 0.5})
-    model.save_pretrained(tmp_path / "calibrated", wordpieces)
+    model.save_pretrained(tmp_path / "calibrated")
     run_adapt(replace(settings, model=tmp_path / "calibrated"))
-    assert Realm.from_pretrained(settings.out / "model")[0].config.calibration == model.config.calibration
-    (before, _) = Realm.from_pretrained(settings.model)
-    (after, _) = Realm.from_pretrained(settings.out / "model")
+    assert Realm.from_pretrained(settings.out / "model").config.calibration == model.config.calibration
+    before = Realm.from_pretrained(settings.model)
+    after = Realm.from_pretrained(settings.out / "model")
     state = before.state_dict()
     moved = {name for name, weight in after.state_dict().items() if not torch.equal(weight, state[name])}
     assert moved

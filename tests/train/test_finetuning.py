@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from realmlm.cli import main
-from realmlm.config import Finetune, JointOptim, Loop
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import Mismatch
@@ -19,12 +18,14 @@ from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
 from realmlm.model.realm import Realm
+from realmlm.settings import Finetune, JointOptim, Loop
 from realmlm.train import loop as training
+from realmlm.train import stages
 from realmlm.train.gold import locate_answers
-from realmlm.train.loop import Clock
-from realmlm.train.objectives import questions as finetuning
-from realmlm.train.objectives.questions import Given, QuestionAnswering, run_finetune
+from realmlm.train.objective import Clock
+from realmlm.train.objectives.questions import Candidates, QuestionAnswering
 from realmlm.train.run import read_run
+from tests.calls import run_finetune
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
 
@@ -37,44 +38,25 @@ def test_the_best_place_alone() -> None:
 
 
 def asking(
-    model: Realm, knowledge: Corpus, questions: list[Question], **settings: object
+    model: Realm, knowledge: Corpus, questions: list[Question], *, given: Candidates, **changed: Any
 ) -> QuestionAnswering:
+    settings = Finetune(questions=(), out=Path("unused"), candidates=9, closed_book=0.0, **changed)
     gold = locate_answers(knowledge, questions)
-    usual = {
-        "read": 2,
-        "read_gold": False,
-        "candidates": 9,
-        "objective": "marginal",
-        "closed_book": 0.0,
-        "frozen_index": True,
-        "learning": [],
-    }
-    given = settings.pop("given", None)
-    if callable(given):
-        given = given(gold)
-    return QuestionAnswering(
-        model,
-        knowledge.wordpieces,
-        knowledge,
-        None,  # type: ignore[arg-type]
-        gold,
-        seed=0,
-        given=given,  # type: ignore[arg-type]
-        **(usual | settings),  # type: ignore[arg-type]
-    )
+    live: Any = None
+    return QuestionAnswering(settings, model, knowledge, live, gold, learning=[], given=given)
 
 
 def test_a_passage_with_the_answer_takes_the_last_place_read(
     tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
 ) -> None:
-    model, _ = Realm.from_pretrained(tiny_model_folder)
+    model = Realm.from_pretrained(tiny_model_folder)
     questions = read_questions(world / "questions-train.jsonl")[:6]
 
-    def wrong_first(gold: object) -> Given:
-        ids = np.stack(
-            [[*[p for p in knowledge.ids[:40].tolist() if p not in q.gold][:8], q.gold[0]] for q in questions]
-        )
-        return Given(ids.astype(np.int64), np.tile(np.linspace(2, 0, 9, dtype=np.float32), (6, 1)))
+    ids = np.stack(
+        [[*[p for p in knowledge.ids[:40].tolist() if p not in q.gold][:8], q.gold[0]] for q in questions]
+    )
+    scores = np.tile(np.linspace(2, 0, 9, dtype=np.float32), (6, 1))
+    wrong_first = Candidates(ids.astype(np.int64), scores)
 
     shares = {}
     first = {}
@@ -102,9 +84,9 @@ def test_a_reader_is_trained_on_matched_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ExactIndex, "search", None)  # no vector is compared
-    realm, wordpieces = Realm.from_pretrained(tiny_model_folder)
+    realm = Realm.from_pretrained(tiny_model_folder)
     realm.config = replace(realm.config, calibration={"bias": 0.0, "p_weight": 1.0, "relevance_weight": 1.0})
-    realm.save_pretrained(tmp_path / "model", wordpieces)
+    realm.save_pretrained(tmp_path / "model")
     settings = Finetune(
         model=tmp_path / "model",
         corpus=knowledge.folder,
@@ -118,7 +100,7 @@ def test_a_reader_is_trained_on_matched_words(
         loop=LOOP,
     )
     before = realm
-    (after, _) = Realm.from_pretrained(run_finetune(settings))
+    after = Realm.from_pretrained(run_finetune(settings))
     assert before.config.calibration
     assert after.config.calibration is None
     assert torch.equal(before.query.projection.weight, after.query.projection.weight)
@@ -150,8 +132,8 @@ def test_where_only_the_reader_learns_the_towers_stay_one(
         }
         return Finetune(model=tiny_model_folder, **places, **(usual | how))
 
-    before = Realm.from_pretrained(tiny_model_folder)[0]
-    (after, _) = Realm.from_pretrained(run_finetune(settings("run")))
+    before = Realm.from_pretrained(tiny_model_folder)
+    after = Realm.from_pretrained(run_finetune(settings("run")))
     assert before.config.share_towers
     assert after.config.share_towers
     assert before.own_state().keys() == after.own_state().keys()
@@ -167,10 +149,11 @@ def test_where_only_the_reader_learns_the_towers_stay_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(training, "_one_step", cut_off)
-        patched.setattr(finetuning, "_what_learns", lambda realm, run, query, **_: realm.free_query(query))
+        untied = lambda settings, realm, run: realm.free_query(settings.query)  # noqa: E731
+        patched.setattr(stages, "_what_learns", untied)
         with pytest.raises(KeyboardInterrupt):
             run_finetune(settings("older"))
-    older, _ = Realm.from_pretrained(run_finetune(settings("older")))
+    older = Realm.from_pretrained(run_finetune(settings("older")))
     assert not older.config.share_towers
     for name, weight in after.reader.state_dict().items():
         assert torch.allclose(weight, older.reader.state_dict()[name], atol=1e-6)
@@ -193,10 +176,10 @@ def test_patterns_are_looked_up_in_the_passages_that_come_up(knowledge: Corpus, 
     before = locate_answers(knowledge, questions)
     later = locate_answers(knowledge, questions, candidates=2)
     assert sorted(before.texts) == sorted(later.texts)
-    ids = torch.from_numpy(knowledge.ids[:60])
+    ids = knowledge.ids[:60]
     for number, text in enumerate(later.texts):
         twin = before.texts.index(text)
-        assert torch.equal(later.holds(number, ids), before.holds(twin, ids))
+        assert np.array_equal(later.holds(number, ids), before.holds(twin, ids))
         assert all(later.spans(number, p).tolist() == before.spans(twin, p).tolist() for p in ids.tolist())
     assert [len(answer) for answer in later.answers][1:] == [0, 0, 0]
     only = locate_answers(knowledge, questions[2:], candidates=2)
@@ -212,14 +195,14 @@ def test_patterns_that_are_nowhere_are_looked_up_once_and_cost_little(
     word = knowledge[7].text.split()[1]
     gold = locate_answers(knowledge, [*asked, Question("Where?", (word,), is_regex=True)], candidates=2)
     numbers = range(len(gold))
-    ids = torch.from_numpy(knowledge.ids)
+    ids = knowledge.ids
     tracemalloc.start()
     before = [gold.holds(number, ids[: 200 + number]) for number in numbers]
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert kept < 40 * sum(200 + number for number in numbers), "bytes for all that was looked up"
     monkeypatch.setattr("realmlm.train.gold.answer_spans", None)  # looked up before: not looked for again
-    assert all(torch.equal(gold.holds(number, ids[: 200 + number]), before[number]) for number in numbers)
+    assert all(np.array_equal(gold.holds(number, ids[: 200 + number]), before[number]) for number in numbers)
     assert gold.spans(0, 7).shape == (0, 2)
     assert len(gold.spans(40, 7))
     assert not any(found.any() for found in before[:40])
@@ -240,9 +223,10 @@ def test_training_on_patterns_alone(
         optim=JointOptim(steps=2, batch=4),
         loop=LOOP,
     )
-    for _ in range(2):  # the second time it has ended already
-        assert run_finetune(settings) == tmp_path / "run" / "model"
-        assert capsys.readouterr().err.count(f"the model is in {tmp_path}/run/model\n") == 1
+    for again in (False, True):
+        stages.finetune(settings)
+        assert (tmp_path / "run" / "model").is_dir()
+        assert (f"{tmp_path}/run is already finished" in capsys.readouterr().err) == again
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["closed_book"] == 0
     assert np.isfinite(row["loss"])
@@ -300,13 +284,15 @@ def test_few_questions_are_learned_in_few_steps(
 def test_ten_passes_at_most_a_thousand_steps(
     questions: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetuning, "read_questions", lambda _: [None] * questions)
-    assert finetuning._steps((Path("asked"),), batch=batch) == steps
+    monkeypatch.setattr(stages, "read_questions", lambda _: [None] * questions)
+    optim = JointOptim(steps=0, batch=batch)
+    settings = Finetune(questions=(Path("asked"),), out=Path("unused"), optim=optim)
+    assert stages.with_steps(settings).optim.steps == steps
 
 
 def test_a_number_of_steps_that_is_given_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    monkeypatch.setattr(finetuning, "finetune", lambda **settings: taken.append(settings["optim"].steps))
+    monkeypatch.setattr(stages, "finetune", lambda settings, **_: taken.append(settings.optim.steps))
     main(
         [
             "finetune",
@@ -339,7 +325,7 @@ def test_a_run_does_not_go_on_with_other_questions(
         loop=replace(LOOP, checkpoint_every=1),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetuning, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(stages, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run_finetune(settings)
     asked.write_text("".join(lines[:4]), "utf-8")

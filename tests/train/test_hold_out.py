@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.evaluate.clozes import make_clozes
+from realmlm.settings import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
 from realmlm.train import hold_out
 from realmlm.train.data import ClozePairs, SentenceSource
 from realmlm.train.hold_out import held_out_passages
-from realmlm.train.objectives.joint import run_pretrain
-from realmlm.train.objectives.masked import run_warmup
+from tests.calls import build_corpus, run_pretrain, run_warmup
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
 SYLLABLES = [first + last for first in "bdfgklmnprst" for last in ("a", "e", "i", "o", "u", "an", "el", "or")]
@@ -272,9 +270,9 @@ def test_no_stage_trains_on_what_was_held_out_of_another_corpus(
     for kind in (SentenceSource, ClozePairs):
         begin = kind.__init__
 
-        def noted(self: Any, corpus: Corpus, *, begin: Any = begin, **settings: Any) -> None:
+        def noted(self: Any, corpus: Corpus, *rest: Any, begin: Any = begin, **settings: Any) -> None:
             given.append(set(settings["held_out"]))
-            begin(self, corpus, **settings)
+            begin(self, corpus, *rest, **settings)
 
         monkeypatch.setattr(kind, "__init__", noted)
     common: dict[str, Any] = {

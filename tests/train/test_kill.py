@@ -18,12 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from realmlm.config import JointOptim, Loop, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.index.refresh import serve_refreshes
 from realmlm.log import read_metrics
 from realmlm.model.snapshot import load_snapshot
 from realmlm.parallel import sheltered
+from realmlm.settings import JointOptim, Loop, Refresh
 from realmlm.train.run import Run
 from tests.train import killers
 from tests.train.killers import Death

@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 
-from realmlm.config import JointOptim, Loop, Optim, Refresh
 from realmlm.corpus.store import Corpus
-from realmlm.evaluate.measure import evaluate
 from realmlm.evaluate.scores import Report
 from realmlm.log import read_metrics
-from realmlm.model.create import create_model
-from realmlm.train.objectives.joint import pretrain
-from realmlm.train.objectives.masked import warm_up
-from realmlm.train.objectives.questions import finetune
+from realmlm.settings import JointOptim, Loop, Optim, Refresh
+from tests.calls import create_model, evaluate, finetune, pretrain, warm_up
 from tests.conftest import TINY_MODEL
 
 LOOP = Loop(log_every=20, threads=1, device="cpu")
@@ -27,7 +23,7 @@ def runs(world: Path, knowledge: Corpus, sentences: Corpus, tmp_path_factory: py
     create_model(
         corpus=knowledge.folder,
         out=out / "begin",
-        **{**TINY_MODEL, "hidden": 64, "heads": 4, "projection": 64},  # type: ignore[arg-type]
+        **{**TINY_MODEL, "hidden": 64, "heads": 4, "projection": 64},
     )
     reading = Optim(steps=220, batch=48, lr=3e-3)
     finding = Optim(steps=120, batch=64, lr=2e-3)

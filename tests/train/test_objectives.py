@@ -9,12 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realmlm.config import JointOptim, Refresh
 from realmlm.corpus.masking import window
 from realmlm.corpus.store import Corpus
-from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.index.exact import ExactIndex
+from realmlm.settings import JointOptim, Refresh
 from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions, places_of
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import learning_rate
@@ -78,9 +77,7 @@ def test_a_sentences_own_passage_is_never_retrieved(
 
 
 def test_masked_sentences_hide_salient_values(sentences: Corpus, world: Path) -> None:
-    source = SentenceSource(
-        sentences, scheme="salient", wordpieces=sentences.wordpieces, max_query=32, seed=1
-    )
+    source = SentenceSource(sentences, "salient", max_query=32, seed=1)
     values = set((world / "phrases.txt").read_text("utf-8").split("\n"))
     drawn = source.draw(0, 20)
     for row, query in enumerate(drawn.masked.queries):
@@ -105,13 +102,8 @@ def test_a_scheme_of_ones_own_that_breaks_its_promise_is_refused(
         def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return np.array(hidden[: len(tokens_L)])
 
-    how: dict[str, Any] = {
-        "wordpieces": Wordpieces.load(world / "tokenizer.json"),
-        "max_query": 32,
-        "seed": 0,
-    }
     with pytest.raises(BadInput, match=r"Own\.choose gave .* ascending, at least one and never all"):
-        SentenceSource(sentences, scheme=Own(), **how).draw(0, 4)
+        SentenceSource(sentences, Own(), max_query=32, seed=0).draw(0, 4)
 
 
 def test_inverse_cloze_takes_the_sentence_out_most_of_the_time(knowledge: Corpus) -> None:
@@ -129,7 +121,7 @@ def test_located_answers_are_the_answers(knowledge: Corpus, world: Path, tmp_pat
     gold = locate_answers(knowledge, questions)
     wordpieces = knowledge.wordpieces
     for number, question in enumerate(questions):
-        ids = torch.from_numpy(knowledge.ids)
+        ids = knowledge.ids
         holds = ids[gold.holds(number, ids)].tolist()
         assert set(question.gold) <= set(holds)
         for passage in holds:

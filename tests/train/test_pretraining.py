@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 import torch
 
-from realmlm.config import JointOptim, Loop, Pretrain, Refresh
-from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluate.clozes import make_clozes, measure_clozes
-from realmlm.evaluate.measure import evaluate
 from realmlm.index.duplicates import SameWords, share_cut_otherwise
 from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics
 from realmlm.model.inputs import reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
 from realmlm.model.realm import Realm
+from realmlm.reading.answer import Answerer
+from realmlm.reading.read import MaskReading, join, read_masks
+from realmlm.reading.retrieve import Offered
+from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
 from realmlm.sources.article import Article
 from realmlm.train.data import SentenceSource, glimpse, places_of
-from realmlm.train.objectives.joint import JointPretraining, read_masks, run_pretrain
-from realmlm.train.objectives.pointing import point, standing
+from realmlm.train.objectives.pointing import point, pointing_log_likelihood, standing
+from tests.calls import build_corpus, evaluate, run_pretrain
 from tests.train.test_resume import joint_run
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
@@ -65,9 +66,9 @@ def test_a_probe_stands_in_the_row_of_the_step_it_was_taken_at(
 ) -> None:
     seen: list[torch.Tensor] = []
 
-    def spy(model: Realm, *others: Any, **how: Any) -> Any:
-        seen.append(model.reader.mask_head.bias.detach().clone())
-        return measure_clozes(model, *others, **how)
+    def spy(answerer: Answerer, *others: Any, **how: Any) -> Any:
+        seen.append(answerer.model.reader.mask_head.bias.detach().clone())
+        return measure_clozes(answerer, *others, **how)
 
     monkeypatch.setattr("realmlm.train.objectives.joint.measure_clozes", spy)
     how = {
@@ -87,7 +88,7 @@ def test_a_probe_stands_in_the_row_of_the_step_it_was_taken_at(
     assert [(row["step"], "recall@1" in row) for row in rows] == [(0, True), (2, False), (4, True), (6, True)]
     assert "worst" in rows[0]
     before, after = (
-        Realm.from_pretrained(place)[0].reader.mask_head.bias
+        Realm.from_pretrained(place).reader.mask_head.bias
         for place in (tiny_model_folder, tmp_path / "run" / "model")
     )
     assert torch.equal(seen[0], before), "what it began with"
@@ -141,16 +142,8 @@ def test_joint_training_points_at_what_it_retrieves(towns: Corpus, towns_model: 
 
 def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_model: Path) -> None:
     """log Σ_z p(z|x) p(y where it stands|z,x), passage by passage, and its gradient by f(x,z)."""
-    model, pieces = Realm.from_pretrained(towns_model)
-    source = SentenceSource(towns, scheme="salient", wordpieces=pieces, max_query=32, seed=0)
-    how: dict[str, Any] = {
-        "marginal": "joint",
-        "pointing": 1.0,
-        "freeze_retriever": 0,
-        "probe": [],
-        "probe_every": 1,
-    }
-    objective = JointPretraining(model, pieces, towns, source, None, k=3, null_document=True, own=None, **how)  # type: ignore[arg-type]
+    model = Realm.from_pretrained(towns_model)
+    source = SentenceSource(towns, "salient", max_query=32, seed=0)
     masked = source.draw(0, 4).masked
     runs = masked.runs(model.config.max_answer)
     numbers = towns.ids.tolist()
@@ -164,17 +157,14 @@ def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_
         for words in runs
         if words is not None
     ]
-    passages = [number for pair in zip(having, lacking, strict=True) for number in (None, *pair)]
+    offered = Offered(towns, np.array([having, lacking]).T, null=True)
     scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    _, hidden, read = read_masks(model, pieces, towns, masked, passages)
-    found, some = objective._point(masked, passages, hidden, read, scores)
+    inputs = join(model, masked.queries, offered)
+    read = read_masks(model, inputs, masked.tensors(model.device)[0])
+    gold = standing([words for words in runs for _ in range(3)], offered.bodies_of_pairs(), inputs)
+    pointed, held = point(model.reader, read, gold)
+    found, some = pointing_log_likelihood(scores, pointed, held)
     assert some.all()
-    pointed, _ = point(
-        model.reader,
-        hidden,
-        read,
-        standing([w for w in runs for _ in range(3)], bodies_of(passages, towns), read),
-    )
     expected = (scores.softmax(-1)[:, 1] * pointed.view(4, 3)[:, 1].exp()).log()
     assert torch.allclose(found, expected, atol=1e-5)
     found.sum().backward()
@@ -183,24 +173,22 @@ def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_
     assert (scores.grad[:, [0, 2]] < 0).all()
 
 
-def bodies_of(passages: list[Any], corpus: Corpus) -> list[np.ndarray]:
-    return [np.zeros(0, dtype=np.int64) if number is None else corpus.tokens(number) for number in passages]
-
-
 def test_pointing_is_the_same_whatever_else_is_in_the_batch(
     towns: Corpus, towns_model: Path, tmp_path: Path
 ) -> None:
-    model, pieces = Realm.from_pretrained(towns_model)
+    model = Realm.from_pretrained(towns_model)
+    pieces = model.wordpieces
     bodies = [np.array([20, 21, 5]), np.array([7, 20, 22, 20, 21, 30, 31, 32]), np.array([40, 41, 42, 43])]
     inputs = reader_inputs([np.array([9, pieces.mask, 10])] * 3, bodies, pieces, max_query=8, max_length=40)
     hidden = model.reader.encoder(inputs)
     gold = standing([np.array([20, 21])] * 3, bodies, inputs)
-    log_p, held = point(model.reader, hidden, inputs, gold)
+    read = MaskReading(torch.zeros(0), hidden, inputs)
+    log_p, held = point(model.reader, read, gold)
     scores, allowed = model.reader.spans_from(hidden, inputs)
     expected = answer_log_likelihood(span_log_probabilities(scores, allowed), span_mask(gold, allowed))
     assert held.tolist() == [True, True, False]
     assert torch.allclose(log_p[held], expected[held], atol=1e-5)
-    assert not point(model.reader, hidden, inputs, gold[:0])[1].any()
+    assert not point(model.reader, read, gold[:0])[1].any()
 
 
 def test_layers_are_compiled_once_each_when_asked(
@@ -212,7 +200,7 @@ def test_layers_are_compiled_once_each_when_asked(
     joint_run(tiny_model_folder, knowledge, tmp_path / "plain", **plain)
     assert not compiled
     joint_run(tiny_model_folder, knowledge, tmp_path / "run", loop=replace(LOOP, compile=True), **plain)
-    model, _ = Realm.from_pretrained(tmp_path / "run" / "model")
+    model = Realm.from_pretrained(tmp_path / "run" / "model")
     layers = len(model.reader.encoder.body.layers) + len(model.document.encoder.body.layers)
     assert len(compiled) == len({id(layer) for layer in compiled}) == layers
 
@@ -395,13 +383,10 @@ def test_the_own_passage_is_known_in_another_corpus_of_the_same_text(
 
 
 def test_the_query_tower_gets_glimpses_and_the_reader_the_sentence(knowledge: Corpus) -> None:
-    common: dict[str, Any] = {
-        "scheme": "salient",
-        "wordpieces": knowledge.wordpieces,
-        "max_query": 32,
-        "seed": 0,
-    }
-    plain, some = (SentenceSource(knowledge, glimpses=share, **common).draw(40, 60) for share in (0.0, 0.5))
+    plain, some = (
+        SentenceSource(knowledge, "salient", max_query=32, seed=0, glimpses=share).draw(40, 60)
+        for share in (0.0, 0.5)
+    )
     assert [query.tolist() for query in plain.masked.queries] == [
         query.tolist() for query in some.masked.queries
     ]
@@ -421,9 +406,9 @@ def test_what_is_hidden_and_shown_is_as_asked(
     made: list[dict[str, Any]] = []
     begin = SentenceSource.__init__
 
-    def noted(source: SentenceSource, corpus: Corpus, **settings: Any) -> None:
+    def noted(source: SentenceSource, *given: Any, **settings: Any) -> None:
         made.append(settings)
-        begin(source, corpus, **settings)
+        begin(source, *given, **settings)
 
     monkeypatch.setattr(SentenceSource, "__init__", noted)
     joint_run(tiny_model_folder, knowledge, tmp_path / "run", recurring=True, glimpses=0.25, **plain)

@@ -10,16 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from realmlm.config import JointOptim, Loop, Pretrain, Refresh
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.log import read_metrics
-from realmlm.model.create import create_model
+from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
 from realmlm.train import loop as training
-from realmlm.train.objectives.joint import pretrain, run_pretrain
-from realmlm.train.objectives.masked import warm_up
-from realmlm.train.objectives.questions import finetune
 from realmlm.train.run import Run
+from tests.calls import create_model, finetune, pretrain, run_pretrain, warm_up
 from tests.conftest import TINY_MODEL
 
 LOOP = Loop(log_every=2, checkpoint_every=3, deterministic=True, threads=1, seed=3)
@@ -150,9 +147,10 @@ def test_two_undisturbed_runs_are_equal_and_rows_are_whole(
 
 
 def test_another_config_does_not_go_on_with_a_run(tmp_path: Path) -> None:
-    Run.begin(tmp_path / "run", stage="pretrain", config={"k": 8}).close()
+    settings = Pretrain(out=tmp_path / "run", corpus=tmp_path, k=8)
+    Run.begin(settings.out, stage="pretrain", settings=settings).close()
     with pytest.raises(Mismatch, match="--resume"):
-        Run.begin(tmp_path / "run", stage="pretrain", config={"k": 4})
+        Run.begin(settings.out, stage="pretrain", settings=dataclasses.replace(settings, k=4))
 
 
 def test_accumulation_gives_the_same_gradient(
@@ -181,7 +179,7 @@ def test_batches_put_together_ahead_are_the_same_batches(
 ) -> None:
     """With dropout, which draws from the generator that nothing else may touch; cut off and resumed too."""
     model = tmp_path / "model"
-    create_model(corpus=knowledge.folder, out=model, **(TINY_MODEL | {"dropout": 0.1}))  # type: ignore[arg-type]
+    create_model(corpus=knowledge.folder, out=model, **(TINY_MODEL | {"dropout": 0.1}))
     here = weights(joint_run(model, knowledge, tmp_path / "here"))
     ahead = dataclasses.replace(LOOP, workers=2)
     assert same(here, weights(joint_run(model, knowledge, tmp_path / "ahead", loop=ahead)))
@@ -203,7 +201,7 @@ def test_an_error_of_another_process_is_the_same_error(
 
 
 def test_a_run_lets_go_of_what_it_needs_no_more_only_when_all_have_left_it(tmp_path: Path) -> None:
-    with Run.begin(tmp_path / "run", stage="pretrain", config={}) as run:
+    with Run.begin(tmp_path / "run", stage="pretrain", settings=None) as run:
         for name in ("model", "index", "snapshots"):
             (run.folder / name).mkdir()
         assert (run.folder / "index").exists(), "its refresher may still write there"
@@ -215,5 +213,5 @@ def test_several_trainers_of_one_run_are_refused_in_plain_words(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
     with pytest.raises(BadInput, match="leave out torchrun"):
-        Run.begin(tmp_path / "run", stage="pretrain", config={})
+        Run.begin(tmp_path / "run", stage="pretrain", settings=None)
     assert not (tmp_path / "run").exists()

@@ -13,20 +13,18 @@ from typing import Any
 import pytest
 
 from realmlm import cli
-from realmlm.config import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup, flat, record
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import ArtefactDamaged, Mismatch, NotEnough
 from realmlm.log import read_metrics
-from realmlm.model.create import create_model
+from realmlm.settings import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup, record
 from realmlm.sources.article import Article
 from realmlm.train import loop as training
 from realmlm.train.gold import locate_answers
-from realmlm.train.objectives.joint import pretrain
-from realmlm.train.objectives.masked import run_warmup
 from realmlm.train.run import Run, read_run, write_run
+from tests.calls import create_model, flat, pretrain, run_warmup
 from tests.conftest import TINY_MODEL, world_corpus
 from tests.train.test_resume import same, weights
 
@@ -201,7 +199,7 @@ def test_a_run_that_has_made_no_step_may_change(
     """It was out of memory, say, after its probe. The first index is then that of the model it goes on
     with."""
     other = tmp_path / "other"
-    create_model(corpus=own.folder, out=other, **(TINY_MODEL | {"seed": 7}))  # type: ignore[arg-type]
+    create_model(corpus=own.folder, out=other, **(TINY_MODEL | {"seed": 7}))
     with monkeypatch.context() as patch:
         fail_at(0, NotEnough("out of memory"), patch)
         with pytest.raises(NotEnough):

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from realmlm.config import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
@@ -23,20 +22,22 @@ from realmlm.evaluate.clozes import make_clozes
 from realmlm.index.exact import ExactIndex
 from realmlm.index.refresh import Refresher, serve_refreshes, step_folder
 from realmlm.log import read_metrics
-from realmlm.model.create import create_model
 from realmlm.model.inputs import NULL, query_inputs, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.retrieve import embed_documents
-from realmlm.train.adapt import FoundElsewhere
+from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh
 from realmlm.train.data import SentenceSource
 from realmlm.train.gold import locate_answers
-from realmlm.train.loop import Clock, make_optimizer
-from realmlm.train.objectives.joint import JointPretraining, run_pretrain
-from realmlm.train.objectives.questions import QuestionAnswering, run_finetune
+from realmlm.train.loop import make_optimizer
+from realmlm.train.objective import Clock, Group
+from realmlm.train.objectives.adapt import FoundElsewhere
+from realmlm.train.objectives.joint import JointPretraining
+from realmlm.train.objectives.questions import QuestionAnswering
+from tests.calls import create_model, run_finetune, run_pretrain
 from tests.conftest import TINY_MODEL
 
-Model = tuple[Realm, Wordpieces]
+Model = Realm
 CLOCK = Clock(torch.device("cpu"))
 
 
@@ -56,10 +57,11 @@ def steps_of(model: Path, corpus: Corpus, out: Path, optim: Optim, **changed: An
     seen: list[Seen] = []
 
     class Watched(JointPretraining):
-        def measure(self, done: int, clock: Clock) -> dict[str, Any]:
+        def measure(self, done: int) -> dict[str, Any]:
             weights = {}
             norms = {}
-            for name, parameters in self.groups().items():
+            for name, group in self.groups().items():
+                parameters = group.parameters
                 weights[name] = torch.cat([parameter.detach().flatten() for parameter in parameters])
                 norms[name] = (
                     sum(
@@ -118,8 +120,11 @@ def test_the_gradients_of_reader_and_retriever_are_clipped_each(
 
 
 def test_matrices_decay_and_biases_and_norms_do_not(towns_model: Path) -> None:
-    model, _ = Realm.from_pretrained(towns_model)
-    groups = {"reader": list(model.reader.parameters()), "retriever": model.retriever_parameters()}
+    model = Realm.from_pretrained(towns_model)
+    groups = {
+        "reader": Group(list(model.reader.parameters()), 0.1),
+        "retriever": Group(model.retriever_parameters(), 0.1),
+    }
     optimizer = make_optimizer(groups, Optim(lr=0.1, weight_decay=0.5))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
@@ -144,7 +149,7 @@ def test_the_passages_are_summed_over_once_a_sentence_or_once_a_mask(marginal: s
     """Two passages and two masks; a third mask is padding."""
     scores = torch.tensor([[1.0, 3.0]]).log()
     tokens = torch.tensor([[[0.8, 0.1, 0.5], [0.2, 0.6, 0.5]]]).log()
-    loss, row = joint_objective(*[None] * 5, marginal=marginal).likelihood(
+    loss, row = joint_objective(*[None] * 4, marginal=marginal).likelihood(
         scores, tokens, torch.tensor([[True, True, False]])
     )
     assert float(loss) == pytest.approx(-np.log(p), abs=1e-6)
@@ -170,15 +175,8 @@ def test_the_marginal_that_is_asked_for_is_trained(
 def joint_objective(
     *parts: Any, marginal: str = "joint", probe: list[Question] | None = None
 ) -> JointPretraining:
-    how: dict[str, Any] = {
-        "k": 3,
-        "null_document": True,
-        "own": None,
-        "pointing": 0.0,
-        "freeze_retriever": 0,
-        "probe_every": 1,
-    }
-    return JointPretraining(*parts, marginal=marginal, probe=probe or [], **how)
+    settings = Pretrain(out=Path("unused"), k=3, marginal=marginal, probe_every=1)  # type: ignore[arg-type]
+    return JointPretraining(settings, *parts, probe=probe)
 
 
 # --- the loss of fine-tuning --------------------------------------------------------------------------------
@@ -194,7 +192,8 @@ CLOSED_BOOK = 0.3
 @pytest.fixture
 def stale(towns: Corpus, towns_model: Path) -> tuple[Realm, ExactIndex]:
     """A model whose document tower has moved on since the index was made."""
-    model, pieces = Realm.from_pretrained(towns_model)
+    model = Realm.from_pretrained(towns_model)
+    pieces = model.wordpieces
     index = ExactIndex(all_vectors(model, pieces, towns), torch.from_numpy(towns.ids))
     weight = model.document.projection.weight
     with torch.no_grad():
@@ -205,10 +204,7 @@ def stale(towns: Corpus, towns_model: Path) -> tuple[Realm, ExactIndex]:
 @torch.no_grad()
 def all_vectors(model: Realm, pieces: Wordpieces, corpus: Corpus) -> Tensor:
     return torch.cat(
-        [
-            embed_documents(model, pieces, [corpus.title_tokens(n)], [corpus.tokens(n)])
-            for n in corpus.ids.tolist()
-        ]
+        [embed_documents(model, [corpus.title_tokens(n)], [corpus.tokens(n)]) for n in corpus.ids.tolist()]
     )
 
 
@@ -216,19 +212,18 @@ def taught(
     model: Realm, index: ExactIndex, corpus: Corpus, *, frozen: bool = True, objective: str = "marginal"
 ) -> Tensor:
     """The loss of the questions that are asked."""
-    how: dict[str, Any] = {
-        "read": READ,
-        "read_gold": False,
-        "candidates": len(corpus),
-        "closed_book": CLOSED_BOOK,
-        "learning": [],
-        "seed": 0,
-    }
+    settings = Finetune(
+        questions=(),
+        out=Path("unused"),
+        read=READ,
+        candidates=len(corpus),
+        closed_book=CLOSED_BOOK,
+        objective=objective,  # type: ignore[arg-type]
+        refresh=Refresh(every_steps=0 if frozen else 500),
+    )
     live: Any = SimpleNamespace(index=index)
     gold = locate_answers(corpus, ASKED)
-    learned = QuestionAnswering(
-        model, corpus.wordpieces, corpus, live, gold, objective=objective, frozen_index=frozen, **how
-    )
+    learned = QuestionAnswering(settings, model, corpus, live, gold, learning=[])
     loss, _ = learned.loss(np.arange(len(ASKED)), 0, CLOCK)
     return loss
 
@@ -367,37 +362,37 @@ def test_what_is_read_is_scored_anew_unless_the_index_is_frozen(
 @pytest.fixture(scope="module")
 def wavering_folder(towns: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wavering") / "model"
-    create_model(corpus=towns.folder, out=folder, **(TINY_MODEL | {"dropout": 0.5}))  # type: ignore[arg-type]
+    create_model(corpus=towns.folder, out=folder, **(TINY_MODEL | {"dropout": 0.5}))
     return folder
 
 
 @pytest.fixture
 def wavering(wavering_folder: Path) -> Model:
     """A model in training, half of its activations dropped."""
-    model, pieces = Realm.from_pretrained(wavering_folder)
-    return model.train(), pieces
+    return Realm.from_pretrained(wavering_folder).train()
 
 
 def test_passages_are_embedded_without_dropout_while_the_model_trains(wavering: Model, towns: Corpus) -> None:
-    model, pieces = wavering
+    model = wavering
     titles = [towns.title_tokens(0)]
     bodies = [towns.tokens(0)]
-    first, second = (embed_documents(model, pieces, titles, bodies) for _ in range(2))
+    first, second = (embed_documents(model, titles, bodies) for _ in range(2))
     assert not torch.allclose(first, second, atol=1e-2), "the model wavers"
-    encode = DocumentEncoder.of(model, pieces)
+    encode = DocumentEncoder.of(model)
     first, second = (encode(titles, bodies) for _ in range(2))
     assert torch.equal(first, second)
     assert model.document.training, "and trains on"
 
 
 def test_a_probe_is_taken_without_dropout_and_training_goes_on(wavering: Model, towns: Corpus) -> None:
-    model, pieces = wavering
+    model = wavering
+    pieces = model.wordpieces
     live = SimpleNamespace(index=ExactIndex(all_vectors(model, pieces, towns), torch.from_numpy(towns.ids)))
     modes: list[bool] = []
     for part in (model.query, model.document, model.reader.encoder):
         part.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     probe = make_clozes(towns, count=4, max_query=32, seed=0)
-    row = joint_objective(model, pieces, towns, None, live, probe=probe).measure(0, CLOCK)
+    row = joint_objective(model, towns, None, live, probe=probe).measure(0)
     assert {"recall@1", "right"} <= set(row)
     assert modes
     assert not any(modes)
@@ -405,10 +400,11 @@ def test_a_probe_is_taken_without_dropout_and_training_goes_on(wavering: Model, 
 
 
 def test_adapting_learns_from_queries_that_do_not_waver(wavering: Model, towns: Corpus) -> None:
-    model, pieces = wavering
+    model = wavering
+    pieces = model.wordpieces
     index = ExactIndex(all_vectors(model, pieces, towns), torch.from_numpy(towns.ids))
-    source = SentenceSource(towns, scheme="salient", wordpieces=pieces, max_query=32, seed=0)
-    objective = FoundElsewhere(model, towns, source, index, model.free_query("projection"))
+    source = SentenceSource(towns, "salient", max_query=32, seed=0)
+    objective = FoundElsewhere(model, towns, source, index, learning=model.free_query("projection"), lr=1e-3)
     drawn = objective.draw(0, 8)
     losses = []
     for _ in range(2):

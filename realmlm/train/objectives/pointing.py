@@ -13,7 +13,8 @@ from torch import Tensor
 
 from realmlm.model.encoders import Reader
 from realmlm.model.inputs import Inputs
-from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
+from realmlm.model.marginal import answer_log_likelihood, marginal_log_likelihood, span_mask
+from realmlm.reading.read import MaskReading, log_spans
 from realmlm.train.data import places_of
 
 
@@ -33,17 +34,34 @@ def standing(runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], in
     return np.concatenate(found)
 
 
-def point(reader: Reader, hidden_NLH: Tensor, inputs: Inputs, gold_N3: np.ndarray) -> tuple[Tensor, Tensor]:
-    """log p(the words where they stand|z,x) [N], −inf where they do not; and where they do [N]. Only those
-    rows are computed."""
-    log_p_N = torch.full((len(inputs),), -torch.inf, device=hidden_NLH.device)
+def point(reader: Reader, reading: MaskReading, gold_N3: np.ndarray) -> tuple[Tensor, Tensor]:
+    """log p(the words where they stand|z,x) [N], −inf where they do not; and where they do [N].
+
+    `gold_N3` is where they stand, as `standing` gives it. Only pairs whose passage has them are computed.
+    """
+    inputs = reading.inputs
+    device = reading.hidden_NLH.device
+    log_p_N = torch.full((len(inputs),), -torch.inf, device=device)
     rows_n, gold_rows = np.unique(gold_N3[:, 0], return_inverse=True)
     if not len(rows_n):
         return log_p_N, log_p_N > -torch.inf
     part = inputs.rows(rows_n)
-    places_n = torch.from_numpy(rows_n).to(hidden_NLH.device)
-    scores_nLW, allowed_nLW = reader.spans_from(hidden_NLH[places_n, : part.tokens_NL.shape[1]], part)
+    places_n = torch.from_numpy(rows_n).to(device)
+    hidden_nLH = reading.hidden_NLH[places_n, : part.tokens_NL.shape[1]]
+    log_nLW, _, allowed_nLW = log_spans(reader, hidden_nLH, part)
     gold_nLW = span_mask(np.column_stack([gold_rows, gold_N3[:, 1:]]), allowed_nLW)
-    log_p_n = answer_log_likelihood(span_log_probabilities(scores_nLW, allowed_nLW), gold_nLW)
-    log_p_N = log_p_N.index_put((places_n,), log_p_n)
+    log_p_N = log_p_N.index_put((places_n,), answer_log_likelihood(log_nLW, gold_nLW))
     return log_p_N, log_p_N > -torch.inf
+
+
+def pointing_log_likelihood(retrieval_BK: Tensor, point_N: Tensor, held_N: Tensor) -> tuple[Tensor, Tensor]:
+    """log Σ_z p(z|x) p(the words where they stand|z,x) [B], and for which sentences a passage has them; 0
+    where none does, so that there is no gradient and no NaN. The last two are what `point` gives."""
+    some_B = held_N.view_as(retrieval_BK).any(-1)
+    point_BK = point_N.view_as(retrieval_BK).masked_fill(~some_B[:, None], 0.0)
+    return marginal_log_likelihood(retrieval_BK, point_BK).masked_fill(~some_B, 0.0), some_B
+
+
+def mean_where(valid_B: Tensor, values_B: Tensor) -> Tensor:
+    """Mean over the valid entries, for the row; 0 if there is none."""
+    return torch.where(valid_B, values_B, 0.0).sum() / valid_B.sum().clamp(min=1)

@@ -3,7 +3,7 @@
 
 const $ = (selector, within = document) => within.querySelector(selector);
 
-// --- talking to the service -----------------------------------------------------------------------------------------------------------
+// --- talking to the service --------------------------------------------------------------------------------
 
 async function call(route, options = {}) {
   let response;
@@ -14,8 +14,9 @@ async function call(route, options = {}) {
   }
   if (response.status === 204) return null;
   const body = await response.json().catch(() => null);
-  if (!response.ok) throw Object.assign(new Error(body?.error?.message ?? `The service answered with status ${response.status}.`), { status: response.status });
-  return body;
+  if (response.ok) return body;
+  const message = body?.error?.message ?? `The service answered with status ${response.status}.`;
+  throw Object.assign(new Error(message), { status: response.status });
 }
 
 function send(route, method, body) {
@@ -28,7 +29,8 @@ function send(route, method, body) {
 async function showHealth() {
   try {
     const health = await call("/health");
-    $("#health").textContent = `${health.passages.toLocaleString()} passages${health.up_to_date ? "" : ", not up to date"}`;
+    const late = health.up_to_date ? "" : ", not up to date";
+    $("#health").textContent = `${health.passages.toLocaleString()} passages${late}`;
     $("#knowledge").classList.toggle("editable", health.editable);
     $("#why").hidden = health.editable;
   } catch (error) {
@@ -36,7 +38,7 @@ async function showHealth() {
   }
 }
 
-// --- views ------------------------------------------------------------------------------------------------------------------------------
+// --- views -------------------------------------------------------------------------------------------------
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
@@ -66,15 +68,21 @@ for (const [place, tab] of tabs.entries()) {
   });
 }
 
-// --- answers ----------------------------------------------------------------------------------------------------------------------------
+// --- answers -----------------------------------------------------------------------------------------------
 
 const LITTLE = 0.01; // what is shown folded, or not at all
-const percent = (share) => (share >= 0.9995 ? "100%" : `${(100 * share).toFixed(share < 0.1 || share >= 0.99 ? 1 : 0)}%`);
+
+function percent(share) {
+  if (share >= 0.9995) return "100%";
+  return `${(100 * share).toFixed(share < 0.1 || share >= 0.99 ? 1 : 0)}%`;
+}
 
 function bars(list, rows) {
   for (const [name, value, colour] of rows) {
-    const track = element("span", { class: "track", style: "display:block" }, element("span", { style: `width:${100 * Math.min(1, value)}%;background:var(${colour})` }));
-    list.append(element("dt", {}, name), element("dd", {}, track), element("dd", { class: "number" }, percent(value)));
+    const filled = element("span", { style: `width:${100 * Math.min(1, value)}%;background:var(${colour})` });
+    const track = element("span", { class: "track", style: "display:block" }, filled);
+    const number = element("dd", { class: "number" }, percent(value));
+    list.append(element("dt", {}, name), element("dd", {}, track), number);
   }
 }
 
@@ -97,7 +105,8 @@ function evidenceCard(evidence, probability) {
   const card = $("#card").content.cloneNode(true).firstElementChild;
   const alone = evidence.passage_id === null;
   card.classList.toggle("null", alone);
-  $("h3", card).textContent = alone ? "Without reading anything" : evidence.title || `Passage ${evidence.passage_id}`;
+  const title = evidence.title || `Passage ${evidence.passage_id}`;
+  $("h3", card).textContent = alone ? "Without reading anything" : title;
   $(".file", card).textContent = alone ? "" : origin(evidence.file);
   if (!alone) marked($(".text", card), evidence.passage, evidence.start, evidence.end);
   bars($(".bars", card), [
@@ -109,13 +118,13 @@ function evidenceCard(evidence, probability) {
 }
 
 function answerHead(result) {
-  return [
-    element("p", { class: "answer" }, result.answer || "(no answer)"),
-    element("p", { class: "note" }, `p = ${result.probability.toFixed(3)}`, ...(result.caution ? [element("span", { class: "caution" }, result.caution)] : [])),
-  ];
+  const sure = element("p", { class: "note" }, `p = ${result.probability.toFixed(3)}`);
+  if (result.caution) sure.append(element("span", { class: "caution" }, result.caution));
+  return [element("p", { class: "answer" }, result.answer || "(no answer)"), sure];
 }
 
-// The cards; passages that hardly count are folded into one line, a null document that hardly counts is left out.
+// The cards; passages that hardly count are folded into one line, a null document that hardly counts is left
+// out.
 function evidenceCards({ evidence, probability }) {
   const counts = (one) => one.retrieval_probability >= LITTLE || shareOf(one, probability) >= LITTLE;
   const cards = (some) => some.map((one) => evidenceCard(one, probability));
@@ -126,14 +135,17 @@ function evidenceCards({ evidence, probability }) {
 }
 
 function wordTable(masks) {
+  const line = (kind, cells) => element("tr", {}, ...cells.map((cell) => element(kind, {}, cell)));
+  const cells = ({ words, probability }) => [words, percent(probability)];
   return masks.map((mask, number) => {
-    const table = element("table", { class: "masks" }, element("caption", { class: "note" }, masks.length > 1 ? `[MASK] ${number + 1}` : "[MASK]"));
-    table.append(element("tr", {}, element("th", {}, "with retrieval"), element("th", {}), element("th", {}, "without"), element("th", {})));
-    mask.read.forEach((word, row) => {
-      const other = mask.unread[row];
-      table.append(element("tr", {}, ...[word.words, percent(word.probability), other.words, percent(other.probability)].map((cell) => element("td", {}, cell))));
-    });
-    return table;
+    const name = masks.length > 1 ? `[MASK] ${number + 1}` : "[MASK]";
+    return element(
+      "table",
+      { class: "masks" },
+      element("caption", { class: "note" }, name),
+      line("th", ["with retrieval", "", "without", ""]),
+      ...mask.read.map((word, row) => line("td", [...cells(word), ...cells(mask.unread[row])])),
+    );
   });
 }
 
@@ -141,14 +153,16 @@ function showAnswer(place, result) {
   place.replaceChildren(...answerHead(result));
   if (result.others?.length) {
     const list = element("ul", { class: "others", "aria-label": "Other answers" });
-    for (const other of result.others.filter(({ probability }) => probability >= 0.0005)) list.append(element("li", {}, `${other.words} ${percent(other.probability)}`));
+    for (const { words, probability } of result.others)
+      if (probability >= 0.0005) list.append(element("li", {}, `${words} ${percent(probability)}`));
     place.append(list);
   }
   if (result.masks) place.append(...wordTable(result.masks));
   place.append(...evidenceCards(result));
   if (result.without_reading?.probability >= LITTLE) {
     const card = element("article", { class: "card null" }, element("h3", {}, "Without reading anything"));
-    card.append(element("p", { class: "text" }, `${result.without_reading.words} (${percent(result.without_reading.probability)})`));
+    const { words, probability } = result.without_reading;
+    card.append(element("p", { class: "text" }, `${words} (${percent(probability)})`));
     place.append(card);
   }
   if (result.evidence.length) place.append($("#words").content.cloneNode(true));
@@ -157,12 +171,14 @@ function showAnswer(place, result) {
 for (const form of document.querySelectorAll("form[data-route]")) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const place = $(".result", form.parentElement), button = $("button", form);
+    const place = $(".result", form.parentElement);
+    const button = $("button", form);
     const asked = Object.fromEntries(new FormData(form));
     asked.read = Number(asked.read);
     if (form.dataset.route === "/ask") asked.without_reading = true;
     button.disabled = true;
-    const waiting = setTimeout(() => place.replaceChildren(element("p", { class: "note" }, "Reading …")), 150);
+    const reading = element("p", { class: "note" }, "Reading …");
+    const waiting = setTimeout(() => place.replaceChildren(reading), 150);
     try {
       const result = await send(form.dataset.route, "POST", asked);
       clearTimeout(waiting);
@@ -177,7 +193,7 @@ for (const form of document.querySelectorAll("form[data-route]")) {
   });
 }
 
-// --- knowledge --------------------------------------------------------------------------------------------------------------------------
+// --- knowledge ---------------------------------------------------------------------------------------------
 
 const SECONDS_TO_THINK = 6; // before a button that asks "Really?" asks no more
 
@@ -221,7 +237,8 @@ function passageCard(passage) {
     $("button", card).focus();
   };
   const edit = () => {
-    const title = element("input", { "aria-label": "Title", maxlength: 500 }), text = element("textarea", { "aria-label": "Text", rows: 5, maxlength: 20000 });
+    const title = element("input", { "aria-label": "Title", maxlength: 500 });
+    const text = element("textarea", { "aria-label": "Text", rows: 5, maxlength: 20000 });
     title.value = passage.title;
     text.value = passage.text;
     const save = async () => {
@@ -233,7 +250,8 @@ function passageCard(passage) {
         complain(error);
       }
     };
-    card.replaceChildren(title, text, element("button", { onclick: save }, "Save"), element("button", { onclick: back }, "Cancel"));
+    const cancel = element("button", { onclick: back }, "Cancel");
+    card.replaceChildren(title, text, element("button", { onclick: save }, "Save"), cancel);
     text.focus();
   };
   const removeButton = () => {
@@ -282,7 +300,8 @@ $("#find").addEventListener("submit", (event) => {
 $("#add").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
-    const added = await send("/passages", "POST", { title: $("#add-title").value, text: $("#add-text").value });
+    const written = { title: $("#add-title").value, text: $("#add-text").value };
+    const added = await send("/passages", "POST", written);
     say(`Added as ${added.map((passage) => passage.id).join(", ")}; ask again for a new answer.`);
     event.target.reset();
     $("#found").prepend(...added.map(passageCard));
@@ -292,7 +311,7 @@ $("#add").addEventListener("submit", async (event) => {
   }
 });
 
-// --- training ---------------------------------------------------------------------------------------------------------------------------
+// --- training ----------------------------------------------------------------------------------------------
 
 let watching = false;
 let listed = []; // runs; the place chooses the colour
@@ -304,13 +323,16 @@ async function showRuns() {
     if (!runs.length || runs.join("\n") !== listed.join("\n")) listRuns(runs);
     refreshRuns();
   } catch (error) {
-    if (!$("#curves figure")) $("#curves").replaceChildren(element("p", { class: "wrong", role: "alert" }, error.message));
+    const wrong = element("p", { class: "wrong", role: "alert" }, error.message);
+    if (!$("#curves figure")) $("#curves").replaceChildren(wrong);
   }
 }
 
 function listRuns(runs) {
-  for (const run of chosen.keys()) if (!runs.includes(run)) chosen.delete(run); // gone, or named more fully beside another of its name
-  if (!listed.length && runs.length <= COLOURS) for (const run of runs) chosen.set(run, []); // a few are shown at once
+  for (const run of chosen.keys())
+    if (!runs.includes(run)) chosen.delete(run); // gone, or named more fully beside another of its name
+  if (!listed.length && runs.length <= COLOURS)
+    for (const run of runs) chosen.set(run, []); // a few are shown at once
   const labels = runs.map((run, place) => {
     const check = element("input", { type: "checkbox", id: `run-${run}` });
     check.checked = chosen.has(run);
@@ -319,29 +341,38 @@ function listRuns(runs) {
       else chosen.delete(run);
       refreshRuns();
     });
-    return element("label", { for: `run-${run}` }, check, element("span", { class: "swatch", style: `background:var(--c${place % COLOURS})` }), run);
+    const colour = `background:var(--c${place % COLOURS})`;
+    const swatch = element("span", { class: "swatch", style: colour });
+    return element("label", { for: `run-${run}` }, check, swatch, run);
   });
-  const none = element("p", { class: "note" }, "Start the service with --runs FOLDER to watch training here.");
+  const how = "Start the service with --runs FOLDER to watch training here.";
+  const none = element("p", { class: "note" }, how);
   $("#runs").replaceChildren(element("legend", {}, "Runs"), ...(runs.length ? labels : [none]));
   listed = runs;
 }
 
 async function refreshRuns() {
-  for (const run of chosen.keys()) chosen.set(run, await call(`/runs/${encodeURIComponent(run)}`).catch(() => chosen.get(run)));
-  const runs = [...chosen].map(([run, rows]) => ({ name: run, place: listed.indexOf(run), curves: curvesOf(rows) }));
+  for (const run of chosen.keys()) {
+    const rows = await call(`/runs/${encodeURIComponent(run)}`).catch(() => chosen.get(run));
+    chosen.set(run, rows);
+  }
+  const place = (run) => listed.indexOf(run);
+  const runs = [...chosen].map(([run, rows]) => ({ name: run, place: place(run), curves: curvesOf(rows) }));
   $("#curves").replaceChildren(...figures(runs));
 }
 
 function curvesOf(rows) {
-  const points = (key) => rows.filter((row) => typeof row[key] === "number").map((row) => [row.step, row[key]]);
+  const points = (key) =>
+    rows.filter((row) => typeof row[key] === "number").map((row) => [row.step, row[key]]);
   return Object.fromEntries(Object.keys(CURVES).map((key) => [key, points(key)]));
 }
 
 setInterval(() => watching && showRuns(), 3000);
 
-// --- beginning --------------------------------------------------------------------------------------------------------------------------
+// --- beginning ---------------------------------------------------------------------------------------------
 
 showHealth();
 show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
-// When all is loaded: until then browsers take the focus to what the address's fragment names, and pass over `autofocus`.
+// When all is loaded: until then browsers take the focus to what the address's fragment names, and pass over
+// `autofocus`.
 addEventListener("load", () => setTimeout(() => $("main > section:not([hidden]) form input")?.focus()));

@@ -2,57 +2,13 @@
 follows."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from realmlm.errors import BadInput
-
-try:
-    from tyro.conf import Positional, UseAppendAction, arg
-except ImportError:  # the command line's library; training without it takes these classes as they are
-    Item = TypeVar("Item")
-    Positional = Annotated[Item, ()]  # type: ignore[misc]
-    UseAppendAction = Annotated[Item, ()]  # type: ignore[misc]
-
-    def arg(*, metavar: str = "", help_behavior_hint: str = "", aliases: tuple[str, ...] = ()) -> Any:  # type: ignore[no-redef]
-        return metavar
-
-
-def optional(metavar: str) -> Any:
-    """How a setting that may be left out is shown in the help."""
-    return arg(metavar=metavar, help_behavior_hint="(optional)")
-
-
-def plain_numbers() -> Any:
-    """While it is entered, tyro says of what is no whole number that it is none."""
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
-
-    def from_words(words: list[str]) -> int:
-        try:
-            return int(words[0])
-        except ValueError:
-            raise ValueError(f"'{words[0]}' is not a whole number") from None
-
-    whole = PrimitiveConstructorSpec(
-        1, "INT", from_words, lambda value: type(value) is int, lambda value: [str(value)]
-    )
-    registry = ConstructorRegistry()
-    registry.primitive_rule(lambda info: whole if info.type is int else None)
-    return registry
-
-
-def together(named: tuple[tuple[Path, ...], ...]) -> list[Path]:
-    """The places that a flag names, which may be given several times, each time with several."""
-    return [place for places in named for place in places]
-
-
-def check(condition: bool, message: str) -> None:
-    if not condition:
-        raise BadInput(message)
+from realmlm.settings.base import Settings, optional, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optim:
+class Optim(Settings):
     """How the weights move."""
 
     steps: int = 1000
@@ -71,17 +27,17 @@ class Optim:
     clip: float = 1.0
     """Largest gradient norm, for retriever and reader separately."""
 
-    def __post_init__(self) -> None:
-        check(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
-        check(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
-        check(
+    def check(self) -> None:
+        require(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
+        require(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        require(
             self.accumulate >= 1 and self.batch % self.accumulate == 0,
             f"batch {self.batch} cannot be cut into {self.accumulate} equal parts",
         )
-        check(self.lr > 0, f"lr must be more than 0, not {self.lr}")
-        check(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
-        check(self.clip > 0, f"clip must be more than 0, not {self.clip}")
-        check(0 <= self.warmup <= 1, f"warmup must be between 0 and 1, not {self.warmup}")
+        require(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+        require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
+        require(self.clip > 0, f"clip must be more than 0, not {self.clip}")
+        require(0 <= self.warmup <= 1, f"warmup must be between 0 and 1, not {self.warmup}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +47,16 @@ class JointOptim(Optim):
     retriever_lr: float = 3e-5
     """Peak learning rate of the retriever. The higher it is, the more fragile joint training becomes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(
+    def check(self) -> None:
+        super().check()
+        require(
             self.retriever_lr >= 0,
             f"retriever-lr must be 0 (the retriever does not change) or more, not {self.retriever_lr}",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(Settings):
     """What happens around the steps."""
 
     log_every: int = 10
@@ -122,21 +78,21 @@ class Loop:
     deterministic: bool = False
     """Use only algorithms that give the same bits every time, and swap new indexes in at fixed steps."""
 
-    def __post_init__(self) -> None:
-        check(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
-        check(
+    def check(self) -> None:
+        require(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
+        require(
             self.checkpoint_every >= 1,
             f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}",
         )
-        check(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
-        check(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
-        check(
+        require(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
+        require(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
+        require(
             self.workers is None or self.workers >= 0, f"loop.workers must be 0 or more, not {self.workers}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refresh:
+class Refresh(Settings):
     """How the index keeps up with the document tower."""
 
     every_steps: int = 500
@@ -153,10 +109,10 @@ class Refresh:
     shard: int = 65_536
     """Passages embedded between writes to disk: the most that a killed refresher has to redo."""
 
-    def __post_init__(self) -> None:
-        check(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
-        check(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
+    def check(self) -> None:
+        require(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
+        require(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
         late = self.swap_after is not None and not 1 <= self.swap_after <= max(self.every_steps, 1)
-        check(
+        require(
             not late, f"refresh.swap-after must be between 1 and refresh.every-steps, not {self.swap_after}"
         )

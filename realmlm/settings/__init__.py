@@ -1,0 +1,55 @@
+"""Every setting of every command and stage: typed, explained, checked once and in one place.
+
+The command line and its help are made from these classes; stages take them whole from Python too:
+
+>>> from realmlm.settings import JointOptim, Pretrain
+>>> realmlm.pretrain(Pretrain(corpus="corpus", out="run", optim=JointOptim(steps=500)))
+"""
+
+from realmlm.settings.base import Settings, filled, record, restore, together
+from realmlm.settings.corpus import BuildCorpus, EditCorpus, ListPassages, MakeClozes, MakeWorld, MarkSpans
+from realmlm.settings.model import BuildIndex, Compress, ExportHf, Graft, ImportHf, MakeModel, TrainTagger
+from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, Warmup
+from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
+from realmlm.settings.use import Align, Ask, Calibrate, Evaluate, MakeReport, RunBatch, Serve
+
+STAGES: dict[str, type[Settings]] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}
+"""Commands whose runs can be resumed."""
+
+__all__ = [
+    "ADAPTING",
+    "STAGES",
+    "Adapt",
+    "Align",
+    "Ask",
+    "BuildCorpus",
+    "BuildIndex",
+    "Calibrate",
+    "Compress",
+    "EditCorpus",
+    "Evaluate",
+    "ExportHf",
+    "Finetune",
+    "Graft",
+    "ImportHf",
+    "JointOptim",
+    "ListPassages",
+    "Loop",
+    "MakeClozes",
+    "MakeModel",
+    "MakeReport",
+    "MakeWorld",
+    "MarkSpans",
+    "Optim",
+    "Pretrain",
+    "Refresh",
+    "RunBatch",
+    "Serve",
+    "Settings",
+    "TrainTagger",
+    "Warmup",
+    "filled",
+    "record",
+    "restore",
+    "together",
+]

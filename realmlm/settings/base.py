@@ -1,0 +1,151 @@
+"""What all settings have in common: they are frozen, checked once, and their places are absolute.
+
+A command's flags and their help are made from the fields of its settings and the texts under them.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+from realmlm.bundled import model_place, text_place
+from realmlm.errors import BadInput
+
+try:
+    from tyro.conf import Positional, UseAppendAction, arg
+except ImportError:  # the command line's library; training without it takes these classes as they are
+    Item = TypeVar("Item")
+    Positional = Annotated[Item, ()]  # type: ignore[misc]
+    UseAppendAction = Annotated[Item, ()]  # type: ignore[misc]
+
+    def arg(*, metavar: str = "", help_behavior_hint: str = "", aliases: tuple[str, ...] = ()) -> Any:  # type: ignore[no-redef]
+        return metavar
+
+
+ModelPlace = Annotated[Path, "model"]
+"""The folder of a model; `mini` stands for the one that comes with realmlm."""
+DocumentPlace = Annotated[Path, "documents"]
+"""A folder or file of documents; `pocket` stands for the encyclopedia that comes with realmlm."""
+STANDARD_INPUT = Path("-")
+
+
+def optional(metavar: str) -> Any:
+    """How a setting that may be left out is shown in the help."""
+    return arg(metavar=metavar, help_behavior_hint="(optional)")
+
+
+def required(metavar: str) -> Any:
+    """How a setting is shown in the help that a command line cannot do without, though Python can."""
+    return arg(metavar=metavar, help_behavior_hint="(required)")
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise BadInput(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of all settings: places may be given as text, and are absolute from then on; then all is
+    checked."""
+
+    def __post_init__(self) -> None:
+        for name, resolve in _places(type(self)).items():
+            object.__setattr__(self, name, _each(resolve, getattr(self, name)))
+        self.check()
+
+    def check(self) -> None:
+        """Raise BadInput for what cannot be."""
+
+    @classmethod
+    def fixed_once_trained(cls) -> list[str]:
+        """The settings that a run may not change once it has learned: all but how weights move, how the index
+        follows and how the loop runs (settings within these), and where the run stands."""
+        hints = get_type_hints(cls)
+        return [name for name in hints if name != "out" and not is_dataclass(hints[name])]
+
+
+Resolve = Callable[[str | Path], Path]
+
+
+def _places(kind: Any) -> dict[str, Resolve]:
+    """The fields that hold places, each with how a place is made absolute."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return {name: resolve for name, hint in hints if (resolve := _resolver(hint))}
+
+
+def _resolver(hint: Any) -> Resolve | None:
+    if hint is Path:
+        return _absolute
+    metadata = getattr(hint, "__metadata__", ())
+    if "model" in metadata:
+        return lambda name: model_place(name).absolute()
+    if "documents" in metadata:
+        return lambda name: text_place(name).absolute()
+    return next((found for part in get_args(hint) if (found := _resolver(part))), None)
+
+
+def _absolute(place: str | Path) -> Path:
+    if Path(place) == STANDARD_INPUT:
+        return STANDARD_INPUT
+    return Path(os.path.expanduser(place)).absolute()
+
+
+def _each(resolve: Resolve, value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(_each(resolve, item) for item in value)
+    return None if value is None else resolve(value)
+
+
+def together(named: tuple[tuple[Path, ...], ...]) -> list[Path]:
+    """The places that a flag names, which may be given several times, each time with several."""
+    return [place for places in named for place in places]
+
+
+# --- as a record on disk ------------------------------------------------------------------------------------
+
+
+def record(values: Any) -> Any:
+    """Settings as JSON: settings within them become objects, places text."""
+    if is_dataclass(values):
+        return {item.name: record(getattr(values, item.name)) for item in fields(values)}
+    if isinstance(values, tuple | list):
+        return [record(value) for value in values]
+    return str(values) if isinstance(values, Path) else values
+
+
+def filled(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """What `record` wrote down, with settings that came later at their defaults: all mean "as before".
+
+    Raises KeyError for a setting that is not known.
+    """
+    hints = get_type_hints(kind)
+    whole = dict(values)
+    if unknown := whole.keys() - hints.keys():
+        raise KeyError(*unknown)
+    for item in fields(kind):
+        if is_dataclass(hints[item.name]) and item.name in values:
+            whole[item.name] = filled(hints[item.name], values[item.name])
+        elif item.default_factory is not MISSING:
+            whole.setdefault(item.name, record(item.default_factory()))
+        elif item.default is not MISSING:
+            whole.setdefault(item.name, record(item.default))
+    return whole
+
+
+def restore(kind: Any, values: dict[str, Any]) -> Any:
+    """The settings that `record` wrote down."""
+    hints = get_type_hints(kind)
+    whole = filled(kind, values)
+    return kind(**{item.name: _restored(hints[item.name], whole[item.name]) for item in fields(kind)})
+
+
+def _restored(hint: Any, value: Any) -> Any:
+    if is_dataclass(hint):
+        return restore(hint, value)
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,204 @@
+"""Settings of the commands that make, convert and index a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from realmlm.bundled import MINI
+from realmlm.settings.base import ModelPlace, Positional, Settings, arg, optional, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeModel(Settings):
+    """Make a model to start from: fresh weights, or a published encoder as towers and reader."""
+
+    corpus: Path
+    """The corpus whose tokenizer the model uses."""
+    out: Path
+    """Folder to create."""
+    checkpoint: Annotated[str | None, optional("TEXT")] = None
+    """Folder or name of a published encoder (BERT or similar); the corpus must have been made with its
+    tokenizer."""
+    family: str = "modernbert"
+    """transformers' model_type of a fresh encoder; docs/encoders.md lists those that were tested."""
+    layers: int = 6
+    """Layers of a fresh encoder."""
+    hidden: int = 512
+    """Its hidden size."""
+    heads: int = 8
+    """Its attention heads."""
+    dropout: float = 0.0
+    """Its dropout, in training."""
+    share_towers: bool = True
+    """Query and document towers share one encoder, with two projections."""
+    projection: int = 128
+    """Size of the vectors to search; with that of a checkpoint's own vectors (sentence encoders), the model
+    starts from exactly these."""
+    projection_norm: bool = True
+    """LayerNorm after each projection and scores divided by √size; without it, the paper's plain inner
+    product."""
+    pooling: Literal["cls", "mean"] = "mean"
+    """What represents a sequence: the vector of its [CLS] (the paper), or the mean of all its vectors."""
+    max_query: int = 64
+    """How many wordpieces of a query are read."""
+    max_answer: int = 10
+    """Longest answer span, in wordpieces."""
+    reading: Literal["paper", "together", "released"] = "paper"
+    """How spans of several passages are weighed: within each passage (paper), or all together; the authors'
+    released code does the latter, but answers with the best single span, where the other two add up every
+    occurrence of an answer."""
+    read_titles: bool = False
+    """The reader reads a passage's title before its body; the paper's reads the body alone."""
+    freeze_embeddings: bool = False
+    """Word embeddings are never trained: a checkpoint's stay the same in towers and reader, and are stored
+    once when compressed."""
+    seed: int = 0
+    """Seed for the fresh weights."""
+
+    def check(self) -> None:
+        for name in ("layers", "hidden", "heads", "projection", "max_query", "max_answer"):
+            require(
+                getattr(self, name) >= 1,
+                f"{name.replace('_', '-')} must be 1 or more, not {getattr(self, name)}",
+            )
+        require(
+            self.max_query > self.max_answer,
+            f"max-query ({self.max_query}) must be more than max-answer ({self.max_answer}): without a "
+            "passage the reader is given the "
+            "question and a mask for each wordpiece of the answer",
+        )
+        require(0 <= self.dropout < 1, f"dropout must be at least 0 and below 1, not {self.dropout}")
+        require(
+            self.hidden % self.heads == 0, (f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTagger(Settings):
+    """Train a tagger of names on labelled sentences; `realmlm spans` then marks a corpus with it (--tagger
+    learned)."""
+
+    train: Path
+    """Sentences as in CoNLL and WikiAnn: a word and its label (O, B-…, I-…) per line, an empty line between
+    sentences."""
+    test: Path
+    """Other sentences, to measure F1 on."""
+    out: Path
+    """Folder to create."""
+    checkpoint: str
+    """Folder or name of a published encoder to start from."""
+    tokenizer: Annotated[str | None, optional("TEXT")] = None
+    """Its tokenizer, if that is kept elsewhere."""
+    epochs: int = 3
+    """Passes over the sentences."""
+    batch: int = 32
+    """Sentences per step."""
+    lr: float = 2e-4
+    """Peak learning rate."""
+    seed: int = 0
+    """Seed for the order and the fresh weights."""
+    device: str = "auto"
+    """Where to train."""
+
+    def check(self) -> None:
+        require(self.epochs >= 1, f"epochs must be 1 or more, not {self.epochs}")
+        require(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        require(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graft(Settings):
+    """Join the towers of one model with the reader of another."""
+
+    towers: ModelPlace
+    """The model to take the query and document towers from."""
+    reader: ModelPlace
+    """The model to take the reader from."""
+    out: Path
+    """Folder to create."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compress(Settings):
+    """Write a model with smaller weights, for shipping; they are expanded again when it is loaded."""
+
+    model: Positional[Annotated[ModelPlace, arg(metavar="MODEL")]]
+    """The model."""
+    out: Path
+    """Folder to create."""
+    dtype: Literal["int8", "float16"] = "int8"
+    """int8: matrices row by row in 8 bits, biases and norms unchanged; float16: everything in half precision.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportHf(Settings):
+    """Import checkpoints of the published REALM: transformers' layout, or the authors' TensorFlow
+    variables."""
+
+    sources: Positional[
+        Annotated[tuple[str, ...], arg(metavar="FOLDER_OR_NAME …", help_behavior_hint="(required)")]
+    ]
+    """Folders or hub names, joined into one model: an embedder or scorer, an encoder or reader, or
+    RealmForOpenQA, which has all of it."""
+    out: Path
+    """Folder to create for the model."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """Folder to create for a corpus of RealmForOpenQA's block records; its block vectors become the index
+    beside it."""
+    tokenizer: Annotated[Path | None, optional("PATH")] = None
+    """A tokenizer.json or vocab.txt, if there is none beside the weights."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Type of the stored block vectors; float16 takes half the space but is not exact."""
+    seed: int = 0
+    """Seed for heads that no source provides."""
+
+    def check(self) -> None:
+        require(
+            len(self.sources) > 0,
+            "name at least one checkpoint: realmlm import-hf FOLDER_OR_NAME --out MODEL",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportHf(Settings):
+    """Write a model in transformers' REALM layout (for transformers up to 4.57), if it has the parts of that
+    layout."""
+
+    model: Positional[Annotated[ModelPlace, arg(metavar="MODEL")]]
+    """The model."""
+    out: Path
+    """Folder to create."""
+    architecture: Literal[
+        "RealmEmbedder", "RealmScorer", "RealmKnowledgeAugEncoder", "RealmReader", "RealmForOpenQA"
+    ]
+    """Which of its classes the folder is for."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """For RealmForOpenQA: the corpus whose passages and vectors to include."""
+
+    def check(self) -> None:
+        require(
+            (self.architecture == "RealmForOpenQA") == (self.corpus is not None),
+            "RealmForOpenQA holds the passages too: name them with --corpus; the other architectures hold "
+            "none",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildIndex(Settings):
+    """Embed a corpus with a model's document tower and write the index to search."""
+
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    corpus: Path
+    """The corpus."""
+    out: Annotated[Path | None, optional("PATH")] = None
+    """Folder to create, for --index; default: beside the corpus, where evaluate and ask find the exact one.
+    """
+    kind: Literal["exact", "ivf"] = "exact"
+    """exact: every vector is compared; ivf: only those in the nearest lists, with recall measured and shown.
+    """
+    dtype: Annotated[Literal["float16", "float32"] | None, optional("TYPE")] = None
+    """Type of the stored vectors, float16 or float32; default: that of the existing index, else float16."""
+    device: str = "auto"
+    """Where to embed."""

@@ -1,0 +1,219 @@
+"""Settings of the stages that train a model."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from realmlm.bundled import MINI
+from realmlm.settings.base import (
+    DocumentPlace,
+    ModelPlace,
+    Settings,
+    UseAppendAction,
+    arg,
+    optional,
+    require,
+    required,
+)
+from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
+
+ADAPTING = "adapting"  # where in its folder `adapt` keeps the run of its training
+MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmup(Settings):
+    """Prepare a model for joint training: the reader learns to read passages (masked LM), the retriever to
+    find them (ICT)."""
+
+    model: Annotated[ModelPlace, arg(aliases=("--from",))] = MINI
+    """The model to start from."""
+    corpus: Annotated[Path | None, required("PATH")] = None
+    """The corpus; salient masking needs its spans marked."""
+    out: Path
+    """Folder for the run; the model is saved in its `model/`."""
+    masking: MASKING = "salient"
+    """Which wordpieces the reader must predict."""
+    pairing: Literal["own", "sibling", "recurring", "null"] = "sibling"
+    """What is read with the masked sentence: its own passage (learn to copy), another one from its article if
+    there is one, often one that also has the hidden words (recurring), or nothing."""
+    pointing: float = 0.0
+    """Weight of pointing at the hidden words where they occur in the passage: the span head's warm-up for
+    questions."""
+    hold_out: Annotated[Path | None, optional("PATH")] = None
+    """Masked sentences made by `realmlm clozes`; no sentence from their passages is trained on."""
+    towers_as_reader: bool = False
+    """Start ICT with the warmed-up reader's encoder in the towers; the paper starts all three from one BERT.
+    """
+    remove_sentence: float = 0.9
+    """ICT: share of cases in which the sentence is removed from its passage."""
+    reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
+    """Masked LM; 0 steps skip it."""
+    retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256))
+    """ICT; 0 steps skip it."""
+    loop: Loop = field(default_factory=Loop)
+
+    def check(self) -> None:
+        require(
+            not self.towers_as_reader or self.retriever.steps > 0,
+            "towers-as-reader needs ICT: give it steps (--retriever.steps)",
+        )
+        require(
+            self.retriever.steps == 0 or self.retriever.batch > self.retriever.accumulate,
+            f"ICT tells a passage from others in its part: retriever.batch {self.retriever.batch} in "
+            f"{self.retriever.accumulate} parts "
+            "leaves no others; lower --retriever.accumulate or raise --retriever.batch",
+        )
+        require(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
+        require(
+            0 <= self.remove_sentence <= 1,
+            f"remove-sentence must be between 0 and 1, not {self.remove_sentence}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Settings):
+    """Train retriever and reader together on text alone: masked LM over retrieved passages, with the index
+    refreshed along the way."""
+
+    model: Annotated[ModelPlace, arg(aliases=("--from",))] = MINI
+    """The warmed-up model."""
+    corpus: Annotated[Path | None, required("PATH")] = None
+    """The corpus Z to search."""
+    out: Path
+    """Folder for the run; the model is saved in its `model/`."""
+    text: Annotated[Path | None, optional("PATH")] = None
+    """The corpus X that masked sentences come from; default: Z itself. A sentence's own passage is never
+    retrieved, if Z has it cut the same way."""
+    k: int = 8
+    """Passages read for each sentence, including the null document."""
+    null_document: bool = True
+    """One of the k is the empty document, for sentences that need no passage."""
+    own_passage: bool = False
+    """Let a sentence retrieve the passage it comes from."""
+    masking: MASKING = "salient"
+    """Which wordpieces are masked."""
+    marginal: Literal["joint", "per-token"] = "joint"
+    """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own.
+    """
+    recurring: bool = False
+    """Hide only words that are also marked in another passage of the text."""
+    glimpses: float = 0.0
+    """Share of sentences of which the query tower sees only a few words around the gap, as in a question; the
+    reader sees all."""
+    pointing: float = 0.0
+    """Weight of pointing at the hidden words where they occur in what was retrieved; this trains both reader
+    and retriever."""
+    hold_out: Annotated[Path | None, optional("PATH")] = None
+    """Masked sentences made by `realmlm clozes`; their passages are searched, but no sentence from them is
+    trained on."""
+    freeze_retriever: int = 0
+    """For this many steps at the start, train only the reader."""
+    probe: Annotated[Path | None, optional("PATH")] = None
+    """Held-out masked sentences (JSON lines), as `realmlm clozes` makes them or with gold passages, measured
+    during training."""
+    probe_every: int = 50
+    """Steps between probes."""
+    optim: JointOptim = field(default_factory=JointOptim)
+    refresh: Refresh = field(default_factory=Refresh)
+    loop: Loop = field(default_factory=Loop)
+
+    def check(self) -> None:
+        least = 1 + self.null_document
+        require(
+            self.k >= least,
+            f"k counts the null document and at least one passage: {least} or more, not {self.k}",
+        )
+        require(0 <= self.glimpses <= 1, f"glimpses must be between 0 and 1, not {self.glimpses}")
+        require(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
+        require(
+            not self.recurring or self.masking == "salient",
+            "recurring is about marked words: use it with --masking salient",
+        )
+        require(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
+
+    @classmethod
+    def fixed_once_trained(cls) -> list[str]:
+        return [name for name in super().fixed_once_trained() if name not in ("probe", "probe_every")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapt(Settings):
+    """Adapt a model to your own documents in minutes, without labels or with your questions.
+
+    The result is kept only if it does better on what is held out: sentences with words hidden, or one in five
+    of your questions.
+    """
+
+    docs: UseAppendAction[
+        Annotated[
+            tuple[tuple[DocumentPlace, ...], ...], arg(metavar="PATH …", help_behavior_hint="(required)")
+        ]
+    ]
+    """Folders and files of documents, as for `realmlm ask`."""
+    out: Path
+    """Folder to create; the adapted model, if kept, is in its `model/`."""
+    model: ModelPlace = MINI
+    """The model to start from; mini is the one that comes with realmlm."""
+    questions: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
+    """Files of your own questions with answers: the model is fine-tuned on them; one in five is held out."""
+    minutes: float = 4.0
+    """About how long to train on this machine; reading and embedding the documents, and measuring before and
+    after, take extra time."""
+    seed: int = 0
+    """Seed for what is held out and for the order."""
+    device: str = "auto"
+    """Where to train."""
+
+    def check(self) -> None:
+        require(any(self.docs), "say what to adapt to: --docs FOLDER")
+        require(self.minutes > 0, f"minutes must be more than 0, not {self.minutes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(Settings):
+    """Train a model to answer questions from the passages it retrieves.
+
+    --optim.steps 0, the default, means ten passes over the questions, in at most 1,000 steps.
+    """
+
+    model: Annotated[ModelPlace, arg(aliases=("--from",))] = MINI
+    """The pre-trained model."""
+    corpus: Annotated[Path | None, required("PATH")] = None
+    """The corpus to search."""
+    questions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
+    """Files of questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD
+    .json."""
+    out: Path
+    """Folder for the run; the model is saved in its `model/`."""
+    retriever: Literal["learned", "bm25"] = "learned"
+    """learned: the model's own, which is trained too; bm25: word matching, only the reader learns."""
+    read: int = 5
+    """Passages read for each question."""
+    read_gold: bool = False
+    """If none of them holds the answer, read the best candidate that does in place of the last one."""
+    candidates: int = 5000
+    """Passages per question over which the retriever is trained."""
+    query: Literal["tower", "projection"] = "tower"
+    """What learns to embed questions while the index is fixed: the query tower, or only its projection
+    (towers still share an encoder)."""
+    objective: Literal["marginal", "hard-em"] = "marginal"
+    """marginal: every occurrence of an answer counts (the paper); hard-em: only the likeliest one in each
+    passage."""
+    closed_book: float = 0.1
+    """Weight of learning to answer without any passage."""
+    optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
+    refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
+    loop: Loop = field(default_factory=Loop)
+
+    def check(self) -> None:
+        moving = self.refresh.every_steps > 0
+        require(
+            not (moving and self.query == "projection"),
+            "--query projection is for a fixed index; leave out --refresh.every-steps",
+        )
+        require(self.closed_book >= 0, f"closed-book must be 0 or more, not {self.closed_book}")
+        require(
+            1 <= self.read <= self.candidates,
+            f"read ({self.read}) must be between 1 and candidates ({self.candidates})",
+        )

@@ -1,0 +1,228 @@
+"""Settings of the commands that measure and use a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from realmlm.bundled import MINI
+from realmlm.settings.base import (
+    DocumentPlace,
+    ModelPlace,
+    Positional,
+    Settings,
+    UseAppendAction,
+    arg,
+    optional,
+    require,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Settings):
+    """Measure a model on questions: exact match, F1, recall of passages with the answer, each with a 95%
+    interval."""
+
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    corpus: Path
+    """The corpus to search."""
+    questions: Path
+    """Questions with answers; sentences with [MASK] are filled in instead."""
+    retriever: Literal["learned", "bm25", "none"] = "learned"
+    """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
+    read: int = 5
+    """Passages to read for each question; 0 measures retrieval alone."""
+    with_mask: bool = False
+    """Search with a [MASK] after each question, like every query seen by a retriever that learned from text
+    alone. Needs --read 0."""
+    recall: Literal["dpr", "orqa"] = "dpr"
+    """When a passage counts as holding an answer. dpr: the same words, ignoring case; orqa: the same
+    characters, even inside words."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
+    there is none."""
+    limit: Annotated[int | None, optional("N")] = None
+    """Use only this many questions, evenly spread."""
+    predictions: Annotated[Path | None, optional("PATH")] = None
+    """File for the predictions with their evidence, one JSON line each."""
+    report: Annotated[Path | None, optional("PATH")] = None
+    """File for the report, as JSON."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def check(self) -> None:
+        require(self.read >= 0, f"read must be 0 or more, not {self.read}")
+        require(
+            not self.with_mask or self.read == 0,
+            "a [MASK] is added to questions for the search, not for reading: --with-mask needs --read 0",
+        )
+        require(
+            self.index is None or self.retriever == "learned",
+            f"--retriever {self.retriever} searches no index; leave --index out",
+        )
+        require(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrate(Settings):
+    """Teach a model how often its answers are right, from answers that `realmlm evaluate` has judged. Its
+    weights do not change."""
+
+    predictions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
+    """Predictions that `realmlm evaluate` wrote, with the same model and as many passages read (--read) as it
+    will be used with."""
+    out: Path
+    """Folder to create."""
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+
+    def check(self) -> None:
+        require(
+            len(self.predictions) > 0,
+            "name at least one file: realmlm calibrate --predictions FILE --out MODEL",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Align(Settings):
+    """List the passages that explain each sentence of a text: the alignment of X and Z that pre-training
+    finds by itself."""
+
+    model: ModelPlace = MINI
+    """The pre-trained model."""
+    corpus: Path
+    """The corpus Z to search."""
+    out: Path
+    """File to write, one JSON line per sentence: its hidden words, and the passages with p(z|x) and p(z|x,y).
+    """
+    text: Annotated[Path | None, optional("PATH")] = None
+    """The corpus X whose sentences are aligned, with its spans marked; default: Z itself, leaving out each
+    sentence's own passage."""
+    k: int = 8
+    """Passages for each sentence, including the null document."""
+    limit: Annotated[int | None, optional("N")] = None
+    """Use only this many sentences, evenly spread."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def check(self) -> None:
+        require(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
+        require(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeReport(Settings):
+    """Write a report as one HTML file: overlaid curves of runs, evaluation tables, what was retrieved before
+    and after."""
+
+    runs: Positional[Annotated[tuple[Path, ...], optional("RUN …")]] = ()
+    """Folders of training runs, or made by `adapt`."""
+    out: Path
+    """File to write."""
+    evaluations: Annotated[tuple[Path, ...], optional("PATH …")] = ()
+    """Reports that `evaluate --report` wrote; one table row each."""
+    before: Annotated[Path | None, optional("PATH")] = None
+    """Predictions of the earlier model, written by `evaluate --predictions`."""
+    after: Annotated[Path | None, optional("PATH")] = None
+    """Predictions of the later model, for the same questions."""
+    examples: int = 6
+    """Show up to this many questions whose answer moved up in what was retrieved, and as many whose answer
+    moved down."""
+
+    def check(self) -> None:
+        require((self.before is None) == (self.after is None), "--before FILE and --after FILE go together")
+        require(
+            bool(self.runs or self.evaluations or self.before is not None),
+            "nothing to report: name runs, --evaluations FILE, or --before FILE --after FILE",
+        )
+        require(self.examples >= 1, f"examples must be 1 or more, not {self.examples}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBatch(Settings):
+    """Run the commands in a file one after another in one process; what already exists is not made again."""
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """One command per line, without `realmlm`; # starts a comment; - reads standard input."""
+    log: Annotated[Path | None, optional("PATH")] = None
+    """File to append each command and its time in seconds to, one JSON line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask(Settings):
+    """Answer a question, or fill in a sentence, and show the passages the answer was read from."""
+
+    question: Positional[Annotated[str | None, optional("QUESTION")]] = None
+    """The question."""
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """The corpus to search."""
+    docs: UseAppendAction[Annotated[tuple[tuple[DocumentPlace, ...], ...], optional("PATH …")]] = ()
+    """Folders and files of documents to search instead; they are cached, and only changed files are processed
+    again. pocket is the small encyclopedia that comes with realmlm."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
+    there is none."""
+    fill: Annotated[str | None, optional("TEXT")] = None
+    """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
+    read: int = 5
+    """Passages to read."""
+    json: bool = False
+    """Print one JSON object."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def check(self) -> None:
+        require(
+            (self.question is None) != (self.fill is None),
+            'ask one thing, before any flags: realmlm ask "your question" --docs FOLDER; or --fill "a '
+            'sentence with [MASK]"',
+        )
+        require(
+            (self.corpus is None) == any(self.docs),
+            "say what to search: either --docs FOLDER or --corpus CORPUS",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Settings):
+    """Answer questions over HTTP, many at once, with passages that can be changed and a web page at the same
+    address."""
+
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """The corpus to search; changes made through the service are saved in it."""
+    docs: UseAppendAction[Annotated[tuple[tuple[DocumentPlace, ...], ...], optional("PATH …")]] = ()
+    """Folders and files of documents to search instead, as for `realmlm ask`; changes in them are picked up
+    within seconds."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
+    there is none."""
+    host: str = "127.0.0.1"
+    """Address to listen on; the default serves this machine only."""
+    port: int = 8460
+    """Port to listen on."""
+    token: Annotated[str | None, optional("TEXT")] = None
+    """Token that requests to change a passage must carry (Authorization: Bearer …); at least 8 characters."""
+    runs: Annotated[tuple[Path, ...], optional("PATH …")] = ()
+    """Folders of training runs to show on the page."""
+    queue: int = 256
+    """How many requests may wait; any more are told to try again later."""
+    batch: int = 16
+    """Most requests answered together."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def check(self) -> None:
+        require(
+            (self.corpus is None) == any(self.docs),
+            "say what to search: either --docs FOLDER or --corpus CORPUS",
+        )
+        require(1 <= self.port <= 65535, f"port must be between 1 and 65535, not {self.port}")
+        require(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
+        require(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        require(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")

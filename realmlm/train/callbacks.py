@@ -1,0 +1,41 @@
+"""Callbacks: told what happens in a run, beside what the run itself writes down."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from realmlm.errors import require
+
+if TYPE_CHECKING:
+    from realmlm.model.realm import Realm
+
+
+class Callback:
+    """Override what you want to hear of. What a callback raises ends the run; its last checkpoint stays."""
+
+    def on_row(self, row: dict[str, Any]) -> None:
+        """A row of metrics, as `metrics.jsonl` has it: `step`, `loss` and what the objective measures."""
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """A checkpoint was written to `folder`."""
+
+    def on_end(self, model: "Realm") -> None:
+        """The last step is done; the model is about to be saved."""
+
+
+class TensorBoard(Callback):
+    """Writes every number of every row for TensorBoard: `tensorboard --logdir FOLDER`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        require("tensorboard", extra="tensorboard", why="the TensorBoard callback")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def on_row(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            for part, number in value.items() if isinstance(value, dict) else [("", value)]:
+                if isinstance(number, int | float) and name != "step":
+                    self._writer.add_scalar(f"{name}/{part}" if part else name, number, row["step"])
+
+    def on_end(self, model: "Realm") -> None:
+        self._writer.close()

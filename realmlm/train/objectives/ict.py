@@ -1,0 +1,44 @@
+"""The retriever's warm-up: the inverse cloze task (Lee et al. 2019).
+
+Without it joint training sends everything to the null document. B sentences and their passages.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realmlm.model.inputs import Inputs
+from realmlm.model.marginal import in_batch_contrast, inner_products
+from realmlm.model.realm import Realm
+from realmlm.settings import Warmup
+from realmlm.train.data import ClozePairs
+from realmlm.train.objective import Clock, Group, Objective
+
+Drawn = tuple[Inputs, Inputs, np.ndarray]
+"""Sentences, passages, and the passages' ids."""
+
+
+class InverseCloze(Objective):
+    """−log p(z|x) among the passages of the batch."""
+
+    def __init__(self, settings: Warmup, model: Realm, pairs: ClozePairs) -> None:
+        self._settings = settings
+        self._model = model
+        self._pairs = pairs
+
+    def groups(self) -> dict[str, Group]:
+        return {"retriever": Group(self._model.retriever_parameters(), self._settings.retriever.lr)}
+
+    def draw(self, first: int, count: int) -> Drawn:
+        pairs = self._pairs.draw(first, count)
+        documents = self._model.document_inputs(pairs.titles, pairs.bodies)
+        return self._model.query_inputs(pairs.sentences), documents, pairs.passages
+
+    def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        queries, documents, passages = drawn
+        device = self._model.device
+        with clock("embed"):
+            query_BD = self._model.query(queries.to(device))
+            scores_BB = inner_products(query_BD, self._model.document(documents.to(device)))
+            loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
+        return loss_B.mean(), {"found": found_B.float().mean()}

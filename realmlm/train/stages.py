@@ -1,0 +1,355 @@
+"""The stages of training, from Python and from the command line alike: warm-up, joint pre-training,
+fine-tuning.
+
+Each takes its settings whole, keeps a run in the folder `settings.out`, goes on with it if it was cut off,
+and gives the trained model, which also stands in the run's `model/`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from realmlm.corpus.masking import Masking
+from realmlm.corpus.questions import read_questions, spread
+from realmlm.corpus.store import Corpus
+from realmlm.errors import BadInput, Mismatch, NotEnough
+from realmlm.index.bm25 import BM25Index
+from realmlm.index.duplicates import SameWords, check_others, share_cut_otherwise
+from realmlm.log import progress, say
+from realmlm.model.realm import Realm
+from realmlm.reading.retrieve import check_readable, index_of
+from realmlm.settings import Finetune, Loop, Optim, Pretrain, Warmup, filled, record
+from realmlm.train.callbacks import Callback
+from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource
+from realmlm.train.gold import Gold, locate_answers
+from realmlm.train.hold_out import held_out_passages
+from realmlm.train.live import LiveIndex
+from realmlm.train.loop import fit, prepare
+from realmlm.train.objective import Objective
+from realmlm.train.objectives.ict import InverseCloze
+from realmlm.train.objectives.joint import JointPretraining
+from realmlm.train.objectives.masked import MaskedReading
+from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.run import Run, read_run
+
+PROBE_LIMIT = 500  # sentences of a probe
+# share of sentences above which a text is of the corpus's own documents; below it is what documents repeat
+CUT_OTHERWISE = 0.1
+PASSES = 10  # over the questions, where no number of steps is given
+MOST_STEPS = 1000  # there
+_MATCHED = 256  # questions whose words are matched at once
+
+AnyStage = TypeVar("AnyStage", Warmup, Pretrain, Finetune)
+
+
+def pretrain(
+    settings: Pretrain,
+    *,
+    model: Realm | None = None,
+    corpus: Corpus | None = None,
+    objective: type[JointPretraining] = JointPretraining,
+    masking: Masking | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+) -> Realm:
+    """Train retriever and reader together on text alone.
+
+    `model` and `corpus` are taken in place of the ones that the settings name; the model itself is trained.
+    `objective` and, in place of `settings.masking`, `masking` may be one's own (docs/own.md): the run then
+    has a stage of its own name. With `resume`, a run that was cut off may go on with other settings.
+    """
+    settings = _with_corpus(settings, corpus)
+    own_names = [objective.__qualname__] if objective is not JointPretraining else []
+    own_names += [] if masking is None else [type(masking).__qualname__]
+    with _begin(settings, "pretrain", own_names, model, resume=resume) as run:
+        if run.finished:
+            return _finished(run)
+        device = prepare(settings.loop)
+        scheme = masking or settings.masking
+        marked = masking.needs_spans if masking else settings.masking == "salient"
+        known = run.open_corpus(corpus or _named(settings), spans=marked and settings.text is None)
+        text = known if settings.text is None else run.open_corpus(settings.text, spans=marked)
+        realm = _to_train(settings.model, model, device, known, text)
+        realm.config = replace(realm.config, null_document=settings.null_document)
+        own = None if settings.own_passage else _own_places(known, text)
+        check_others(known, own, k=settings.k, others=settings.k - settings.null_document)
+        source = SentenceSource(
+            text,
+            scheme,
+            max_query=realm.config.max_query,
+            seed=settings.loop.seed,
+            held_out=_held_out(run, text, settings.hold_out),
+            recurring=settings.recurring,
+            glimpses=settings.glimpses,
+        )
+        questions = read_questions(settings.probe) if settings.probe else []
+        probe = [questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else []
+        with closing(LiveIndex(run, realm, known, refresh=settings.refresh, loop=settings.loop)) as live:
+            taught = objective(settings, realm, known, source, live, own=own, probe=probe)
+            fit(
+                realm,
+                taught,
+                run,
+                optim=settings.optim,
+                loop=settings.loop,
+                title="pre-training",
+                callbacks=callbacks,
+            )
+            return _save(run, realm, known)
+
+
+def finetune(
+    settings: Finetune,
+    *,
+    model: Realm | None = None,
+    corpus: Corpus | None = None,
+    objective: type[QuestionAnswering] = QuestionAnswering,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+) -> Realm:
+    """Train a model to answer questions from the passages it retrieves; arguments as for `pretrain`."""
+    settings = with_steps(_with_corpus(settings, corpus))
+    own_names = [objective.__qualname__] if objective is not QuestionAnswering else []
+    with _begin(settings, "finetune", own_names, model, resume=resume) as run:
+        if run.finished:
+            return _finished(run)
+        device = prepare(settings.loop)
+        known = run.open_corpus(corpus or _named(settings))
+        for file in settings.questions:
+            run.pin_file(file)
+        realm = _to_train(settings.model, model, device, known)
+        if settings.read > len(known):
+            raise NotEnough(
+                f"cannot read {settings.read} passages: {known.folder} has {len(known)}; lower --read or use "
+                "a larger corpus"
+            )
+        frozen = settings.refresh.every_steps == 0
+        learning = _what_learns(settings, realm, run)
+        realm.config = replace(realm.config, trained_on_questions=True)
+        asked = [question for file in settings.questions for question in read_questions(file)]
+        gold = locate_answers(known, asked, candidates=settings.candidates)
+        given = index = None
+        if settings.retriever == "bm25":
+            given = _word_matches(known, gold, candidates=min(settings.candidates, len(known)))
+        elif frozen:
+            # float16 is the usual: more is as good
+            precise = torch.float32 if settings.refresh.dtype == "float32" else None
+            index = index_of(realm, known, dtype=precise).index
+        loop = replace(settings.loop, workers=0)  # what is drawn are numbers
+        with closing(LiveIndex(run, realm, known, refresh=settings.refresh, loop=loop, frozen=index)) as live:
+            taught = objective(settings, realm, known, live, gold, learning=learning, given=given)
+            fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
+            return _save(run, realm, known)
+
+
+def warmup(
+    settings: Warmup,
+    *,
+    model: Realm | None = None,
+    corpus: Corpus | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+) -> Realm:
+    """Prepare a model for joint training: the reader learns to read passages by masked LM, then the retriever
+    to find them by the inverse cloze task, each a run of its own in `settings.out`; arguments as for
+    `pretrain`."""
+    settings = _with_corpus(settings, corpus)
+    if resume:
+        _check_parts(settings)
+    with _begin(settings, "warmup", [], model, resume=resume) as whole:
+        if whole.finished:
+            return _finished(whole)
+        reader_done = (whole.folder / "reader" / "model").exists()
+        masks_spans = settings.masking == "salient" and settings.reader.steps > 0 and not reader_done
+        known = whole.open_corpus(corpus or _named(settings), spans=masks_spans)
+
+        @cache
+        def held_out() -> list[int]:
+            return _held_out(whole, known, settings.hold_out)
+
+        def reading(realm: Realm) -> MaskedReading:
+            source = SentenceSource(
+                known,
+                settings.masking,
+                max_query=realm.config.max_query,
+                seed=settings.loop.seed,
+                held_out=held_out(),
+            )
+            pairs = ReadingPairs(source, pairing=settings.pairing, seed=settings.loop.seed)
+            return MaskedReading(settings, realm, known, pairs)
+
+        def finding(realm: Realm) -> InverseCloze:
+            if settings.towers_as_reader:
+                realm.begin_towers_as_reader()
+            pairs = ClozePairs(
+                known, remove=settings.remove_sentence, seed=settings.loop.seed, held_out=held_out()
+            )
+            return InverseCloze(settings, realm, pairs)
+
+        realm = _to_train(settings.model, model, torch.device("cpu"), known)
+        if settings.towers_as_reader:  # said before the reader is trained
+            realm.config.check_one_encoder()
+        for name, make, optim in (
+            ("reader", reading, settings.reader),
+            ("retriever", finding, settings.retriever),
+        ):
+            if optim.steps:
+                realm = _part(whole, name, make, realm, known, optim, settings.loop, callbacks)
+        return _save(whole, realm, known)
+
+
+def _part(
+    whole: Run,
+    name: str,
+    make: Callable[[Realm], Objective],
+    realm: Realm,
+    corpus: Corpus,
+    optim: Optim,
+    loop: Loop,
+    callbacks: Sequence[Callback],
+) -> Realm:
+    """One of the two warm-ups, from a model on; gives the model it ends with."""
+    with whole.part(name, stage=f"warmup-{name}") as run:
+        if run.finished:
+            return Realm.from_pretrained(run.folder / "model")
+        realm = realm.to(prepare(loop))
+        fit(realm, make(realm), run, optim=optim, loop=loop, title=f"warm-up, {name}", callbacks=callbacks)
+        return _save(run, realm, corpus)
+
+
+# --- what the stages share ----------------------------------------------------------------------------------
+
+
+def _with_corpus(settings: AnyStage, corpus: Corpus | None) -> AnyStage:
+    """The settings with the folder of the corpus that is given."""
+    if corpus is None or settings.corpus == corpus.folder.absolute():
+        return settings
+    if settings.corpus is not None:
+        raise Mismatch(f"the settings name {settings.corpus}, but the corpus given is {corpus.folder}")
+    return replace(settings, corpus=corpus.folder)
+
+
+def _named(settings: Warmup | Pretrain | Finetune) -> Path:
+    if settings.corpus is None:
+        raise BadInput("say which corpus: --corpus CORPUS; make one: realmlm corpus notes/ --out CORPUS")
+    return settings.corpus
+
+
+def _begin(settings: AnyStage, stage: str, own_names: list[str], model: Realm | None, *, resume: bool) -> Run:
+    """The run of a stage; what only Python can give (classes, a model) is part of the stage's name, so that
+    the command line knows that it cannot continue it."""
+    _named(settings)
+    names = [stage, *own_names, *(["a given model"] if model is not None else [])]
+    return Run.begin(settings.out, stage=" with ".join(names), settings=settings, resume=resume)
+
+
+def _finished(run: Run) -> Realm:
+    place = run.folder / "model"
+    say(f"{run.folder} is already finished")
+    return Realm.from_pretrained(place)
+
+
+def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: Corpus) -> Realm:
+    """The model to begin with, on its device, if it can read the corpora."""
+    realm = Realm.from_pretrained(place) if model is None else model
+    for corpus in corpora:
+        check_readable(realm, corpus, name="the given model" if model is not None else str(place))
+    return realm.to(device)
+
+
+def _save(run: Run, realm: Realm, corpus: Corpus) -> Realm:
+    place = run.folder / "model"
+    realm.save_pretrained(place, parents={"corpus": corpus.fingerprint})
+    return realm.eval()
+
+
+def _held_out(run: Run, corpus: Corpus, hold_out: Path | None) -> list[int]:
+    """The passages that must not be trained on; the file that says so may not change while the run goes
+    on."""
+    found = held_out_passages(corpus, hold_out)
+    run.pin_file(hold_out)
+    return found
+
+
+def _own_places(corpus: Corpus, text: Corpus) -> SameWords:
+    """What is never retrieved for the sentences of a passage of the text."""
+    own = SameWords(corpus, text)
+    if text is not corpus and (share := share_cut_otherwise(corpus, text, own)) >= CUT_OTHERWISE:
+        say(
+            f"{share:.0%} of the passages of {text.folder} that are not in {corpus.folder} begin with a "
+            "sentence that is: their sentences can retrieve themselves, which teaches nothing; cut both from "
+            "the documents with the same --max-wordpieces"
+        )
+    return own
+
+
+_PARTS = {
+    "reader": ("model", "masking", "pairing", "pointing", "reader"),
+    "retriever": ("towers_as_reader", "remove_sentence", "retriever"),
+}
+"""The settings of a warm-up that are those of one of its parts."""
+
+
+def _check_parts(settings: Warmup) -> None:
+    """No setting of a part of a warm-up that is over may change: the record would tell what did not
+    happen."""
+    folder = settings.out
+    before = filled(Warmup, read_run(folder)["config"])
+    now = record(settings)
+    for part, names in _PARTS.items():
+        changed = [name for name in names if before[name] != now[name]]
+        over = (folder / part / "model").exists() or (part == "reader" and (folder / "retriever").exists())
+        if changed and over and not (folder / "model").exists():
+            raise BadInput(
+                f"the {part}'s part of {folder} is finished, so its settings ({', '.join(changed)}) can no "
+                "longer change; resume without them, or start another run with another --out"
+            )
+
+
+def with_steps(settings: Finetune) -> Finetune:
+    """Where no number of steps is given: some passes over the questions, but no more than large sets need."""
+    if settings.optim.steps:
+        return settings
+    batch = settings.optim.batch
+    asked = sum(len(read_questions(file)) for file in settings.questions)
+    steps = min(MOST_STEPS, math.ceil(PASSES * asked / batch))
+    say(
+        f"{steps:,} steps of {batch}: {steps * batch / asked:.1f} passes over {asked:,} questions; "
+        "--optim.steps changes this"
+    )
+    return replace(settings, optim=replace(settings.optim, steps=steps))
+
+
+def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Parameter]:
+    """The retriever's weights that learn, with a query side of their own where the index stays; none where
+    the reader learns alone."""
+    frozen = settings.refresh.every_steps == 0
+    alone = settings.retriever == "bm25" or settings.optim.retriever_lr == 0
+    saved = run.newest() if frozen and alone else None
+    # an older run, which gave it one all the same
+    untied = saved is not None and saved.weights.keys() != realm.own_state().keys()
+    own_query = frozen and (untied or not alone)
+    learning = realm.free_query(settings.query) if own_query else realm.retriever_parameters()
+    for parameter in realm.retriever_parameters() if alone else []:
+        parameter.requires_grad_(False)
+    return learning
+
+
+def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Candidates:
+    """BM25's candidates for every question."""
+    index = BM25Index.of(corpus)
+    parts = []
+    with progress("matching words", len(gold), unit="questions") as bar:
+        for first in range(0, len(gold), _MATCHED):
+            parts.append(index.search(gold.texts[first : first + _MATCHED], candidates))
+            bar.advance(len(parts[-1][1]))
+    ids = np.concatenate([ids for _, ids in parts])
+    return Candidates(ids, np.concatenate([scores for scores, _ in parts]))
