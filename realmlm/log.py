@@ -6,7 +6,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
+def tell(row: dict[str, Any], metrics: Metrics, bar: Progress) -> None:
+    """Write a row down and show it, above the bar."""
+    metrics.row(row)
+    bar.clear()
+    say(show_row(row))
+
+
 def show_row(values: dict[str, Any]) -> str:
     """One row for the screen: `step 120  loss 3.21  …`."""
     shown = dict(values)
@@ -151,3 +159,45 @@ def _number(value: Any) -> str:
             else f"{value:,.0f}"
         )
     return str(value)
+
+
+class Clock:
+    """Seconds a step spends in each phase, the mean since the last row.
+
+    `clock("read")` begins a phase and ends the one before. A GPU works behind the program's back; waiting for
+    it at every phase would slow it down. So where there is something to `wait` for, only the first step of
+    each row is measured.
+    """
+
+    def __init__(self, wait: Callable[[], None] | None = None) -> None:
+        self._wait = wait
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._steps = 0
+        self._on = False
+        self._phase = ""
+        self._since = 0.0
+
+    def begin_step(self, *, first_of_row: bool) -> None:
+        """A step begins; what went on since the last one belongs to no phase of it."""
+        self("")
+        self._on = first_of_row or self._wait is None
+        self._steps += self._on
+
+    def __call__(self, phase: str) -> None:
+        if not self._on:
+            return
+        if self._wait is not None:
+            self._wait()
+        now = time.perf_counter()
+        if self._phase:
+            self._seconds[self._phase] += now - self._since
+        self._phase = phase
+        self._since = now
+
+    def take(self) -> dict[str, float]:
+        """The phases since the last row; the one that was going on has ended."""
+        self("")
+        seconds = {phase: round(value / max(1, self._steps), 5) for phase, value in self._seconds.items()}
+        self._seconds.clear()
+        self._steps = 0
+        return seconds

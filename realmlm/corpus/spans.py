@@ -124,6 +124,10 @@ class Spans:
     def _marked(self, number: int) -> np.ndarray:
         return self._spans_M2[self._firsts_N[number] : self._pasts_N[number]]
 
+    def take(self, numbers: Iterable[int]) -> list[MarkedSentence]:
+        """Several sentences."""
+        return [self[number] for number in numbers]
+
     def __getitem__(self, number: int) -> MarkedSentence:
         start, end = self._bounds_N2[number].tolist()
         return MarkedSentence(

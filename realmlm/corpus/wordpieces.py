@@ -36,7 +36,7 @@ class Layout:
     second: int = 1
     cls: int | None = None  # where the token stands that can stand for all; counted from the end if negative
 
-    @property
+    @cached_property
     def special(self) -> int:
         return len(self.before) + len(self.between) + len(self.after)
 

@@ -207,14 +207,14 @@ class Encoder(nn.Module):
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
         """On a GPU sequences of like length are encoded together where they cannot be packed, so that little
         is spent on padding."""
-        groups = inputs.alike() if inputs.on_gpu and not self._is_packed(inputs) else []
+        groups = inputs.alike() if inputs.tokens_NL.is_cuda and not self._is_packed(inputs) else []
         if len(groups) < 2:
             return encode(inputs)
         back_N = torch.from_numpy(np.argsort(np.concatenate(groups))).to(inputs.tokens_NL.device)
         return torch.cat([encode(inputs.rows(rows)) for rows in groups])[back_N]
 
     def _is_packed(self, inputs: Inputs) -> bool:
-        return self._can_pack and packs_now(inputs)
+        return self._can_pack and inputs.tokens_NL.is_cuda and packs_now(inputs)
 
     def _pooled(self, inputs: Inputs, pooling: str) -> Tensor:
         output = self._run(inputs)

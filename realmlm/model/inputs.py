@@ -6,6 +6,7 @@ N sequences, L wordpieces in the longest, M masks in the query with most of them
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -184,6 +185,36 @@ def reader_inputs(
     whole = [np.concatenate([head, body]) for head, body in zip(heads, bodies, strict=True)]
     inputs = pair_inputs(queries, whole, wordpieces, max_first=max_query, max_length=max_length)
     return replace(inputs, second_N=inputs.second_N + torch.tensor([len(head) for head in heads]))
+
+
+class TakesInputs:
+    """The part of a model that says what its towers and its reader are given."""
+
+    config: Any
+    wordpieces: Wordpieces
+
+    def query_inputs(self, queries: Sequence[np.ndarray]) -> Inputs:
+        """What the query tower reads of queries in wordpieces."""
+        return query_inputs(queries, self.wordpieces, max_query=self.config.max_query)
+
+    def document_inputs(self, titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]) -> Inputs:
+        """What the document tower reads of passages in wordpieces."""
+        return document_inputs(titles, bodies, self.wordpieces, max_length=self.config.max_document)
+
+    def reader_inputs(
+        self, queries: Sequence[np.ndarray], titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]
+    ) -> Inputs:
+        """What the reader reads of each query with its passage; empty title and body are the null
+        document."""
+        config = self.config
+        return reader_inputs(
+            queries,
+            bodies,
+            self.wordpieces,
+            titles=titles if config.read_titles else None,
+            max_query=config.max_query,
+            max_length=config.max_joint,
+        )
 
 
 @dataclass(frozen=True)

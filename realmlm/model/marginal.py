@@ -137,3 +137,8 @@ def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> tuple[Tensor, Te
         torch.arange(len(scores_BB), device=scores_BB.device),
     )
     return F.cross_entropy(scores_BB, own_B, reduction="none"), scores_BB.argmax(-1) == own_B
+
+
+def mean_where(valid_B: Tensor, values_B: Tensor) -> Tensor:
+    """Mean over the valid entries; 0 if there is none."""
+    return torch.where(valid_B, values_B, 0.0).sum() / valid_B.sum().clamp(min=1)

@@ -5,10 +5,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ from realmlm.model.encoders import (
     load_encoder,
     longest_input,
 )
-from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
+from realmlm.model.inputs import TakesInputs
 from realmlm.model.int8 import (
     Int8,
     hold_int8,
@@ -119,18 +119,18 @@ class ModelConfig:
                 "reader"
             )
 
-    @property
+    @cached_property
     def max_document(self) -> int:
         return self.max_passage + MAX_TITLE + MOST_SPECIAL
 
-    @property
+    @cached_property
     def max_joint(self) -> int:
         return self.max_together or self.max_passage + self.max_query + MOST_SPECIAL + (
             MAX_TITLE + 2 if self.read_titles else 0
         )
 
 
-class Realm(nn.Module):
+class Realm(TakesInputs, nn.Module):
     """A retriever and a reader that are learned together, with the tokenizer they share.
 
     >>> realm = Realm.from_pretrained("mini")
@@ -330,31 +330,6 @@ class Realm(nn.Module):
         except (OSError, ValueError, BadInput) as error:
             raise ArtefactDamaged(f"{folder / WEIGHTS} cannot be loaded: {error}") from error
         return realm.to(device).eval()
-
-    # --- what its parts are given ---------------------------------------------------------------------------
-
-    def query_inputs(self, queries: Sequence[np.ndarray]) -> Inputs:
-        """What the query tower reads of queries in wordpieces."""
-        return query_inputs(queries, self.wordpieces, max_query=self.config.max_query)
-
-    def document_inputs(self, titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]) -> Inputs:
-        """What the document tower reads of passages in wordpieces."""
-        return document_inputs(titles, bodies, self.wordpieces, max_length=self.config.max_document)
-
-    def reader_inputs(
-        self, queries: Sequence[np.ndarray], titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]
-    ) -> Inputs:
-        """What the reader reads of each query with its passage; empty title and body are the null
-        document."""
-        config = self.config
-        return reader_inputs(
-            queries,
-            bodies,
-            self.wordpieces,
-            titles=titles if config.read_titles else None,
-            max_query=config.max_query,
-            max_length=config.max_joint,
-        )
 
     # --- vectors --------------------------------------------------------------------------------------------
 

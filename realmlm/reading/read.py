@@ -4,14 +4,22 @@ Training, evaluation and asking all read through these functions. B queries, K p
 M masks, L wordpieces, H hidden size, W span widths, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from realmlm.model.encoders import Reader
 from realmlm.model.inputs import Inputs
-from realmlm.model.marginal import span_log_probabilities, weighed_together
+from realmlm.model.marginal import (
+    answer_log_likelihood,
+    marginal_log_likelihood,
+    span_log_probabilities,
+    span_mask,
+    weighed_together,
+)
 from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import Offered
 
@@ -19,7 +27,7 @@ from realmlm.reading.retrieve import Offered
 def join(model: Realm, queries: list[np.ndarray], offered: Offered) -> Inputs:
     """Every query with each passage that is offered to it, as the reader reads them, N = B · K of them."""
     repeated = [query for query in queries for _ in range(offered.k)]
-    return model.reader_inputs(repeated, offered.titles_of_pairs(), offered.bodies_of_pairs())
+    return model.reader_inputs(repeated, offered.titles_N, offered.bodies_N)
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class MaskReading:
 
 def read_masks(model: Realm, inputs: Inputs, positions_BM: Tensor) -> MaskReading:
     """Read queries joined with as many passages each, the masks of a query at `positions_BM`."""
-    k = len(inputs) // len(positions_BM)
+    k = len(inputs.tokens_NL) // len(positions_BM)
     hidden_NLH = model.reader.encoder(inputs)
     log_NMV = model.reader.masks_from(hidden_NLH, inputs, positions_BM.repeat_interleave(k, dim=0))
     return MaskReading(log_NMV.unflatten(0, (-1, k)), hidden_NLH, inputs)
@@ -62,3 +70,58 @@ def log_spans(reader: Reader, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tenso
     encoder gave for these inputs."""
     scores_NLW, allowed_NLW = reader.spans_from(hidden_NLH, inputs)
     return span_log_probabilities(scores_NLW, allowed_NLW), scores_NLW, allowed_NLW
+
+
+# --- pointing: where in a passage the hidden words stand, marked as answers to questions are ---------------
+
+
+def places_of(words: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Where in the tokens these words stand in a row."""
+    places = np.flatnonzero(tokens[: max(0, len(tokens) - len(words) + 1)] == words[0])
+    for offset in range(1, len(words)):
+        places = places[tokens[places + offset] == words[offset]]
+    return places
+
+
+def standing(runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], inputs: Inputs) -> np.ndarray:
+    """Where each run of hidden words stands in the passage beside it: (row, start, width − 1) of every place
+    [spans, 3]."""
+    found = [np.zeros((0, 3), dtype=np.int64)]
+    length = inputs.tokens_NL.shape[1]
+    for row, (words, body, second) in enumerate(zip(runs, bodies, inputs.second_N.tolist(), strict=True)):
+        if words is None:
+            continue
+        places = places_of(words, body)
+        places = places[places + second + len(words) <= length] + second
+        found.append(
+            np.stack([np.full_like(places, row), places, np.full_like(places, len(words) - 1)], axis=1)
+        )
+    return np.concatenate(found)
+
+
+def point(reader: Reader, reading: MaskReading, gold_N3: np.ndarray) -> tuple[Tensor, Tensor]:
+    """log p(the words where they stand|z,x) [N], −inf where they do not; and where they do [N].
+
+    `gold_N3` is where they stand, as `standing` gives it. Only pairs whose passage has them are computed.
+    """
+    inputs = reading.inputs
+    device = reading.hidden_NLH.device
+    log_p_N = torch.full((len(inputs.tokens_NL),), -torch.inf, device=device)
+    rows_n, gold_rows = np.unique(gold_N3[:, 0], return_inverse=True)
+    if not len(rows_n):
+        return log_p_N, log_p_N > -torch.inf
+    part = inputs.rows(rows_n)
+    places_n = torch.from_numpy(rows_n).to(device)
+    hidden_nLH = reading.hidden_NLH[places_n, : part.tokens_NL.shape[1]]
+    log_nLW, _, allowed_nLW = log_spans(reader, hidden_nLH, part)
+    gold_nLW = span_mask(np.column_stack([gold_rows, gold_N3[:, 1:]]), allowed_nLW)
+    log_p_N = log_p_N.index_put((places_n,), answer_log_likelihood(log_nLW, gold_nLW))
+    return log_p_N, log_p_N > -torch.inf
+
+
+def pointing_log_likelihood(retrieval_BK: Tensor, point_N: Tensor, held_N: Tensor) -> tuple[Tensor, Tensor]:
+    """log Σ_z p(z|x) p(the words where they stand|z,x) [B], and for which sentences a passage has them; 0
+    where none does, so that there is no gradient and no NaN. The last two are what `point` gives."""
+    some_B = held_N.view_as(retrieval_BK).any(-1)
+    point_BK = point_N.view_as(retrieval_BK).masked_fill(~some_B[:, None], 0.0)
+    return marginal_log_likelihood(retrieval_BK, point_BK).masked_fill(~some_B, 0.0), some_B

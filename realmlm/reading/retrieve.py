@@ -129,13 +129,8 @@ class Offered:
         place_BK = np.where(ids_BK < 0, 0, np.searchsorted(ids_U, ids_BK) + 1)
         self.place_BK = np.pad(place_BK, ((0, 0), (int(null), 0)))
         self.k = self.place_BK.shape[1]
-
-    def bodies_of_pairs(self) -> list[np.ndarray]:
-        """The body of every (query, passage) pair, B · K of them."""
-        return [self.bodies[place] for place in self.place_BK.flat]
-
-    def titles_of_pairs(self) -> list[np.ndarray]:
-        return [self.titles[place] for place in self.place_BK.flat]
+        self.titles_N = [self.titles[place] for place in self.place_BK.flat]  # of every (query, passage) pair
+        self.bodies_N = [self.bodies[place] for place in self.place_BK.flat]
 
 
 def embed_documents(model: Realm, titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]) -> Tensor:
@@ -152,7 +147,8 @@ def null_vector(model: Realm) -> Tensor:
 def fresh_scores(model: Realm, query_BD: Tensor, offered: Offered) -> Tensor:
     """f(x,z) of what is offered [B, K], by the current weights and with gradient into both towers: an index
     that passages were found with is some steps old."""
-    scores_BU = inner_products(query_BD, embed_documents(model, offered.titles, offered.bodies))
+    inputs = model.document_inputs(offered.titles, offered.bodies)
+    scores_BU = inner_products(query_BD, model.document(inputs.to(query_BD.device)))
     return scores_BU.gather(1, torch.from_numpy(offered.place_BK).to(scores_BU.device))
 
 

@@ -38,14 +38,6 @@ def generator(seed: int, position: int) -> np.random.Generator:
     return np.random.default_rng([seed, 2, position])
 
 
-def places_of(words: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Where in the tokens these words stand in a row."""
-    places = np.flatnonzero(tokens[: max(0, len(tokens) - len(words) + 1)] == words[0])
-    for offset in range(1, len(words)):
-        places = places[tokens[places + offset] == words[offset]]
-    return places
-
-
 @dataclass(frozen=True)
 class MaskedSentences:
     """Masked sentences and the passages they come from."""
@@ -121,13 +113,13 @@ class SentenceSource:
 
     def examples(self, first: int, count: int) -> list[Example]:
         """The examples from position `first` on."""
+        numbers = epoch_positions(len(self.sentences), seed=self._seed, first=first, count=count)
+        sentences = self.sentences.take(numbers.tolist())
+        bodies = self.corpus.tokens_of([sentence.passage for sentence in sentences]).bodies
         found = []
-        for place, number in enumerate(
-            epoch_positions(len(self.sentences), seed=self._seed, first=first, count=count)
-        ):
-            sentence = self.sentences[int(number)]
+        for place, (sentence, body) in enumerate(zip(sentences, bodies, strict=True)):
+            tokens = body[sentence.start : sentence.end]
             rng = generator(self._seed, first + place)
-            tokens = self.corpus.tokens(sentence.passage)[sentence.start : sentence.end]
             hidden = np.asarray(self._masking.choose(tokens, sentence.spans, rng))
             _check_hidden(hidden, len(tokens), self._masking)
             found.append(self._cut(tokens, hidden, sentence.passage))
@@ -141,7 +133,9 @@ class SentenceSource:
         )
 
     def _cut(self, tokens: np.ndarray, positions: np.ndarray, passage: int) -> Example:
-        return Example(*window(tokens, positions, self._max_query), passage)
+        if len(tokens) > self._max_query:
+            tokens, positions = window(tokens, positions, self._max_query)
+        return Example(tokens, positions, passage)
 
     def masked(self, examples: list[Example]) -> Masked:
         tokens = [example.tokens for example in examples]

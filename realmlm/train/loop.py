@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
-from realmlm.log import Metrics, Progress, say, show_row
+from realmlm.log import Clock, Metrics, Progress, say, tell
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
 from realmlm.settings import Loop, Optim
 from realmlm.train.callbacks import Callback
-from realmlm.train.objective import Clock, Group, Objective
+from realmlm.train.objective import Group, Objective
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
 
 _MOST_WORKERS = 6  # processes that put batches together
@@ -194,7 +194,7 @@ def fit(
     device = model.device
     groups = objective.groups()
     optimizer = make_optimizer(groups, optim)
-    clock = Clock(device)
+    clock = Clock(torch.cuda.synchronize if device.type == "cuda" else None)
     rows = _Rows()
     start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
     # what was measured before the first step will be again
@@ -211,9 +211,7 @@ def fit(
     row: dict[str, Any] = {}
 
     def report(row: dict[str, Any]) -> None:
-        metrics.row(row)
-        bar.clear()
-        say(show_row(row))
+        tell(row, metrics, bar)
         for callback in callbacks:
             callback.on_row(row)
 
@@ -221,9 +219,9 @@ def fit(
         with _Stop() as stop, closing(drawn):
             for step in range(start, optim.steps):
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
-                with clock("refresh"):
-                    rows.latest |= objective.before_step(step)
-                if step == 0 and (measured := objective.measure(0)):
+                clock("refresh")
+                rows.latest |= objective.before_step(step)
+                if step == 0 and (measured := objective.measure(0, clock)):
                     report({"step": 0, **measured})
                 _set_rates(optimizer, optim, step)
                 rows.add(
@@ -231,11 +229,11 @@ def fit(
                         objective, optimizer, groups, step, drawn=drawn, optim=optim, loop=loop, clock=clock
                     )
                 )
-                run.stepped()
+                if step == start:
+                    run.stepped()
                 bar.advance()
                 done = step + 1
-                with clock("probe"):
-                    rows.latest |= objective.measure(done)
+                rows.latest |= objective.measure(done, clock)
                 if done % loop.log_every == 0 or done == optim.steps:
                     speed = round((done - counted) * optim.batch / (time.monotonic() - begun), 1)
                     row = {"step": done, **rows.take(), "queries/s": speed, "seconds": clock.take()}
@@ -243,8 +241,8 @@ def fit(
                     begun = time.monotonic()
                     counted = done
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
-                    with clock("checkpoint"):
-                        place = run.save(_state(model, objective, optimizer, rows, done))
+                    clock("checkpoint")
+                    place = run.save(_state(model, objective, optimizer, rows, done))
                     for callback in callbacks:
                         callback.on_checkpoint(done, place)
                     if stop.asked:
@@ -325,17 +323,17 @@ def _one_step(
     optimizer.zero_grad(set_to_none=True)
     sums: dict[str, Tensor] = {}
     for _ in range(optim.accumulate):
-        with clock("data"):
-            examples = next(drawn)
+        clock("data")
+        examples = next(drawn)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=loop.bf16 and device == "cuda"):
             loss, numbers = objective.loss(examples, step, clock)
-        with clock("backward"):
-            (loss / optim.accumulate).backward()
+        clock("backward")
+        (loss / optim.accumulate).backward()
         for name, value in {"loss": loss, **numbers}.items():
             share = value.detach().float() / optim.accumulate
             sums[name] = sums[name] + share if name in sums else share
-    with clock("optimise"):
-        for group in groups.values():
-            nn.utils.clip_grad_norm_(group.parameters, optim.clip)
-        optimizer.step()
+    clock("optimise")
+    for group in groups.values():
+        nn.utils.clip_grad_norm_(group.parameters, optim.clip)
+    optimizer.step()
     return sums

@@ -15,14 +15,13 @@ from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import Mismatch
 from realmlm.index.exact import ExactIndex
-from realmlm.log import read_metrics
+from realmlm.log import Clock, read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
 from realmlm.model.realm import Realm
 from realmlm.settings import Finetune, JointOptim, Loop
 from realmlm.train import loop as training
 from realmlm.train import stages
 from realmlm.train.gold import locate_answers
-from realmlm.train.objective import Clock
 from realmlm.train.objectives.questions import Candidates, QuestionAnswering
 from realmlm.train.run import read_run
 from tests.calls import run_finetune
@@ -63,7 +62,7 @@ def test_a_passage_with_the_answer_takes_the_last_place_read(
     for read_gold, read in ((False, 2), (True, 2), (True, 1)):
         objective = asking(model, knowledge, questions, given=wrong_first, read_gold=read_gold, read=read)
         with torch.no_grad():
-            _, row = objective.loss(objective.draw(0, 6), 0, Clock(torch.device("cpu")))
+            _, row = objective.loss(objective.draw(0, 6), 0, Clock())
         shares[read_gold, read] = float(row["gold_read"])
         first[read_gold, read] = float(row["recall@1"])
     assert shares[True, 2] == shares[True, 1] == 1.0

@@ -13,8 +13,9 @@ from realmlm.corpus.masking import window
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.index.exact import ExactIndex
+from realmlm.reading.read import places_of
 from realmlm.settings import JointOptim, Refresh
-from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions, places_of
+from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import learning_rate
 from tests.train.test_resume import joint_run

@@ -22,12 +22,19 @@ from realmlm.model.inputs import reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
-from realmlm.reading.read import MaskReading, join, read_masks
+from realmlm.reading.read import (
+    MaskReading,
+    join,
+    places_of,
+    point,
+    pointing_log_likelihood,
+    read_masks,
+    standing,
+)
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
 from realmlm.sources.article import Article
-from realmlm.train.data import SentenceSource, glimpse, places_of
-from realmlm.train.objectives.pointing import point, pointing_log_likelihood, standing
+from realmlm.train.data import SentenceSource, glimpse
 from tests.calls import build_corpus, evaluate, run_pretrain
 from tests.train.test_resume import joint_run
 
@@ -161,7 +168,7 @@ def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_
     scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     inputs = join(model, masked.queries, offered)
     read = read_masks(model, inputs, masked.tensors(model.device)[0])
-    gold = standing([words for words in runs for _ in range(3)], offered.bodies_of_pairs(), inputs)
+    gold = standing([words for words in runs for _ in range(3)], offered.bodies_N, inputs)
     pointed, held = point(model.reader, read, gold)
     found, some = pointing_log_likelihood(scores, pointed, held)
     assert some.all()

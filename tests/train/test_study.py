@@ -19,10 +19,10 @@ from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluate.clozes import make_clozes
 from realmlm.model.inputs import mask_queries, reader_inputs
 from realmlm.model.realm import Realm
+from realmlm.reading.read import standing
 from realmlm.reading.retrieve import LearnedRetriever, Query, Retrieved
 from realmlm.settings import Evaluate, Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.train.data import ClozePairs, ReadingPairs, Recurrences, SentenceSource
-from realmlm.train.objectives.pointing import standing
 from tests.calls import build_corpus, evaluate, run_finetune, run_pretrain, run_warmup
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)

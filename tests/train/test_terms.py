@@ -21,7 +21,7 @@ from realmlm.errors import RealmError
 from realmlm.evaluate.clozes import make_clozes
 from realmlm.index.exact import ExactIndex
 from realmlm.index.refresh import Refresher, serve_refreshes, step_folder
-from realmlm.log import read_metrics
+from realmlm.log import Clock, read_metrics
 from realmlm.model.inputs import NULL, query_inputs, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
@@ -30,7 +30,7 @@ from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refres
 from realmlm.train.data import SentenceSource
 from realmlm.train.gold import locate_answers
 from realmlm.train.loop import make_optimizer
-from realmlm.train.objective import Clock, Group
+from realmlm.train.objective import Group
 from realmlm.train.objectives.adapt import FoundElsewhere
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.questions import QuestionAnswering
@@ -38,7 +38,7 @@ from tests.calls import create_model, run_finetune, run_pretrain
 from tests.conftest import TINY_MODEL
 
 Model = Realm
-CLOCK = Clock(torch.device("cpu"))
+CLOCK = Clock()
 
 
 # --- a step -------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def steps_of(model: Path, corpus: Corpus, out: Path, optim: Optim, **changed: An
     seen: list[Seen] = []
 
     class Watched(JointPretraining):
-        def measure(self, done: int) -> dict[str, Any]:
+        def measure(self, done: int, clock: Clock) -> dict[str, Any]:
             weights = {}
             norms = {}
             for name, group in self.groups().items():
@@ -149,7 +149,7 @@ def test_the_passages_are_summed_over_once_a_sentence_or_once_a_mask(marginal: s
     """Two passages and two masks; a third mask is padding."""
     scores = torch.tensor([[1.0, 3.0]]).log()
     tokens = torch.tensor([[[0.8, 0.1, 0.5], [0.2, 0.6, 0.5]]]).log()
-    loss, row = joint_objective(*[None] * 4, marginal=marginal).likelihood(
+    loss, row = joint_objective(SimpleNamespace(device=None), None, None, None, marginal=marginal).likelihood(
         scores, tokens, torch.tensor([[True, True, False]])
     )
     assert float(loss) == pytest.approx(-np.log(p), abs=1e-6)
@@ -392,7 +392,7 @@ def test_a_probe_is_taken_without_dropout_and_training_goes_on(wavering: Model, 
     for part in (model.query, model.document, model.reader.encoder):
         part.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     probe = make_clozes(towns, count=4, max_query=32, seed=0)
-    row = joint_objective(model, towns, None, live, probe=probe).measure(0)
+    row = joint_objective(model, towns, None, live, probe=probe).measure(0, CLOCK)
     assert {"recall@1", "right"} <= set(row)
     assert modes
     assert not any(modes)

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from realmlm.corpus.store import Corpus
 from realmlm.index.duplicates import SameWords
 from realmlm.index.exact import Index
+from realmlm.log import Clock
 from realmlm.model.inputs import Inputs
 from realmlm.model.marginal import evidence_log_likelihood, inner_products
 from realmlm.model.realm import Realm
-from realmlm.train.data import MaskedSentences, SentenceSource, places_of
-from realmlm.train.objective import Clock, Group, Objective
+from realmlm.reading.read import places_of
+from realmlm.train.data import MaskedSentences, SentenceSource
+from realmlm.train.objective import Group, Objective
 
 CANDIDATES = 100
 
@@ -56,14 +58,14 @@ class FoundElsewhere(Objective):
         sentences, inputs = drawn
         # only the projection learns: what it learns from should not waver
         self._model.query.encoder.eval()
-        with clock("embed"):
-            query_BD = self._model.query(inputs.to(self._model.device))
-        with clock("search"):
-            own_BE = self._own(sentences.passages)
-            candidates = min(CANDIDATES, len(self._corpus) - self._own.most)
-            hits = self._index.search(query_BD.detach().float(), candidates, exclude_QE=own_BE)
-            ids_BC = hits.ids_QK.cpu()
-            holds_BC = torch.from_numpy(self._holds(sentences, ids_BC.numpy())).to(self._model.device)
+        clock("embed")
+        query_BD = self._model.query(inputs.to(self._model.device))
+        clock("search")
+        own_BE = self._own(sentences.passages)
+        candidates = min(CANDIDATES, len(self._corpus) - self._own.most)
+        hits = self._index.search(query_BD.detach().float(), candidates, exclude_QE=own_BE)
+        ids_BC = hits.ids_QK.cpu()
+        holds_BC = torch.from_numpy(self._holds(sentences, ids_BC.numpy())).to(self._model.device)
         candidate_BCD = self._index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
         found_B = evidence_log_likelihood(inner_products(query_BD, candidate_BCD), holds_BC)
         return -found_B.mean(), {

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realmlm.log import Clock
 from realmlm.model.inputs import Inputs
 from realmlm.model.marginal import in_batch_contrast, inner_products
 from realmlm.model.realm import Realm
 from realmlm.settings import Warmup
 from realmlm.train.data import ClozePairs
-from realmlm.train.objective import Clock, Group, Objective
+from realmlm.train.objective import Group, Objective
 
 Drawn = tuple[Inputs, Inputs, np.ndarray]
 """Sentences, passages, and the passages' ids."""
@@ -37,8 +38,8 @@ class InverseCloze(Objective):
     def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         queries, documents, passages = drawn
         device = self._model.device
-        with clock("embed"):
-            query_BD = self._model.query(queries.to(device))
-            scores_BB = inner_products(query_BD, self._model.document(documents.to(device)))
-            loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
+        clock("embed")
+        query_BD = self._model.query(queries.to(device))
+        scores_BB = inner_products(query_BD, self._model.document(documents.to(device)))
+        loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
         return loss_B.mean(), {"found": found_B.float().mean()}

@@ -13,23 +13,24 @@ from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.evaluate.clozes import measure_clozes, source_copies
 from realmlm.index.duplicates import SameWords
+from realmlm.log import Clock
 from realmlm.model.inputs import Inputs
 from realmlm.model.marginal import (
     hidden_log_p,
     joint_reading,
     marginal_log_likelihood,
+    mean_where,
     per_token_marginal,
     retrieval_utility,
 )
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
-from realmlm.reading.read import join, read_masks
+from realmlm.reading.read import join, point, pointing_log_likelihood, read_masks, standing
 from realmlm.reading.retrieve import LearnedRetriever, Offered, fresh_scores
 from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Clock, Group, Objective
-from realmlm.train.objectives.pointing import mean_where, point, pointing_log_likelihood, standing
+from realmlm.train.objective import Group, Objective
 
 
 class JointPretraining(Objective):
@@ -53,6 +54,7 @@ class JointPretraining(Objective):
         self._corpus = corpus
         self._source = source
         self._live = live
+        self._device = model.device
         self._own = own
         self._null = settings.null_document
         self._passages = settings.k - settings.null_document
@@ -77,28 +79,28 @@ class JointPretraining(Objective):
         model = self._model
         sentences, inputs = drawn
         masked = sentences.masked
-        positions_BM, targets_BM, valid_BM = masked.tensors(model.device)
-        with clock("embed"):
-            query_BD = model.query(inputs.to(model.device))
-        with clock("search"):
-            own_BE = None if self._own is None else self._own(sentences.passages)
-            hits = self._live.index.search(query_BD.detach().float(), self._passages, exclude_QE=own_BE)
-            offered = Offered(self._corpus, hits.ids_QK.cpu().numpy(), null=self._null)
-        with clock("embed"):
-            retrieval_BK = fresh_scores(model, query_BD, offered)
-            if step < self._settings.freeze_retriever:
-                retrieval_BK = retrieval_BK.detach()
-        with clock("read"):
-            inputs = join(model, masked.queries, offered)
-            reading = read_masks(model, inputs.to(model.device), positions_BM)
-            token_BKM = hidden_log_p(reading.log_BKMV, targets_BM)
+        positions_BM, targets_BM, valid_BM = masked.tensors(self._device)
+        clock("embed")
+        query_BD = model.query(inputs.to(self._device))
+        clock("search")
+        own_BE = None if self._own is None else self._own(sentences.passages)
+        hits = self._live.index.search(query_BD.detach().float(), self._passages, exclude_QE=own_BE)
+        offered = Offered(self._corpus, hits.ids_QK.cpu().numpy(), null=self._null)
+        clock("embed")
+        retrieval_BK = fresh_scores(model, query_BD, offered)
+        if step < self._settings.freeze_retriever:
+            retrieval_BK = retrieval_BK.detach()
+        clock("read")
+        inputs = join(model, masked.queries, offered)
+        reading = read_masks(model, inputs.to(self._device), positions_BM)
+        token_BKM = hidden_log_p(reading.log_BKMV, targets_BM)
         loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
         if not self._settings.pointing:
             return loss, numbers
-        with clock("point"):
-            runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
-            gold_N3 = standing(runs, offered.bodies_of_pairs(), inputs)
-            found_B, some_B = pointing_log_likelihood(retrieval_BK, *point(model.reader, reading, gold_N3))
+        clock("point")
+        runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
+        gold_N3 = standing(runs, offered.bodies_N, inputs)
+        found_B, some_B = pointing_log_likelihood(retrieval_BK, *point(model.reader, reading, gold_N3))
         numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
         return loss - self._settings.pointing * found_B.mean(), numbers
 
@@ -122,11 +124,12 @@ class JointPretraining(Objective):
     def before_step(self, step: int) -> dict[str, Any]:
         return self._live.before_step(step)
 
-    def measure(self, done: int) -> dict[str, Any]:
+    def measure(self, done: int, clock: Clock) -> dict[str, Any]:
         """Held-out sentences through the index as it is now; of several wordings the worst is shown, for it
         fails all or nothing."""
         if not self._probe or done % self._settings.probe_every:
             return {}
+        clock("probe")
         training = self._model.training
         self._model.eval()
         answerer = Answerer(self._model, self._corpus, LearnedRetriever(self._model, self._live.index))

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
+from realmlm.log import Clock
 from realmlm.model.inputs import Inputs, Masked
-from realmlm.model.marginal import hidden_log_p
+from realmlm.model.marginal import hidden_log_p, mean_where
 from realmlm.model.realm import Realm
-from realmlm.reading.read import join, read_masks
+from realmlm.reading.read import join, point, read_masks, standing
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import Warmup
 from realmlm.train.data import ReadingPairs
-from realmlm.train.objective import Clock, Group, Objective
-from realmlm.train.objectives.pointing import mean_where, point, standing
+from realmlm.train.objective import Group, Objective
 
 Drawn = tuple[Masked, Inputs, np.ndarray | None]
 """Masked sentences, what is read with them, and where the hidden words stand in it."""
@@ -48,23 +48,23 @@ class MaskedReading(Objective):
         if not self._settings.pointing:
             return masked, inputs, None
         runs = masked.runs(self._model.config.max_answer)
-        return masked, inputs, standing(runs, offered.bodies_of_pairs(), inputs)
+        return masked, inputs, standing(runs, offered.bodies_N, inputs)
 
     def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         masked, inputs, gold_N3 = drawn
         model = self._model
         positions_BM, targets_BM, valid_BM = masked.tensors(model.device)
-        with clock("read"):
-            reading = read_masks(model, inputs.to(model.device), positions_BM)
-            token_BM = hidden_log_p(reading.log_BKMV, targets_BM)[:, 0]
-            right_BM = reading.log_BKMV[:, 0].argmax(-1) == targets_BM
-            masks_B = valid_BM.sum(-1)
-            loss_B = -(token_BM * valid_BM).sum(-1) / masks_B
+        clock("read")
+        reading = read_masks(model, inputs.to(model.device), positions_BM)
+        token_BM = hidden_log_p(reading.log_BKMV, targets_BM)[:, 0]
+        right_BM = reading.log_BKMV[:, 0].argmax(-1) == targets_BM
+        masks_B = valid_BM.sum(-1)
+        loss_B = -(token_BM * valid_BM).sum(-1) / masks_B
         numbers = {"right": ((right_BM & valid_BM).sum(-1) / masks_B).mean()}
         if gold_N3 is None:
             return loss_B.mean(), numbers
-        with clock("point"):
-            point_B, held_B = point(model.reader, reading, gold_N3)
-            point_B = torch.where(held_B, point_B, 0.0)
+        clock("point")
+        point_B, held_B = point(model.reader, reading, gold_N3)
+        point_B = torch.where(held_B, point_B, 0.0)
         numbers |= {"held": held_B.float().mean(), "pointed": mean_where(held_B, point_B.exp())}
         return (loss_B - self._settings.pointing * point_B).mean(), numbers

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from realmlm.corpus.store import Corpus
+from realmlm.log import Clock
 from realmlm.model.inputs import Inputs, mask_queries
 from realmlm.model.marginal import (
     answer_log_likelihood,
@@ -22,6 +23,7 @@ from realmlm.model.marginal import (
     inner_products,
     joint_reading,
     marginal_log_likelihood,
+    mean_where,
     span_mask,
 )
 from realmlm.model.realm import Realm
@@ -31,8 +33,7 @@ from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Clock, Group, Objective
-from realmlm.train.objectives.pointing import mean_where
+from realmlm.train.objective import Group, Objective
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,15 @@ class QuestionAnswering(Objective):
     def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         questions = [self._gold.questions[number] for number in numbers]
         found = self._retrieve(numbers, questions, clock)
-        with clock("read"):
-            retriever_B = evidence_log_likelihood(found.scores_BC, found.holds_BC)
-            weight_BK, reader_BK = self._read(numbers, questions, found)
-            any_B = (reader_BK > -torch.inf).any(-1)
-            some_B = found.holds_BC.any(-1)
-            # a question without its answer teaches nothing: no gradient, no NaN
-            readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
-            answer_B = marginal_log_likelihood(weight_BK, readable_BK)
-            memory_B = self._closed_book(numbers, questions)
+        clock("read")
+        retriever_B = evidence_log_likelihood(found.scores_BC, found.holds_BC)
+        weight_BK, reader_BK = self._read(numbers, questions, found)
+        any_B = (reader_BK > -torch.inf).any(-1)
+        some_B = found.holds_BC.any(-1)
+        # a question without its answer teaches nothing: no gradient, no NaN
+        readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
+        answer_B = marginal_log_likelihood(weight_BK, readable_BK)
+        memory_B = self._closed_book(numbers, questions)
         # divided by all examples, not by those with an answer: so that a batch worked off in parts gives the
         # same gradient
         taught_B = torch.where(any_B, answer_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
@@ -125,19 +126,19 @@ class QuestionAnswering(Objective):
             given_BC = np.take_along_axis(self._given.scores[numbers], order_BC, axis=1)
             scores_BC = torch.from_numpy(given_BC).to(model.device)
         else:
-            with clock("embed"):
-                query_BD = model.query(model.query_inputs(questions).to(model.device))
+            clock("embed")
+            query_BD = model.query(model.query_inputs(questions).to(model.device))
             index = self._live.index
-            with clock("search"):
-                hits = index.search(query_BD.detach().float(), self._candidates)
-                ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, hits.ids_QK.cpu().numpy())
-                offered = Offered(self._corpus, ids_BC[:, :read], null=False)
-            with clock("embed"):
-                vectors_ND = index.vectors(torch.from_numpy(ids_BC.flatten()))
-                scores_BC = inner_products(query_BD, vectors_ND.view(*ids_BC.shape, -1).to(query_BD))
-                if self._settings.refresh.every_steps:  # the document tower learns too
-                    fresh_BK = fresh_scores(model, query_BD, offered)
-                    scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
+            clock("search")
+            hits = index.search(query_BD.detach().float(), self._candidates)
+            ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, hits.ids_QK.cpu().numpy())
+            offered = Offered(self._corpus, ids_BC[:, :read], null=False)
+            clock("embed")
+            vectors_ND = index.vectors(torch.from_numpy(ids_BC.flatten()))
+            scores_BC = inner_products(query_BD, vectors_ND.view(*ids_BC.shape, -1).to(query_BD))
+            if self._settings.refresh.every_steps:  # the document tower learns too
+                fresh_BK = fresh_scores(model, query_BD, offered)
+                scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
         holds = torch.from_numpy(holds_BC).to(model.device)
         return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds, first_B)
 
