@@ -1,4 +1,4 @@
-"""Which device work runs on."""
+"""The device that a model runs on: chosen, and its memory freed."""
 
 import gc
 
@@ -8,7 +8,7 @@ from realmlm.errors import NotEnough
 
 
 def pick_device(name: str) -> torch.device:
-    """The device a setting names, checked; `auto` takes a GPU if there is one."""
+    """The device that a setting names, if it is there; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -17,27 +17,23 @@ def pick_device(name: str) -> torch.device:
         raise NotEnough(f"no device '{name}'; use cpu, cuda or cuda:N") from error
     if device.type not in ("cuda", "cpu"):
         raise NotEnough(f"device '{name}' is not supported; use cpu, cuda or cuda:N")
+    asked = f"device '{name}' asked for"
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise NotEnough(
-            f"device '{name}' asked for, but torch finds no GPU here; use cpu, or install torch with CUDA"
-        )
+        raise NotEnough(f"{asked}, but torch finds no GPU here; use cpu, or install torch with CUDA")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise NotEnough(
-            f"device '{name}' asked for, but there are only {torch.cuda.device_count()} GPUs, counted from "
-            "0; use another"
-        )
+        count = f"there are only {torch.cuda.device_count()} GPUs, counted from 0"
+        raise NotEnough(f"{asked}, but {count}; use another")
     return device
 
 
 def cpu_has_bfloat16() -> bool:
-    """Does this CPU multiply matrices of bfloat16 natively (AVX-512 BF16, AMX)? Where torch cannot say, it is
-    taken not to."""
+    """Does this CPU multiply bfloat16 matrices natively (AVX-512 BF16, AMX)? No, if torch cannot tell."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def release_memory() -> None:
-    """Give the GPU's memory back that torch keeps for later: another process may want it."""
+    """Give back the GPU memory that torch has cached: another process may want it."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,5 +1,4 @@
-"""What a person sees while it runs: lines, progress with time left, and rows of metrics on screen and in
-`metrics.jsonl`."""
+"""What a user sees while something runs: messages, progress with the time left, and rows of metrics."""
 
 import json
 import math
@@ -16,7 +15,7 @@ from realmlm.storage.artefacts import write_text
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal. Results go to stdout; this is the talk beside them."""
+    """A message for the person at the terminal, on stderr: stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -26,8 +25,8 @@ def counted(number: int, thing: str) -> str:
 
 
 class Progress:
-    """Counts towards a total and shows speed and time left: a bar where there is a terminal, a line every few
-    seconds elsewhere."""
+    """Counts towards a total and shows speed and time left: as a bar on a terminal, elsewhere as a line every
+    few seconds."""
 
     def __init__(
         self, description: str, total: int | None, *, unit: str = "", every_s: float = 10.0, start: int = 0
@@ -38,15 +37,15 @@ class Progress:
         self.done = start
         self._start = start
         self._begun = time.monotonic()
-        self._every = every_s
-        self._spoken = self._begun
+        self._shown = self._begun
         self._terminal = sys.stderr.isatty() and "CI" not in os.environ
+        self._every_s = 0.2 if self._terminal else every_s
 
     def advance(self, count: int = 1) -> None:
         self.done += count
         now = time.monotonic()
-        if now - self._spoken >= (0.2 if self._terminal else self._every):
-            self._spoken = now
+        if now - self._shown >= self._every_s:
+            self._shown = now
             self._show(now)
 
     def line(self, now: float) -> str:
@@ -60,7 +59,7 @@ class Progress:
         return text
 
     def clear(self) -> None:
-        """Take the bar off the line, before something else is printed."""
+        """Remove the bar, before something else is printed."""
         if self._terminal:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
@@ -81,6 +80,7 @@ class Progress:
 
 @contextmanager
 def progress(description: str, total: int | None = None, *, unit: str = "") -> Iterator[Progress]:
+    """Progress that is closed when the block ends, with a line that says how long it took."""
     bar = Progress(description, total, unit=unit)
     try:
         yield bar
@@ -91,6 +91,7 @@ def progress(description: str, total: int | None = None, *, unit: str = "") -> I
 
 
 def duration(seconds: float) -> str:
+    """`42 s`, `3 min 05 s`, `2 h 07 min`."""
     if not math.isfinite(seconds):
         return "?"
     seconds = round(seconds)
@@ -101,14 +102,14 @@ def duration(seconds: float) -> str:
 
 
 class Metrics:
-    """Rows of numbers, one JSON line each; the same row on screen. Rows past `keep_until` (of a life that was
-    cut short) are dropped."""
+    """Writes rows of numbers to a file, each as a line of JSON. A resumed run removes the rows after step
+    `keep_until`, that of its checkpoint."""
 
     def __init__(self, file: Path, *, keep_until: int = -1) -> None:
         self.file = file
         if file.exists():
-            kept = [json.dumps(row) for row in read_metrics(file) if row.get("step", math.inf) <= keep_until]
-            write_text(file, "".join(line + "\n" for line in kept))
+            rows = [row for row in read_metrics(file) if row.get("step", math.inf) <= keep_until]
+            write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
         self._stream = open(file, "a", encoding="utf-8")
 
     def row(self, values: dict[str, Any]) -> None:
@@ -120,8 +121,8 @@ class Metrics:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; lines that are no record (the last one, where a killed process cut it off)
-    are left out."""
+    """The rows of a metrics file, without lines that are not a record: a killed process may leave half of
+    one."""
     rows = []
     for line in file.read_text("utf-8", errors="replace").splitlines():
         with suppress(ValueError):
@@ -137,28 +138,23 @@ def tell(row: dict[str, Any], metrics: Metrics, bar: Progress) -> None:
 
 
 def show_row(values: dict[str, Any]) -> str:
-    """One row for the screen: `step 120  loss 3.21  …`."""
+    """A row for the screen: `step 120  loss 3.21  …`. Of the phases of a step only the longer ones are shown;
+    the file has them all."""
     shown = dict(values)
-    phases = shown.pop("seconds", {})
-    if phases:  # the file has all of them
-        shown["ms/step"] = {
-            name: round(1000 * value) for name, value in phases.items() if value >= 0.1 * sum(phases.values())
-        }
+    if phases := shown.pop("seconds", {}):
+        least = 0.1 * sum(phases.values())
+        shown["ms/step"] = {name: round(1000 * value) for name, value in phases.items() if value >= least}
     return "  ".join(f"{name} {_number(value)}" for name, value in shown.items() if value is not None)
 
 
 def _number(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={_number(number)}" for name, number in value.items())
-    if isinstance(value, float):
-        return (
-            f"{value:.3g}"
-            if abs(value) < 0.01 and value
-            else f"{value:.2f}"
-            if abs(value) < 1000
-            else f"{value:,.0f}"
-        )
-    return str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if value and abs(value) < 0.01:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 class Clock:

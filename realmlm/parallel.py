@@ -1,5 +1,4 @@
-"""Work in several processes: results in order, a bounded number of items on their way, no process left
-behind."""
+"""Work in several processes: results in order, bounded memory, and no process left behind."""
 
 import multiprocessing
 import os
@@ -19,17 +18,18 @@ from realmlm.errors import NotEnough
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-_MOST_WORKERS = 16  # one process that reads feeds no more
+_MOST_WORKERS = 16  # the one process that reads cannot supply more
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def default_workers() -> int:
+    """How many worker processes are used if nothing else is asked for."""
     return min(cores(), _MOST_WORKERS)
 
 
@@ -41,10 +41,11 @@ def ordered_map(
     workers: int,
     few: int,
 ) -> Generator[Out, None, None]:
-    """`make(*setting)` gives the function that is applied to each item; it is called once in every worker.
+    """Apply a function to each item, in several processes, and yield the results in order. Each worker makes
+    the function once, with `make(*setting)`.
 
-    With one worker, or fewer than `few` items, everything happens here, sooner than processes could start.
-    Close the generator to stop.
+    With one worker, or fewer than `few` items, it all happens in this process, sooner than others could
+    start. Close the generator to stop the workers.
     """
     rest = iter(items)
     head = list(islice(rest, few))
@@ -64,21 +65,20 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
-        raise NotEnough(
-            f"one of {workers} worker processes died, probably for lack of memory; try fewer: --workers 1"
-        ) from error
+        died = f"one of {workers} worker processes died, probably for lack of memory"
+        raise NotEnough(f"{died}; try fewer: --workers 1") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def sheltered() -> Iterator[None]:
-    """Processes started meanwhile never see Ctrl-C, not even while they start: a terminal sends it to all,
-    and the parent decides."""
+    """Processes started in this block never see Ctrl-C, not even while they start. A terminal sends it to
+    all; the parent decides what happens."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # its own start, later, would lift the block
+    resource_tracker.ensure_running()  # started later, it would unblock the signal
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -86,7 +86,7 @@ def sheltered() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-_function: Callable[[Any], Any]  # of a worker process
+_function: Callable[[Any], Any]  # that of this process, if it is a worker
 
 
 def _start(make: Callable[..., Callable[[Any], Any]], setting: tuple[Any, ...]) -> None:
@@ -101,12 +101,12 @@ def _apply(item: Any) -> Any:
 
 
 def die_with_parent() -> None:
-    """End this process as soon as the one that started it is gone, whatever it is doing."""
+    """See to it that this process ends as soon as the one that started it is gone, whatever it is doing."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None, "only processes started by multiprocessing have a parent to watch"
         parent.join()
-        os._exit(1)  # nothing to tidy: whatever is half-written has a temporary name
+        os._exit(1)  # there is nothing to clean up: what is half-written has a temporary name
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,5 +1,4 @@
-"""Where sentences begin and end. Rules of our own, fast enough for a whole encyclopedia, the same on every
-machine."""
+"""Splits text into sentences, by rules that are fast enough for an encyclopedia and the same everywhere."""
 
 import re
 
@@ -7,8 +6,8 @@ _BREAKS = "\n\r\u2028\u2029"
 _CLOSING = "\"'”’»)\\]"
 _OPENING = "\"'“‘«„(\\[¿¡"
 _BORDER = re.compile(
-    # The look-behind lets a run of stops be tried once only, the possessive quantifiers never twice: linear
-    # in the text's length, whatever it holds (rows of dots, runs of spaces).
+    # The look-behind tries a run of stops only once, and possessive quantifiers never go back: the time is
+    # linear in the length of the text, whatever is in it (rows of dots, runs of spaces).
     rf"(?<![.!?])[.!?]++[{_CLOSING}]*+(?=[^\S{_BREAKS}]++[{_OPENING}]*+(\w))"
     r"|[。！？]++[」』”’）】]*+"
     rf"|[{_BREAKS}]++"
@@ -25,14 +24,14 @@ _UNITS = """
 """
 _BEFORE_NAME = frozenset(_TITLES.split())
 _BEFORE_NUMBER = frozenset(_UNITS.split())
-_LONGEST = 12  # characters looked back for an abbreviation; more is a word
+_LONGEST = 12  # characters before a stop that may be an abbreviation; what is longer is a word
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
-    """Character spans of the sentences of a text: in order, without overlap, without white space around them,
-    and together every character that is not white space.
+    """The sentences of a text, as spans of characters: in order, without overlap and without white space
+    around them. Together they have every character that is not white space.
 
-    A line break ends a sentence. So do . ! ? (and quotes or brackets closed after them) before white space
+    A line break ends a sentence. So do . ! ? (with quotes or brackets closed after them) before white space
     and a letter that is not lower-case or a digit, unless the stop belongs to an abbreviation, an initial or
     the number of a list item. 。！？ always do.
     """
@@ -48,16 +47,15 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
 
 
 def _add(spans: list[tuple[int, int]], text: str, start: int, end: int) -> None:
-    sentence = text[start:end]
-    bare = sentence.lstrip()
+    bare = text[start:end].lstrip()
     if bare:
         start = end - len(bare)
         spans.append((start, start + len(bare.rstrip())))
 
 
 def _ends(text: str, start: int, stop: int, past: int, following: str) -> bool:
-    """Does a sentence that began at `start` end with the stops text[stop:past], before a word that begins
-    with `following`?"""
+    """Does the sentence that begins at `start` end with the stops text[stop:past], which come before a word
+    that begins with `following`?"""
     if following.islower():
         return False
     if past - stop > 1 or text[stop] != ".":
@@ -65,8 +63,7 @@ def _ends(text: str, start: int, stop: int, past: int, following: str) -> bool:
     words = text[max(start, stop - _LONGEST) : stop].split()
     word = words[-1].lstrip(_OPENERS) if words else ""
     if word.isdigit():
-        # "1. Introduction" is one sentence, "in 1815. Then" are two
-        return bool(text[start:stop].strip() != word)
+        return text[start:stop].strip() != word  # "1. Introduction" is one sentence, "in 1815. Then" two
     if len(word) == 1:
         return not (word.isupper() or following.isdigit())  # J. R. Smith, p. 7
     if all(len(part) == 1 for part in word.split(".")):

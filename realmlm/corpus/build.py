@@ -1,8 +1,7 @@
-"""Articles to a corpus: cut into passages on sentence borders, tokenised once, in parallel, in bounded
-memory."""
+"""Makes a corpus of articles: cut into passages on sentence borders, tokenised once, in bounded memory."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from functools import partial
 from itertools import chain, groupby, islice
@@ -28,19 +27,19 @@ if TYPE_CHECKING:  # settings need the command line's library, which asking does
 # P passages, A articles, T wordpieces
 
 _CHUNK = 500_000  # characters of the articles handed to a worker at once
-_IN_PROCESS = 4  # chunks; fewer are cut here, sooner than workers could start
-_LINES = 512  # encoded at once: an Encoding takes some 200 bytes a wordpiece
+_IN_PROCESS = 4  # with fewer chunks they are cut in this process, sooner than workers could start
+_LINES = 512  # lines encoded at once: an Encoding takes some 200 bytes for each wordpiece
 _SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
-_UNKNOWN = 0.02  # share of wordpieces above which it is said that the tokenizer does not know them
-_SAID = 20  # complaints shown one by one; the rest are counted
+_UNKNOWN = 0.02  # share of unknown wordpieces above which the user is warned
+_SHOWN = 20  # complaints shown one by one; the rest are counted
 
 
 # --- cutting ------------------------------------------------------------------------------------------------
 
 
 class _Piece(NamedTuple):
-    """A sentence, or a part of one that is too long: wordpieces [first, past) and characters [start, end) of
-    the joined articles."""
+    """A sentence, or a part of one that is too long for a passage: wordpieces [first, past) and characters
+    [start, end) of the joined articles."""
 
     article: int
     first: int
@@ -50,35 +49,32 @@ class _Piece(NamedTuple):
 
 
 def cut_articles(
-    articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, kept: slice = slice(None)
+    articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, taken: slice = slice(None)
 ) -> Block:
-    """Cut articles into passages of whole sentences, as many as fit into `max_wordpieces`; a longer sentence
-    is cut between words.
-
-    Of each article these passages are `kept`, or all.
+    """Cut articles into passages, each of as many whole sentences as fit into `max_wordpieces`; a longer
+    sentence is cut between words. `taken` says which passages of each article are wanted.
 
     A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so
-    a passage's wordpieces are those of its text under any tokenizer that splits at white space (BERT's); one
-    that marks the space before a word (byte-level, sentencepiece) may see the first word of a line otherwise
-    when the passage is encoded alone. The same holds where a word longer than a passage was cut. What gives
-    no wordpiece (an article of control characters) gives no passage.
+    a passage's wordpieces are those of its text under any tokenizer that splits at white space (BERT's). One
+    that marks the space before a word (byte-level, sentencepiece) may encode the first word of a line, or of
+    a part of a word longer than a passage, otherwise when the passage is encoded alone. An article without a
+    single wordpiece (of control characters, say) gives no passage.
     """
     text = "\n".join(article.text for article in articles)
     borders_A = np.cumsum([0] + [len(article.text) + 1 for article in articles])[:-1]
     lines = list(_lines(text))
     ids_T, chars_T2 = _tokenise(lines, wordpieces)
-    pieces = _pieces(
-        text, lines, borders_A, chars_T2, wordpieces.continues[ids_T] if len(ids_T) else ids_T, max_wordpieces
-    )
-    whole = (passage for passage in _pack(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
-    by_article = groupby(whole, key=lambda passage: passage[0].article)
-    passages = [passage for _, several in by_article for passage in islice(several, kept.start, kept.stop)]
+    continues_T = wordpieces.continues[ids_T] if len(ids_T) else ids_T
+    pieces = _pieces(text, lines, borders_A, chars_T2, continues_T, max_wordpieces)
+    filled = (passage for passage in _fill(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
+    by_article = groupby(filled, key=lambda passage: passage[0].article)
+    passages = [passage for _, several in by_article for passage in islice(several, taken.start, taken.stop)]
     return _block(articles, text, passages, ids_T, chars_T2, wordpieces)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines and where they start; one too long for a passage's character offsets is cut, at a space if it has
-    one."""
+    """Lines and where they start. One too long for the character offsets of a passage is cut, if possible at
+    a space."""
     start = 0
     for line in text.split("\n"):
         at = 0
@@ -92,7 +88,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _tokenise(lines: list[tuple[int, str]], wordpieces: Wordpieces) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, and first and past-the-last character of each wordpiece in the joined text."""
+    """The id of each wordpiece, and its first and past-the-last character in the joined text."""
     ids: list[np.ndarray] = [np.zeros(0, np.int64)]
     chars: list[np.ndarray] = [np.zeros((0, 2), np.int64)]
     for begin in range(0, len(lines), _LINES):
@@ -114,6 +110,7 @@ def _pieces(
     continues_T: np.ndarray,
     max_wordpieces: int,
 ) -> Iterator[_Piece]:
+    """The sentences of the joined articles, those that are too long in parts."""
     spans = [(start + first, start + past) for start, line in lines for first, past in split_sentences(line)]
     if not spans:
         return
@@ -137,7 +134,7 @@ def _cut_piece(
     """Cut a sentence that is too long: before a word after white space, else before any word, else before any
     character."""
 
-    def begins_character(token: int) -> bool:  # byte-level tokenizers make several wordpieces of one
+    def begins_character(token: int) -> bool:  # byte-level tokenizers may use several wordpieces for one
         return bool(chars_T2[token, 0] >= chars_T2[token - 1, 1])
 
     def begins_word(token: int) -> bool:
@@ -151,15 +148,8 @@ def _cut_piece(
     start = piece.start
     while piece.past - first > max_wordpieces:
         choices = range(first + max_wordpieces, first, -1)
-        past = next(
-            (
-                token
-                for good in (after_space, begins_word, begins_character)
-                for token in choices
-                if good(token)
-            ),
-            choices[0],
-        )
+        rules = (after_space, begins_word, begins_character)
+        past = next((token for is_good in rules for token in choices if is_good(token)), choices[0])
         end = max(start, int(chars_T2[past, 0]))
         yield _Piece(piece.article, first, past, start, start + len(text[start:end].rstrip()))
         first = past
@@ -167,19 +157,15 @@ def _cut_piece(
     yield _Piece(piece.article, first, piece.past, start, piece.end)
 
 
-def _pack(pieces: Iterable[_Piece], max_wordpieces: int) -> Iterator[list[_Piece]]:
-    """Greedily: each passage takes the pieces that follow in its article while they fit."""
+def _fill(pieces: Iterable[_Piece], max_wordpieces: int) -> Iterator[list[_Piece]]:
+    """Passages, each filled with the next pieces of its article while they fit."""
     passage: list[_Piece] = []
     for piece in pieces:
-        if passage:
-            head = passage[0]
-            if (
-                piece.article != head.article
-                or piece.past - head.first > max_wordpieces
-                or piece.end - head.start > MAX_CHARACTERS
-            ):
-                yield passage
-                passage = []
+        head = passage[0] if passage else piece
+        too_long = piece.past - head.first > max_wordpieces or piece.end - head.start > MAX_CHARACTERS
+        if passage and (too_long or piece.article != head.article):
+            yield passage
+            passage = []
         passage.append(piece)
     if passage:
         yield passage
@@ -193,45 +179,40 @@ def _block(
     chars_T2: np.ndarray,
     wordpieces: Wordpieces,
 ) -> Block:
-    kept = sorted({passage[0].article for passage in passages})
-    numbers = {article: number for number, article in enumerate(kept)}
+    numbers = sorted({passage[0].article for passage in passages})  # of the articles that gave a passage
+    rows = {number: row for row, number in enumerate(numbers)}
     texts = [text[passage[0].start : passage[-1].end].encode() for passage in passages]
-    titles = [articles[number].title.encode() for number in kept]
-    sources = [articles[number].source.encode() for number in kept]
-    title_ids = [
-        encoding.ids[:MAX_TITLE]
-        for encoding in wordpieces.encode_batch([articles[number].title for number in kept])
-    ]
-    ranges = [(passage[0].first, passage[-1].past) for passage in passages]
-    chars = [
-        np.clip(chars_T2[first:past] - passage[0].start, 0, passage[-1].end - passage[0].start)
-        for passage, (first, past) in zip(passages, ranges, strict=True)
-    ]
-    starts = [
-        [piece.first - passage[0].first for piece in passage if piece.past > piece.first]
-        for passage in passages
-    ]
+    titles = [articles[number].title for number in numbers]
+    titles_utf_8 = [title.encode() for title in titles]
+    sources = [articles[number].source.encode() for number in numbers]
+    title_ids = [encoding.ids[:MAX_TITLE] for encoding in wordpieces.encode_batch(titles)]
+    ids = [ids_T[passage[0].first : passage[-1].past] for passage in passages]
+    chars = []
+    starts = []
+    for passage in passages:
+        head = passage[0]
+        last = passage[-1]
+        chars.append(np.clip(chars_T2[head.first : last.past] - head.start, 0, last.end - head.start))
+        starts.append([piece.first - head.first for piece in passage if piece.past > piece.first])
     return Block(
         texts=np.frombuffer(b"".join(texts), np.uint8),
         text_lengths=_lengths(texts),
-        titles=np.frombuffer(b"".join(titles), np.uint8),
-        title_lengths=_lengths(titles),
+        titles=np.frombuffer(b"".join(titles_utf_8), np.uint8),
+        title_lengths=_lengths(titles_utf_8),
         sources=np.frombuffer(b"".join(sources), np.uint8),
         source_lengths=_lengths(sources),
         title_tokens=np.array(list(chain.from_iterable(title_ids)), wordpieces.dtype),
         title_token_lengths=_lengths(title_ids),
-        articles=np.array([numbers[passage[0].article] for passage in passages], np.int64),
-        tokens=np.concatenate([ids_T[:0], *(ids_T[first:past] for first, past in ranges)]).astype(
-            wordpieces.dtype
-        ),
-        token_lengths=np.array([past - first for first, past in ranges], np.int64),
+        articles=np.array([rows[passage[0].article] for passage in passages], np.int64),
+        tokens=np.concatenate([ids_T[:0], *ids]).astype(wordpieces.dtype),
+        token_lengths=_lengths(ids),
         token_chars=np.concatenate([chars_T2[:0], *chars]).astype(np.uint16),
         sentence_starts=np.array(list(chain.from_iterable(starts)), np.uint16),
         sentence_lengths=_lengths(starts),
     )
 
 
-def _lengths(items: Sequence[Sequence[object]]) -> np.ndarray:
+def _lengths(items: Sequence[Sized]) -> np.ndarray:
     return np.array([len(item) for item in items], np.int64)
 
 
@@ -242,7 +223,7 @@ def build_corpus(settings: "BuildCorpus") -> Corpus:
     """Read the sources, cut and tokenise them, and publish the corpus at `settings.out`: all of it, or
     nothing.
 
-    A tokenizer is trained on every 2^n-th article, with the smallest n that keeps it to 64 million
+    A tokenizer is trained on every 2^n-th article, with the smallest n that gives at most 64 million
     characters. The result does not depend on the number of processes.
     """
     faults = _Faults(settings.skip_bad)
@@ -251,28 +232,27 @@ def build_corpus(settings: "BuildCorpus") -> Corpus:
         if unknown:
             say(other_kinds(unknown))
         if settings.train_tokenizer is not None:
-            pieces = _train(files, settings.train_tokenizer, skip_bad=settings.skip_bad)
-            had = f"trained on these sources, {settings.train_tokenizer} pieces asked for"
+            wordpieces = _train(files, settings.train_tokenizer, skip_bad=settings.skip_bad)
+            origin = f"trained on these sources, {settings.train_tokenizer} pieces asked for"
         else:
             place = Path(settings.tokenizer or "")
-            pieces = Wordpieces.load(settings.tokenizer or "")
-            had = f"loaded from {place.name if place.exists() else settings.tokenizer}"
+            wordpieces = Wordpieces.load(settings.tokenizer or "")
+            origin = f"loaded from {place.name if place.exists() else settings.tokenizer}"
+        articles = _read(files, "cutting", faults)
         first = settings.skip_passages
         past = None if settings.max_passages is None else first + settings.max_passages
         writer = write_articles(
             draft,
-            _read(files, "cutting", faults),
-            pieces,
+            articles,
+            wordpieces,
             max_wordpieces=settings.max_wordpieces,
-            kept=slice(first, past),
+            taken=slice(first, past),
             workers=settings.workers or default_workers(),
         )
         if not writer.passages:
-            raise BadInput(
-                f"no passage could be made from {', '.join(map(str, settings.sources))}; name files or "
-                "folders with text in them"
-            )
-        draft.config |= {"sources": [source.name for source in settings.sources], "tokenizer": had}
+            named = ", ".join(map(str, settings.sources))
+            raise BadInput(f"no passage could be made from {named}; name files or folders with text in them")
+        draft.config |= {"sources": [source.name for source in settings.sources], "tokenizer": origin}
         draft.counts["skipped"] = faults.count
     faults.conclude()
     return Corpus.open(settings.out)
@@ -284,17 +264,17 @@ def write_articles(
     wordpieces: Wordpieces,
     *,
     max_wordpieces: int,
-    kept: slice = slice(None),
+    taken: slice = slice(None),
     workers: int,
 ) -> SegmentWriter:
-    """Cut and tokenise articles into a corpus being written, with its tokenizer, counts and limits."""
+    """Cut and tokenise articles into a corpus being written; its tokenizer, counts and limits are written,
+    too. `taken` says which passages of each article are wanted."""
     wordpieces.save(draft.path / "tokenizer.json")
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
-    setting = (wordpieces.tokenizer.to_str(), max_wordpieces, kept)
+    setting = (wordpieces.tokenizer.to_str(), max_wordpieces, taken)
     unknown = 0
-    with closing(
-        ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)
-    ) as blocks:
+    cut = ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)
+    with closing(cut) as blocks:
         for block in blocks:
             writer.append(block)
             unknown += int(np.count_nonzero(block.tokens == wordpieces.unk))
@@ -302,22 +282,17 @@ def write_articles(
     if unknown > _UNKNOWN * writer.wordpieces:
         say(
             f"{unknown / writer.wordpieces:.0%} of the wordpieces are unknown to the tokenizer: the model "
-            "cannot see such words; use a "
-            "model whose tokenizer knows their script, or train a tokenizer on them (realmlm corpus "
-            "--train-tokenizer 16000)"
+            "cannot see such words; use a model whose tokenizer knows their script, or train a tokenizer on "
+            "them (realmlm corpus --train-tokenizer 16000)"
         )
     draft.config["max_wordpieces"] = max_wordpieces
-    draft.counts |= {
-        "passages": writer.passages,
-        "articles": writer.articles,
-        "wordpieces": writer.wordpieces,
-    }
+    draft.counts |= {name: getattr(writer, name) for name in ("passages", "articles", "wordpieces")}
     draft.parents["tokenizer"] = wordpieces.fingerprint
     return writer
 
 
 class _Faults:
-    """What is done with bad input: raise it, or say it and count it."""
+    """Deals with bad input: raises the complaint, or with `skip` shows and counts it."""
 
     def __init__(self, skip: bool) -> None:
         self._skip = skip
@@ -328,23 +303,20 @@ class _Faults:
             cure = ", or" if isinstance(error, MissingExtra) else "; correct it, or"
             raise type(error)(f"{error}{cure} leave such input out with --skip-bad") from None
         self.count += 1
-        if self.count <= _SAID:
+        if self.count <= _SHOWN:
             say(f"left out: {error}")
 
     def conclude(self) -> None:
         if self.count:
-            say(
-                f"{self.count:,} pieces of bad input left out"
-                + (f"; the first {_SAID} are listed above" if self.count > _SAID else "")
-            )
+            more = f"; the first {_SHOWN} are listed above" if self.count > _SHOWN else ""
+            say(f"{self.count:,} pieces of bad input left out{more}")
 
 
 def other_kinds(unknown: list[Path]) -> str:
-    """What is said of files that no reader knows."""
+    """A message about files that no reader knows: how many of which suffixes."""
     suffixes = Counter(path.suffix.lower() or path.name for path in unknown).most_common(8)
-    return f"{counted(len(unknown), 'file')} of other kinds skipped: " + ", ".join(
-        f"{suffix} {count}" for suffix, count in suffixes
-    )
+    listed = ", ".join(f"{suffix} {count}" for suffix, count in suffixes)
+    return f"{counted(len(unknown), 'file')} of other kinds skipped: {listed}"
 
 
 def _read(
@@ -357,45 +329,43 @@ def _read(
 def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpieces:
     def on_bad(error: RealmError) -> None:
         if not skip_bad:
-            _Faults(skip=False)(error)  # counted and said when the articles are read again to be cut
+            _Faults(skip=False)(error)  # with skip_bad: counted when the files are read again to be cut
 
     articles = _read(files, "reading for the tokenizer", on_bad, on_guess=lambda text: None)
     texts = sample_texts((article.text for article in articles), most=_SAMPLE)
     if not texts:
         raise BadInput("there is no text to train a tokenizer on; name files or folders with text in them")
-    say(
-        f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {sum(map(len, texts)):,} "
-        "characters"
-    )
-    pieces = Wordpieces.train(texts, size)
-    if len(pieces) < size:
-        say(f"the text has only {len(pieces):,} pieces worth keeping")
-    return pieces
+    characters = sum(map(len, texts))
+    say(f"training a tokenizer of {size:,} pieces on {len(texts):,} articles, {characters:,} characters")
+    wordpieces = Wordpieces.train(texts, size)
+    if len(wordpieces) < size:
+        say(f"the text has only {len(wordpieces):,} pieces worth keeping")
+    return wordpieces
 
 
 def sample_texts(texts: Iterable[str], *, most: int) -> list[str]:
-    """Every 2^n-th text with the smallest n that keeps their characters to `most`, in one pass that never
-    holds much more."""
-    kept: list[str] = []
+    """Every 2^n-th text, with the smallest n that gives at most `most` characters; found in one pass that
+    never holds many more."""
+    sample: list[str] = []
     size = 0
     step = 1
     for number, text in enumerate(texts):
         if number % step == 0:
-            kept.append(text[:most])
-            size += len(kept[-1])
+            sample.append(text[:most])
+            size += len(sample[-1])
             while size > most:
-                kept = kept[::2]
+                sample = sample[::2]
                 step = 2 * step
-                size = sum(map(len, kept))
-    return kept
+                size = sum(map(len, sample))
+    return sample
 
 
 # --- in parallel --------------------------------------------------------------------------------------------
 
 
-def _cutter(tokenizer: str, max_wordpieces: int, kept: slice) -> Callable[[list[Article]], Block]:
+def _cutter(tokenizer: str, max_wordpieces: int, taken: slice) -> Callable[[list[Article]], Block]:
     wordpieces = Wordpieces(Tokenizer.from_str(tokenizer))
-    return partial(cut_articles, wordpieces=wordpieces, max_wordpieces=max_wordpieces, kept=kept)
+    return partial(cut_articles, wordpieces=wordpieces, max_wordpieces=max_wordpieces, taken=taken)
 
 
 def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:

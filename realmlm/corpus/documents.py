@@ -1,9 +1,8 @@
-"""A folder of documents as a corpus that follows it: kept by content in a cache, so that only what changed is
-read and embedded again.
+"""A corpus that follows folders of documents: cached, so that only what changed is read and embedded again.
 
-Every passage says in its source which file it comes from and what that file contained (a part of its
-checksum). So the corpus itself tells what is in it: nothing else has to be remembered, and a kill at any
-moment leaves a state that the next opening understands.
+The source of every passage names its file and what that file contained (a part of its checksum). So the
+corpus itself tells what is in it; no other record can disagree with it, and whatever a kill leaves, the next
+opening goes on from there.
 """
 
 import hashlib
@@ -34,17 +33,17 @@ from realmlm.storage.artefacts import MANIFEST, discard, publish, sha256_of, wri
 from realmlm.storage.locks import locked
 
 DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
-_EDITS = 64  # after so many the corpus is made anew, without what was removed
-_SAID = 10  # files that cannot be read are named with the reason up to this many, when they are met
-_NAMED = 3  # and up to this many each time
-LOOK_S = 2.0  # seconds between two looks at the files, at least
-_LOOK_SHARE = 20  # and looking takes at most one of so many seconds
-_READING = 4  # raised when files are read otherwise than before: what was made of them is made again
-_said: dict[Path, set[str]] = {}  # in this process, when the corpus at a place was last opened
+_EDITS = 64  # edits after which the corpus is made anew, without what was removed
+_SHOWN = 10  # files that cannot be read, shown one by one with the reason when they are first met
+_NAMED = 3  # and named at each opening
+LOOK_S = 2.0  # least seconds between two looks at the files
+_LOOK_SHARE = 20  # looking takes at most one of so many seconds
+_READING = 4  # raised when a release reads files differently, so that cached corpora are made again
+_said: dict[Path, set[str]] = {}  # messages of this process when it last opened the corpus at a place
 
 
 def cache_folder() -> Path:
-    """Where corpora of folders are kept: `$XDG_CACHE_HOME/realmlm`, else `~/.cache/realmlm`."""
+    """Where the corpora of documents are cached: `$XDG_CACHE_HOME/realmlm`, else `~/.cache/realmlm`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "realmlm"
 
 
@@ -56,39 +55,35 @@ def open_documents(
     held: ExitStack,
     cache: Path | None = None,
 ) -> Corpus:
-    """The corpus of folders and files as they are now; what the cache has of them is brought up to date, or
-    it is made.
+    """The corpus of folders and files as they are now: the cached one brought up to date, or a new one.
 
-    Until `held` is closed others who want the same wait. Make its index before: later the corpus may be
-    edited, or made anew in its place.
+    A lock on it is put into `held`: until that is closed, other processes that want the same corpus wait.
+    Make the index before, for afterwards another process may edit the corpus or replace it.
     """
     places = apart(documents)
-    identity = "\n".join(
-        [*map(str, places), wordpieces.fingerprint, str(max_wordpieces), f"reading {_READING}"]
-    )
+    settings = [wordpieces.fingerprint, str(max_wordpieces), f"reading {_READING}"]
+    identity = "\n".join([*map(str, places), *settings])
     name = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"
-    held.enter_context(_kept_in(folder))
+    held.enter_context(_explain_unwritable(folder))
     held.enter_context(locked(folder / f".{name}.lock"))
     seen = _Seen(folder / f"{name}.seen.json")
     say_new = _SayNew(folder / name)
     found, unknown = _find(places, say_new)
     files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(found, seen, say_new)}
     corpus = _follow(folder / name, files, seen, wordpieces, say_new, max_wordpieces=max_wordpieces)
-    seen.keep(files)
+    seen.save(files)
     unread = [file.name for source, file in files.items() if source in seen.unreadable]
     in_part = [file.name for source, file in files.items() if source in seen.in_part]
     if unread or in_part or unknown:
-        say_new(
-            _left_out(unread, in_part, unknown, seen),
-            f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; ",
-        )
+        size = f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; "
+        say_new(_left_out(unread, in_part, unknown, seen), size)
     return corpus
 
 
 class _SayNew:
-    """Says what was not said when the corpus at this place was opened before: who follows documents opens
-    them at every change."""
+    """Says what was not said when the corpus at this place was last opened. A program that follows documents
+    opens them at every change and would repeat itself."""
 
     def __init__(self, place: Path) -> None:
         self._before = _said.get(place, set())
@@ -96,27 +91,26 @@ class _SayNew:
         _said[place] = self._now
 
     def __call__(self, text: str, preface: str = "") -> None:
-        """Say it, after a preface that makes no difference."""
+        """Say a text that is new; the preface before it does not count."""
         if text not in self._before:
             say(preface + text)
         self._now.add(text)
 
 
 class Watch:
-    """Folders and files of documents, and whether they change: names, sizes and times, looked at every few
-    seconds at most."""
+    """Tells whether documents have changed, by names, sizes and times, looking at most every few seconds."""
 
     def __init__(self, documents: Sequence[Path]) -> None:
         self.places = apart(documents)
-        self._known = self._look()
+        self._stamps = self._look()
 
     def changed(self) -> bool:
-        """Have they changed since this last said so, or since the beginning?"""
+        """Have they changed since the call that last answered yes, or since the beginning?"""
         if time.monotonic() < self._next:
             return False
-        before = self._known
-        self._known = self._look()
-        return before != self._known
+        before = self._stamps
+        self._stamps = self._look()
+        return before != self._stamps
 
     def _look(self) -> dict[Path, tuple[int, int] | None]:
         begun = time.monotonic()
@@ -128,7 +122,7 @@ class Watch:
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
-    """Size and time of a file that is there."""
+    """Size and modification time of a file, or None if it is gone."""
     try:
         status = file.stat()
     except OSError:
@@ -137,27 +131,26 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
-    """Say what to do where this folder of the cache, or one that it lies in, cannot be written."""
+def _explain_unwritable(folder: Path) -> Iterator[None]:
+    """Turn the error that this folder of the cache, or one around it, cannot be written into advice."""
     try:
         yield
     except OSError as error:
         place = Path(str(error.filename or "")).absolute()
-        if error.filename is None or not (
-            place.is_relative_to(folder.absolute()) or folder.absolute().is_relative_to(place)
-        ):
+        cache = folder.absolute()
+        if error.filename is None or not (place.is_relative_to(cache) or cache.is_relative_to(place)):
             raise
         why = f"the documents cannot be cached in {folder} ({error.strerror}: {place})"
         raise BadInput(f"{why}; set XDG_CACHE_HOME to a folder you can write to") from error
 
 
 class _Seen:
-    """What need not be looked at again: checksums of files by size and time, and sources that could not be
-    read, or not all of them, with the reason."""
+    """A file of what need not be looked at again: the checksums of files, valid while their size and time
+    stay, and the sources that could not be read, or only in part, with the reason."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        # of those that could not be read: they can be once a library is installed
+        # those of the unreadable that become readable when a library is installed: tried each time
         self.waiting: set[str] = set()
         try:
             self._before: dict[str, Any] = json.loads(file.read_text("utf-8"))
@@ -171,7 +164,7 @@ class _Seen:
             self.in_part = {}
 
     def digest(self, file: Path) -> str:
-        """A part of the file's checksum; it is not read for it while its size and time stay."""
+        """A part of the file's checksum; the file is read for it only if its size or time has changed."""
         status = file.stat()
         stamp = [status.st_size, status.st_mtime_ns]
         entry = self.digests.get(str(file))
@@ -179,20 +172,18 @@ class _Seen:
             entry = self.digests[str(file)] = [*stamp, sha256_of(file)[:16]]
         return str(entry[2])
 
-    def keep(self, files: Mapping[str, SourceFile]) -> None:
-        """Write it down for the files there are now."""
+    def save(self, files: Mapping[str, SourceFile]) -> None:
+        """Write what concerns the files there are now."""
         names = {str(file.path) for file in files.values()}
-        digests = {name: entry for name, entry in self.digests.items() if name in names}
-        known = {
-            source: why
-            for source, why in self.unreadable.items()
-            if source in files and source not in self.waiting
+        lasting = files.keys() - self.waiting
+        now = {
+            "digests": {name: entry for name, entry in self.digests.items() if name in names},
+            "unreadable": {source: why for source, why in self.unreadable.items() if source in lasting},
+            "in_part": {source: why for source, why in self.in_part.items() if source in files},
         }
-        in_part = {source: why for source, why in self.in_part.items() if source in files}
-        now = {"digests": digests, "unreadable": known, "in_part": in_part}
         if now != self._before:
             readable = json.dumps(now, ensure_ascii=False, indent=1)
-            # \udce9 is what JSON, too, calls half a character
+            # half of a surrogate pair becomes \udce9, say, which is its notation in JSON, too
             write_text(self.file, readable.encode(errors="backslashreplace").decode())
 
 
@@ -202,19 +193,21 @@ def _find(places: Sequence[Path], say_new: _SayNew) -> tuple[list[SourceFile], l
     files, unknown = find_files(places, on_bad=faults.append)
     if faults and not files:
         raise faults[0]
-    for fault in faults[:_SAID]:
+    for fault in faults[:_SHOWN]:
         say_new(f"left out: {fault}")
     return files, unknown
 
 
 def _left_out(unread: Sequence[str], in_part: Sequence[str], unknown: list[Path], seen: _Seen) -> str:
-    """One line: who asks later should know, too, what is not there to be found."""
-    said = []
+    """One line about the files that no answer can be found in."""
+    parts = []
     for names, what in ((unread, "could not be read"), (in_part, "read only in part")):
         if names:
             more = f" …; all, and why: {seen.file}" if len(names) > _NAMED else ""
-            said.append(f"{len(names):,} {what} ({', '.join(names[:_NAMED])}{more})")
-    return "; ".join([*said, *([other_kinds(unknown)] if unknown else [])])
+            parts.append(f"{len(names):,} {what} ({', '.join(names[:_NAMED])}{more})")
+    if unknown:
+        parts.append(other_kinds(unknown))
+    return "; ".join(parts)
 
 
 def _digests(files: Sequence[SourceFile], seen: _Seen, say_new: _SayNew) -> Iterator[tuple[SourceFile, str]]:
@@ -236,31 +229,26 @@ def _follow(
     *,
     max_wordpieces: int,
 ) -> Corpus:
-    """The corpus at a place, made to contain these files, by source."""
-    known: dict[str, list[int]] = {}
+    """The corpus at a place, made or edited to contain exactly these files (by their sources)."""
+    passages: dict[str, list[int]] = {}  # by source, of the cached corpus
     if place.exists():
         if not (place / MANIFEST).is_file():
-            raise ArtefactDamaged(
-                f"{place}, where the cache keeps these documents, has no {MANIFEST}; remove it to have it "
-                "made again"
-            )
+            kept = f"{place}, where the cache keeps these documents"
+            raise ArtefactDamaged(f"{kept}, has no {MANIFEST}; remove it to have it made again")
         corpus = Corpus.open(place)
-        known = _contained(corpus)
-    gone = [source for source in known if source not in files]
-    new = {
-        source: file
-        for source, file in files.items()
-        if source not in known and source not in seen.unreadable
-    }
-    if known and not gone and not new:
+        passages = _contained(corpus)
+    gone = [source for source in passages if source not in files]
+    settled = passages.keys() | seen.unreadable.keys()
+    new = {source: file for source, file in files.items() if source not in settled}
+    if passages and not gone and not new:
         return corpus
     left_out = _LeftOut(seen, say_new)
-    if known and corpus.edits < _EDITS and len(gone) < len(known):
+    if passages and corpus.edits < _EDITS and len(gone) < len(passages):
         names = {file.name for file in new.values()}
         former = {source.rpartition(CONTENT_MARK)[0] for source in gone}
         counts = {"new": names - former, "changed": names & former, "removed": former - names}
         say("files: " + ", ".join(f"{len(some):,} {what}" for what, some in counts.items() if some))
-        removed = [number for source in gone for number in known[source]]
+        removed = [number for source in gone for number in passages[source]]
         added = list(_articles(new, left_out)) if new else []
         corpus = corpus.edit(add=added, remove=removed)[0] if added or removed else corpus
     else:
@@ -272,31 +260,25 @@ def _follow(
                 draft, articles, wordpieces, max_wordpieces=max_wordpieces, workers=default_workers()
             )
             if not writer.passages:
-                raise (
-                    left_out.errors[0]
-                    if left_out.errors
-                    else BadInput("the documents contain no text; name others")
-                )
-            draft.config |= {
-                "sources": sorted({file.name.split("/")[0] for file in files.values()}),
-                "tokenizer": "of the model",
-            }
+                no_text = BadInput("the documents contain no text; name others")
+                raise left_out.errors[0] if left_out.errors else no_text
+            tops = sorted({file.name.split("/")[0] for file in files.values()})
+            draft.config |= {"sources": tops, "tokenizer": "of the model"}
             draft.counts["skipped"] = 0
         corpus = Corpus.open(place)
     contained = set(_contained(corpus))
-    seen.in_part = {
-        source: why for source, why in (seen.in_part | left_out.first).items() if source in contained
-    }
-    wordless = dict.fromkeys(set(files) - contained, "it contains no words")
-    seen.unreadable = {source: seen.unreadable.get(source, why) for source, why in wordless.items()}
+    reasons = seen.in_part | left_out.first
+    seen.in_part = {source: why for source, why in reasons.items() if source in contained}
+    wordless = set(files) - contained
+    seen.unreadable = {source: seen.unreadable.get(source, "it contains no words") for source in wordless}
     return corpus
 
 
 def _put_aside(place: Path) -> None:
-    """Keep the corpus, if it has an index, until the next is put aside: the vectors of what stays are taken
-    from there."""
+    """Rename a corpus that has an index, until the next one is put aside: vectors of passages that stay are
+    taken from there. A corpus without an index is removed."""
     former = place.with_name(f"{place.name}-former")
-    # none, or its making was cut off: the former's are still of use
+    # an index that was never finished is hidden; then that of the corpus put aside before is still of use
     if not any((place / "index").glob("[!.]*")):
         discard(place)
         return
@@ -306,13 +288,13 @@ def _put_aside(place: Path) -> None:
 
 
 class _LeftOut:
-    """What could not be read; the first few are said."""
+    """Collects complaints about documents; the first few are shown."""
 
     def __init__(self, seen: _Seen, say_new: _SayNew) -> None:
         self._seen = seen
         self._say = say_new
         self.errors: list[RealmError] = []
-        self.first: dict[str, str] = {}  # of each source
+        self.first: dict[str, str] = {}  # complaint about each source
 
     def __call__(self, source: str, error: RealmError) -> None:
         self.errors.append(error)
@@ -320,16 +302,16 @@ class _LeftOut:
         self.first.setdefault(source, str(error))
         if isinstance(error, MissingExtra):
             self._seen.waiting.add(source)
-        if len(self.errors) <= _SAID:
+        if len(self.errors) <= _SHOWN:
             self._say(f"left out: {error}")
 
     def conclude(self) -> None:
-        if len(self.errors) > _SAID:
-            self._say(f"left out: {len(self.errors) - _SAID} more")
+        if len(self.errors) > _SHOWN:
+            self._say(f"left out: {len(self.errors) - _SHOWN} more")
 
 
 def _articles(files: Mapping[str, SourceFile], left_out: _LeftOut) -> Iterator[Article]:
-    """The articles of files, each with its file's name and content as source."""
+    """The articles of files, each with the key of its file (name and checksum) as its source."""
     with progress("reading", len(files), unit="files") as bar:
         for source, file in files.items():
             for article in read_files([file], on_bad=partial(left_out, source)):
@@ -339,18 +321,18 @@ def _articles(files: Mapping[str, SourceFile], left_out: _LeftOut) -> Iterator[A
 
 
 def _contained(corpus: Corpus) -> dict[str, list[int]]:
-    """Source -> the passages of it. Those of the base are read from its arrays (docs/formats.md), for they
-    may be many."""
+    """The ids of the passages of each source. Passages may be many: those that no edit wrote are read from
+    the corpus's arrays (docs/formats.md)."""
     names = ("articles", "sources", "source_offsets")
     articles_P, sources, offsets = (map_array(corpus.folder / f"{name}.safetensors") for name in names)
     data = sources.tobytes()
-    known = defaultdict[str, list[int]](list)
+    passages = defaultdict[str, list[int]](list)
     ids = corpus.ids
     base = ids[ids < len(articles_P)]
     borders = np.searchsorted(articles_P[base], np.arange(len(offsets))).tolist()
     for (start, end), (first, past) in zip(pairwise(offsets.tolist()), pairwise(borders), strict=True):
         if past > first:
-            known[data[start:end].decode()] += base[first:past].tolist()
+            passages[data[start:end].decode()] += base[first:past].tolist()
     for number in ids[len(base) :].tolist():
-        known[corpus.source(number)].append(number)
-    return dict(known)
+        passages[corpus.source(number)].append(number)
+    return dict(passages)

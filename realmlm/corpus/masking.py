@@ -1,5 +1,4 @@
-"""Masking schemes: which wordpieces of a sentence a model has to predict. One family, one interface
-(`Masking`).
+"""Masking schemes: which wordpieces of a sentence a model has to predict.
 
 Salient spans are REALM's own (§3.4 of the paper); the others are what its ablation compares them with.
 """
@@ -15,18 +14,19 @@ from realmlm.errors import BadInput
 
 
 class Masking(Protocol):
-    """Chooses positions to be replaced by [MASK]: ascending, at least one, never all of several
-    wordpieces."""
+    """What every masking scheme offers."""
 
     needs_spans: bool
-    """Does `choose` look at the spans? Then a sentence must have one."""
+    """Does `choose` use the salient spans? Then a sentence must have one."""
 
-    def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray: ...
+    def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The positions in a sentence to be replaced by [MASK]: ascending, at least one, and never all of
+        them unless there is only one."""
 
 
 class SalientSpan:
-    """One of the marked spans, all equally likely. Those over `max_masks` wordpieces only if there is no
-    other: then the shortest."""
+    """Masks one of the salient spans, all equally likely. If all have more than `max_masks` wordpieces, it is
+    the shortest."""
 
     needs_spans = True
 
@@ -42,7 +42,7 @@ class SalientSpan:
 
 
 class RandomUniform:
-    """Single wordpieces, each set of `rate` of them equally likely (BERT)."""
+    """Masks single wordpieces, as BERT does: a share `rate` of them, each choice equally likely."""
 
     needs_spans = False
 
@@ -51,20 +51,23 @@ class RandomUniform:
 
     def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         length = len(tokens_L)
-        return _leave_one(
-            np.sort(rng.choice(length, size=_budget(self.rate, length), replace=False)), length, rng
-        )
+        positions = np.sort(rng.choice(length, size=_budget(self.rate, length), replace=False))
+        return _leave_one(positions, length, rng)
 
 
-class WholeWord:
-    """Whole words in random order, the first one and then each that still fits into `rate` of the
-    wordpieces."""
+class _OfWords:
+    """What the schemes that mask whole words have in common."""
 
     needs_spans = False
 
     def __init__(self, wordpieces: Wordpieces, rate: float = 0.15) -> None:
         self.continues = wordpieces.continues
         self.rate = rate
+
+
+class WholeWord(_OfWords):
+    """Masks whole words in random order: the first, then each that still fits into `rate` of the
+    wordpieces."""
 
     def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         words_L = _words(tokens_L, self.continues)
@@ -79,21 +82,16 @@ class WholeWord:
         return _leave_one(np.flatnonzero(np.isin(words_L, chosen)), len(tokens_L), rng)
 
 
-class RandomSpan:
-    """Runs of whole words until `rate` of the wordpieces is reached (SpanBERT).
+class RandomSpan(_OfWords):
+    """Masks runs of whole words, as SpanBERT does, until `rate` of the wordpieces is reached.
 
-    A run begins at any word not yet chosen; its length in words is geometric with p = 0.2, drawn anew above
-    10 (3.8 on average). It stops at the end of the sentence and as soon as the rate is reached, which the
-    last word alone may exceed.
+    A run begins at any word not yet chosen; its length in words is geometric with p = 0.2, drawn again above
+    10 (3.8 on average). It stops at the end of the sentence and as soon as the rate is reached, which only
+    the last word may exceed.
     """
 
-    needs_spans = False
     _LENGTHS = np.arange(1, 11)
     _CHANCES = 0.8**_LENGTHS / (0.8**_LENGTHS).sum()
-
-    def __init__(self, wordpieces: Wordpieces, rate: float = 0.15) -> None:
-        self.continues = wordpieces.continues
-        self.rate = rate
 
     def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         words_L = _words(tokens_L, self.continues)
@@ -113,7 +111,7 @@ NAMES = ("salient", "random-span", "uniform", "whole-word")
 
 
 def masking(name: str, wordpieces: Wordpieces) -> Masking:
-    """The scheme of a name, with its usual settings."""
+    """The scheme of this name, one of `NAMES`, with its usual settings."""
     match name:
         case "salient":
             return SalientSpan()
@@ -127,12 +125,12 @@ def masking(name: str, wordpieces: Wordpieces) -> Masking:
 
 
 def window(tokens_L: np.ndarray, positions: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut a sentence to `length` wordpieces around its first mask; masks that do not fit are left out."""
+    """A sentence cut to `length` wordpieces around its first mask, and the masks that are in it."""
     if len(tokens_L) <= length:
         return tokens_L, positions
     start = int(np.clip(positions[0] - length // 2, 0, len(tokens_L) - length))
-    kept = positions[(positions >= start) & (positions < start + length)]
-    return tokens_L[start : start + length], kept - start
+    inside = positions[(positions >= start) & (positions < start + length)]
+    return tokens_L[start : start + length], inside - start
 
 
 def _budget(rate: float, length: int) -> int:
@@ -140,7 +138,7 @@ def _budget(rate: float, length: int) -> int:
 
 
 def _words(tokens_L: np.ndarray, continues: np.ndarray) -> np.ndarray:
-    """For each wordpiece the number of its word; a first piece begins a word even where a cut sentence starts
+    """The number of each wordpiece's word. The first piece begins a word, even if a cut sentence starts
     inside one."""
     begins_L = ~continues[tokens_L]
     begins_L[0] = True
@@ -148,7 +146,7 @@ def _words(tokens_L: np.ndarray, continues: np.ndarray) -> np.ndarray:
 
 
 def _leave_one(positions: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
-    """Without one of the positions, if they are all of several: something must be left to read."""
+    """The positions without one of them if they are a whole sentence: something must be left to read."""
     if len(positions) < length or length == 1:
         return positions
     return np.delete(positions, rng.integers(length))

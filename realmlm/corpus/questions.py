@@ -1,8 +1,7 @@
-"""Question sets: the formats of the open-QA benchmarks, read into one record. The format is recognised by the
-content, not by the name.
+"""Question sets: the formats of the open-QA benchmarks (`FORMATS`), recognised by content, read into one
+record.
 
-FORMATS lists what is accepted; each may be packed with gzip, xz or bzip2. Anything else is a BadInput that
-names the file and the line.
+Each may be compressed with gzip, xz or bzip2. Anything else is a BadInput that names the file and the line.
 """
 
 import ast
@@ -47,26 +46,23 @@ class Question:
     is_regex: bool = False
     id: str = ""
     gold: tuple[int, ...] = ()
-    """Ids of passages known to hold the answer, where the set tells."""
+    """Ids of passages that contain the answer, if the set names them."""
     source: int | None = None
-    """Id of the passage a masked sentence was taken from; it is never offered for it."""
+    """Id of the passage that a masked sentence was taken from; it is never retrieved for that sentence."""
 
 
 @lru_cache(maxsize=16384)
 def compile_answer(pattern: str) -> re.Pattern[str]:
-    """An answer that is a regular expression, with the flags under which CuratedTREC is evaluated (DrQA,
-    ORQA, REALM)."""
+    """An answer that is a regular expression, compiled as for evaluating CuratedTREC (DrQA, ORQA, REALM)."""
     try:
         return re.compile(pattern, flags=re.IGNORECASE | re.MULTILINE)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadInput(
-            f"the answer {pattern!r} is not a valid regular expression ({error}); correct it or leave the "
-            "question out"
-        ) from error
+        wrong = f"the answer {pattern!r} is not a valid regular expression ({error})"
+        raise BadInput(f"{wrong}; correct it or leave the question out") from error
 
 
 def spread(count: int, limit: int) -> list[int]:
-    """At most `limit` of `count` positions, evenly spread: a smaller set of like composition."""
+    """At most `limit` of `count` positions, evenly spread: what is taken is composed like the whole."""
     return np.unique(np.linspace(0, count - 1, min(limit, count)).round().astype(int)).tolist()
 
 
@@ -77,21 +73,21 @@ def read_questions(path: str | Path) -> list[Question]:
     read = _read_json if text.lstrip().startswith(("{", "[")) else _read_tsv
     questions = read(path, text)
     if not questions:
-        raise BadInput(f"{path}: no question in it; accepted formats:\n{FORMATS}")
+        raise _unknown(f"{path}: no question in it")
     return questions
 
 
 def write_questions(path: Path, questions: Iterable[Question]) -> None:
-    """As JSON lines that `read_questions` reads; answers must be strings, not patterns."""
-    rows = []
+    """Write questions as JSON lines that `read_questions` reads; answers must be strings, not patterns."""
+    lines = []
     for question in questions:
         assert not question.is_regex
-        source = {} if question.source is None else {"source": question.source}
-        rows.append(
-            {"id": question.id, "question": question.text, "answer": list(question.answers), **source}
-        )
+        row: dict[str, Any] = {"id": question.id, "question": question.text, "answer": question.answers}
+        if question.source is not None:
+            row["source"] = question.source
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(path, "".join(lines))
 
 
 def _read_text(path: Path) -> str:
@@ -105,10 +101,9 @@ def _read_text(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise BadInput(
-            f"{path}:{line}: not UTF-8 (byte {error.object[error.start]:#04x}); convert the file to UTF-8"
-        ) from error
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = f"byte {data[error.start]:#04x}"
+        raise BadInput(f"{path}:{line}: not UTF-8 ({byte}); convert the file to UTF-8") from error
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------
@@ -118,8 +113,7 @@ def _read_json(path: Path, text: str) -> list[Question]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        # the first value was whole and another follows: JSON lines
-        if getattr(error, "msg", "") == "Extra data":
+        if getattr(error, "msg", "") == "Extra data":  # another value follows the first: JSON lines
             return list(_read_json_lines(path, text))
         raise _broken(path, getattr(error, "lineno", 1), f"not valid JSON ({error})") from error
     if isinstance(document, dict) and "data" in document:
@@ -129,7 +123,7 @@ def _read_json(path: Path, text: str) -> list[Question]:
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Question]:
-    # not splitlines: JSON strings may hold U+2028 and its like
+    # not splitlines: JSON strings may contain U+2028 and similar
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -141,31 +135,27 @@ def _read_json_lines(path: Path, text: str) -> Iterator[Question]:
 
 def _from_record(where: str, record: Any) -> Question:
     if not isinstance(record, dict):
-        raise BadInput(
-            f"{where}: expected an object with a question, found {type(record).__name__}; accepted "
-            f"formats:\n{FORMATS}"
-        )
-    found = {}
+        found = type(record).__name__
+        raise _unknown(f"{where}: expected an object with a question, found {found}")
+    fields = {}
     for field, names in _RECORD_NAMES.items():
         present = [record[name] for name in names if name in record]
         if not present and field != "id":
-            raise BadInput(
-                f"{where}: neither {names[0]!r} nor {names[1]!r} in it; accepted formats:\n{FORMATS}"
-            )
-        found[field] = present[0] if present else ""
+            raise _unknown(f"{where}: neither {names[0]!r} nor {names[1]!r} in it")
+        fields[field] = present[0] if present else ""
     gold = record.get("gold", [])
     if not isinstance(gold, list) or not all(type(passage) is int for passage in gold):
         raise BadInput(f"{where}: 'gold' must be a list of passage ids (whole numbers), found {gold!r}")
     source = record.get("source")
     if source is not None and type(source) is not int:
         raise BadInput(f"{where}: 'source' must be the id of a passage (a whole number), found {source!r}")
-    question = _question(where, found["text"], found["answers"], id=str(found["id"]), gold=tuple(gold))
+    question = _question(where, fields["text"], fields["answers"], id=str(fields["id"]), gold=tuple(gold))
     return replace(question, source=source)
 
 
 def _read_squad(path: Path, data: Any) -> Iterator[Question]:
-    """Versions 1.1 and 2.0. Questions without an answer (2.0 has them on purpose) cannot be scored by
-    matching and are left out."""
+    """Versions 1.1 and 2.0. Questions without an answer, which 2.0 has on purpose, are left out: they cannot
+    be scored by matching."""
     number = 0
     try:
         for article in data:
@@ -173,17 +163,10 @@ def _read_squad(path: Path, data: Any) -> Iterator[Question]:
                 for entry in paragraph["qas"]:
                     number += 1
                     if answers := [answer["text"] for answer in entry["answers"]]:
-                        yield _question(
-                            f"{path}: question {number}",
-                            entry["question"],
-                            answers,
-                            id=str(entry.get("id", "")),
-                        )
+                        where = f"{path}: question {number}"
+                        yield _question(where, entry["question"], answers, id=str(entry.get("id", "")))
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(
-            f"{path}: not nested as in SQuAD, after question {number} ({error!r}); accepted "
-            f"formats:\n{FORMATS}"
-        ) from error
+        raise _unknown(f"{path}: not nested as in SQuAD, after question {number} ({error!r})") from error
 
 
 # --- tables -------------------------------------------------------------------------------------------------
@@ -193,17 +176,17 @@ def _read_tsv(path: Path, text: str) -> list[Question]:
     lines = text.split("\n")
     number, line = next(((number, line) for number, line in enumerate(lines, 1) if line.strip()), (0, ""))
     if not number:
-        raise BadInput(f"{path}: the file is empty; accepted formats:\n{FORMATS}")
+        raise _unknown(f"{path}: the file is empty")
     _, row = next(_csv_rows(path, text), (0, []))
     if len(row) > 1 and row[1].lstrip().startswith("["):
         return list(_read_dpr(path, text))
     if line.count("\t") == 3:
         return list(_read_trec(path, lines))
-    raise BadInput(f"{path}:{number}: unknown format; accepted formats:\n{FORMATS}")
+    raise _unknown(f"{path}:{number}: unknown format")
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, columns) of the rows that are not blank."""
+    """The rows that are not blank: line number and columns."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t")
     try:
         yield from ((reader.line_num, row) for row in reader if "".join(row).strip())
@@ -223,17 +206,14 @@ def _read_dpr(path: Path, text: str) -> Iterator[Question]:
 
 
 def _read_trec(path: Path, lines: Iterable[str]) -> Iterator[Question]:
-    # no csv quoting here: questions and patterns use quotation marks as themselves
+    # without the quoting of CSV: in questions and patterns a quotation mark is only that
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         columns = line.rstrip("\r").split("\t")
         if len(columns) != 4:
-            raise _broken(
-                path,
-                number,
-                f"{len(columns)} columns instead of id<TAB>type<TAB>question<TAB>regular expression",
-            )
+            expected = "id<TAB>type<TAB>question<TAB>regular expression"
+            raise _broken(path, number, f"{len(columns)} columns instead of {expected}")
         name, _, text, pattern = columns
         try:
             compile_answer(pattern)
@@ -248,19 +228,21 @@ def _read_trec(path: Path, lines: Iterable[str]) -> Iterator[Question]:
 def _question(
     where: str, text: Any, answers: Any, *, is_regex: bool = False, id: str = "", gold: tuple[int, ...] = ()
 ) -> Question:
-    """The record, if the parts are what they should be. Blank answers are dropped: they would match
-    everything or nothing."""
+    """The record, if its parts are of the right types. Blank answers are dropped: they would match everything
+    or nothing."""
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"{where}: the question is {text!r}; it must be text; correct or remove it")
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise BadInput(
-            f"{where}: the answers are {str(answers)[:80]!r}; they must be a list of strings; correct or "
-            "remove them"
-        )
-    kept = tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
-    if not kept:
+        wrong = f"{where}: the answers are {str(answers)[:80]!r}; they must be a list of strings"
+        raise BadInput(f"{wrong}; correct or remove them")
+    different = tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
+    if not different:
         raise BadInput(f"{where}: the question has no answer; add one or remove the question")
-    return Question(text=text, answers=kept, is_regex=is_regex, id=id, gold=gold)
+    return Question(text=text, answers=different, is_regex=is_regex, id=id, gold=gold)
+
+
+def _unknown(what: str) -> BadInput:
+    return BadInput(f"{what}; accepted formats:\n{FORMATS}")
 
 
 def _broken(path: Path, line: int, what: str) -> BadInput:

@@ -1,7 +1,7 @@
-"""Salient spans of a corpus: marked once by a tagger, kept beside it, read by number.
+"""The salient spans of a corpus: a tagger marks them once, and pre-training reads them sentence by sentence.
 
-`CORPUS/spans` is an artefact of its own (docs/formats.md): it can be made again with another tagger while the
-corpus stays.
+They are an artefact of their own, `CORPUS/spans` (docs/formats.md), which can be made again with another
+tagger while the corpus stays.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,15 +23,14 @@ from realmlm.storage.artefacts import Manifest, open_artefact, publish
 # N sentences, M spans, S sentences of one passage
 
 _CHUNK = 256  # passages a worker marks at once: some thousand sentences
-# a shorter list, of a small corpus, lacks too many words for their absence to mean anything
+# words; a shorter list, of a small corpus, lacks too many for the absence of one to mean anything
 _ENOUGH_WORDS = 10_000
-_SAMPLE = 20_000  # passages that are read to learn which words live without a capital: 5M words, 3 s
+_SAMPLE = 20_000  # passages read to learn which words also occur without a capital: 5M words, 3 s
 
 
 @dataclass(frozen=True, eq=False)
 class MarkedSentence:
-    """A sentence of a passage, wordpieces `start` to `end` of it, and its spans worth masking, counted from
-    `start`."""
+    """A sentence, wordpieces `start` to `end` of its passage, and its salient spans, counted from `start`."""
 
     passage: int
     start: int
@@ -40,7 +39,7 @@ class MarkedSentence:
 
 
 class Spans:
-    """Sentences by number, in the order of their passages."""
+    """The sentences that have salient spans, by number, in the order of their passages."""
 
     def __init__(
         self,
@@ -60,45 +59,39 @@ class Spans:
 
     @classmethod
     def open(cls, corpus: Corpus) -> "Spans":
-        """The spans of a corpus, memory-mapped; passages that edits have changed since they were marked are
-        left out."""
+        """The spans of a corpus, memory-mapped, without the passages edited since they were marked."""
         folder = corpus.folder / "spans"
         make = f"realmlm spans {corpus.folder}"
         manifest = open_artefact(folder, kind="spans", hint=f"mark them: {make}")
         if manifest.parents["corpus"] != corpus.fingerprint:
-            raise Mismatch(
-                f"{folder} was made for another corpus, not {corpus.folder}; mark the spans again: {make}"
-            )
+            other = f"{folder} was made for another corpus, not {corpus.folder}"
+            raise Mismatch(f"{other}; mark the spans again: {make}")
         passages_N, bounds_N2, offsets, spans_M2 = (
             np.asarray(map_array(folder / f"{name}.safetensors"))
             for name in ("passages", "bounds", "span_offsets", "spans")
         )
-        rows = [passages_N, bounds_N2, offsets[:-1], offsets[1:]]
+        spans = cls(passages_N, bounds_N2, offsets[:-1], offsets[1:], spans_M2=spans_M2)
         stale = _changed(corpus, manifest.config["corpus_edits"])
         if stale:
-            current_N = ~np.isin(passages_N, stale)
-            rows = [array[current_N] for array in rows]
-            say(
-                f"{corpus.folder}: passages edited since the spans were marked are not masked; mark them "
-                f"again: {make}"
-            )
-        return cls(*rows, spans_M2=spans_M2)
+            unmasked = f"{corpus.folder}: passages edited since the spans were marked are not masked"
+            say(f"{unmasked}; mark them again: {make}")
+        return spans.without(stale)
 
     def __len__(self) -> int:
         return len(self._passages_N)
 
     def without(self, passages: Iterable[int]) -> "Spans":
-        """Only the sentences of other passages."""
+        """These sentences without those of some passages."""
         gone = np.array(sorted(set(passages)), dtype=np.int64)
         if not len(gone):
             return self
-        kept_N = ~np.isin(self._passages_N, gone)
-        rows = (array[kept_N] for array in (self._passages_N, self._bounds_N2, self._firsts_N, self._pasts_N))
-        return Spans(*rows, spans_M2=self._spans_M2)
+        stays_N = ~np.isin(self._passages_N, gone)
+        columns = (self._passages_N, self._bounds_N2, self._firsts_N, self._pasts_N)
+        return Spans(*(column[stays_N] for column in columns), spans_M2=self._spans_M2)
 
     def recurring(self, corpus: Corpus) -> "Spans":
-        """Only the spans whose words are marked in another passage too, and not in copies of their own alone:
-        what else is hidden, no other passage can tell."""
+        """These sentences with only the spans whose words are also marked in another passage that is not a
+        copy of theirs. What any other span hides, no other passage can tell."""
         counts_N = self._pasts_N - self._firsts_N
         owners_M = np.repeat(np.arange(len(self)), counts_N)
         passages_M = self._passages_N[owners_M]
@@ -109,17 +102,16 @@ class Spans:
         )
         words_M = np.fromiter(words, dtype=np.int64, count=len(spans_M2))
         marked_P, place_M = np.unique(passages_M, return_inverse=True)
-        bodies_P = np.array(
-            [crc32(corpus.tokens(passage).tobytes()) for passage in marked_P.tolist()], dtype=np.int64
-        )
-        once_per_body = np.unique(np.stack([words_M, bodies_P[place_M]], axis=1), axis=0)[:, 0]
-        known, bodies = np.unique(once_per_body, return_counts=True)
-        kept_M = np.isin(words_M, known[bodies > 1])
-        pasts_N = np.cumsum(np.bincount(owners_M[kept_M], minlength=len(self)))
+        bodies = [crc32(corpus.tokens(passage).tobytes()) for passage in marked_P.tolist()]
+        bodies_M = np.array(bodies, dtype=np.int64)[place_M]
+        once_a_body = np.unique(np.stack([words_M, bodies_M], axis=1), axis=0)[:, 0]
+        different_words, bodies_with_them = np.unique(once_a_body, return_counts=True)
+        recurs_M = np.isin(words_M, different_words[bodies_with_them > 1])
+        pasts_N = np.cumsum(np.bincount(owners_M[recurs_M], minlength=len(self)))
         firsts_N = np.concatenate([np.zeros(1, dtype=np.int64), pasts_N[:-1]])
         some_N = pasts_N > firsts_N
-        rows = (array[some_N] for array in (self._passages_N, self._bounds_N2, firsts_N, pasts_N))
-        return Spans(*rows, spans_M2=spans_M2[kept_M])
+        columns = (self._passages_N, self._bounds_N2, firsts_N, pasts_N)
+        return Spans(*(column[some_N] for column in columns), spans_M2=spans_M2[recurs_M])
 
     def _marked(self, number: int) -> np.ndarray:
         return self._spans_M2[self._firsts_N[number] : self._pasts_N[number]]
@@ -130,21 +122,20 @@ class Spans:
 
     def __getitem__(self, number: int) -> MarkedSentence:
         start, end = self._bounds_N2[number].tolist()
-        return MarkedSentence(
-            int(self._passages_N[number]), start, end, self._marked(number).astype(np.int64) - start
-        )
+        spans_n2 = self._marked(number).astype(np.int64) - start
+        return MarkedSentence(int(self._passages_N[number]), start, end, spans_n2)
 
 
 def _changed(corpus: Corpus, marked_edits: int) -> list[int]:
-    """Ids whose text is not the same with the corpus's own edits as with its first `marked_edits`."""
+    """Ids of the passages that changed between the first `marked_edits` edits and those of this corpus."""
     fewer, more = sorted((corpus.edits, marked_edits))
     written, removed = Corpus(corpus.folder, corpus.manifest, more).changes_since(fewer)
     return written + removed
 
 
 def all_sentences(corpus: Corpus, *, min_wordpieces: int = 1) -> Spans:
-    """Every sentence of at least so many wordpieces, with no spans: for schemes that need none. 12 bytes a
-    sentence."""
+    """Every sentence of at least `min_wordpieces`, without spans, for masking schemes that need none. Takes
+    12 bytes for each sentence."""
     passages: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     bounds: list[np.ndarray] = [np.zeros((0, 2), dtype=np.uint16)]
     for ids in _chunks(corpus.ids):
@@ -154,17 +145,16 @@ def all_sentences(corpus: Corpus, *, min_wordpieces: int = 1) -> Spans:
         passages.append(np.repeat(ids, [len(several) - 1 for several in borders])[long_S])
         bounds.append(bounds_S2[long_S].astype(np.uint16))
     passages_N = np.concatenate(passages)
-    none_N = np.broadcast_to(np.int64(0), len(passages_N))  # takes no memory
-    return Spans(
-        passages_N, np.concatenate(bounds), none_N, none_N, spans_M2=np.zeros((0, 2), dtype=np.uint16)
-    )
+    zeros_N = np.broadcast_to(np.int64(0), len(passages_N))  # takes no memory
+    none_M2 = np.zeros((0, 2), dtype=np.uint16)
+    return Spans(passages_N, np.concatenate(bounds), zeros_N, zeros_N, spans_M2=none_M2)
 
 
 # --- marking ------------------------------------------------------------------------------------------------
 
 
 def rule_tagger(corpus: Corpus) -> RuleTagger:
-    """The rules with what this corpus knows: its titles, and the words it also writes without a capital."""
+    """The rule tagger for a corpus: it knows its titles, and its words that also occur without a capital."""
     ids = corpus.ids
     titles = corpus.titles()
     sample = ids[:: max(1, len(ids) // _SAMPLE)]
@@ -173,10 +163,10 @@ def rule_tagger(corpus: Corpus) -> RuleTagger:
 
 
 def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1) -> Spans:
-    """Mark every sentence and publish the result as `CORPUS/spans`, in place of an earlier one.
+    """Mark the salient spans of every sentence and publish them as `CORPUS/spans`, in place of earlier ones.
 
-    Kept are the sentences with a span. A span is made of all wordpieces that its mention touches, and never
-    of a whole sentence. The result does not depend on the number of `workers` (processes; 1: this one).
+    A span consists of all wordpieces that a mention touches, and never of a whole sentence; sentences without
+    one are left out. The result does not depend on the number of `workers` (processes; 1: this one).
     """
     with publish(corpus.folder / "spans", kind="spans", replace=True) as draft:
         files = {"passages": (np.int64, ()), "bounds": (np.uint16, (2,)), "span_offsets": (np.int64, ())}
@@ -192,12 +182,9 @@ def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1) -> Spans:
         with closing(marked) as chunks, progress("marking spans", len(corpus), unit="passages") as bar:
             for done, marks in chunks:
                 writers["span_offsets"].append(writers["spans"].rows + np.cumsum(marks.span_counts_N))
-                for name, rows in (
-                    ("passages", marks.passages_N),
-                    ("bounds", marks.bounds_N2),
-                    ("spans", marks.spans_M2),
-                ):
-                    writers[name].append(rows)
+                writers["passages"].append(marks.passages_N)
+                writers["bounds"].append(marks.bounds_N2)
+                writers["spans"].append(marks.spans_M2)
                 writers["kinds"].append(marks.kinds_M)
                 by_kind += np.bincount(marks.kinds_M, minlength=len(KINDS))
                 bar.advance(done)
@@ -245,61 +232,46 @@ def _mark(corpus: Corpus, tagger: Tagger, ids: np.ndarray) -> _Marks:
     kinds: list[int] = []
     for number, chars_T2, bounds_S2, starts in passages:
         found = [next(mentions) for _ in starts]
-        for (start, end), marked in zip(
-            bounds_S2.tolist(), _to_wordpieces(found, starts, chars_T2, bounds_S2), strict=True
-        ):
+        by_sentence = _to_wordpieces(found, starts, chars_T2, bounds_S2)
+        for (start, end), marked in zip(bounds_S2.tolist(), by_sentence, strict=True):
             if marked:
                 rows.append((number, start, end, len(marked)))
                 spans += marked
                 kinds += marked.values()
     rows_N4 = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    return _Marks(
-        rows_N4[:, 0],
-        rows_N4[:, 1:3],
-        rows_N4[:, 3],
-        np.array(spans).reshape(-1, 2),
-        np.array(kinds, dtype=np.uint8),
-    )
+    spans_M2 = np.array(spans).reshape(-1, 2)
+    return _Marks(rows_N4[:, 0], rows_N4[:, 1:3], rows_N4[:, 3], spans_M2, np.array(kinds, dtype=np.uint8))
 
 
 def _tagged(tagger: Tagger, sentences: list[str]) -> list[list[Mention]]:
-    """What a tagger, which may be someone's own, says of the sentences, if it keeps to what was agreed."""
+    """The mentions of each sentence. The tagger may be a user's own: what breaks the protocol is refused."""
+    who = f"the tagger '{tagger.name}'"
     tagged = tagger.tag(sentences)
     if len(tagged) != len(sentences):
-        raise BadInput(
-            f"the tagger '{tagger.name}' gave {len(tagged)} lists of mentions for {len(sentences)} "
-            "sentences; give one for each"
-        )
+        wrong = f"{len(tagged)} lists of mentions for {len(sentences)} sentences"
+        raise BadInput(f"{who} gave {wrong}; give one for each")
     for sentence, mentions in zip(sentences, tagged, strict=True):
         for mention in mentions:
             if mention.kind not in KINDS:
-                raise BadInput(
-                    f"the tagger '{tagger.name}' gave an unknown kind, '{mention.kind}'; the kinds are: "
-                    f"{', '.join(KINDS)}"
-                )
+                kinds = ", ".join(KINDS)
+                raise BadInput(f"{who} gave an unknown kind, '{mention.kind}'; the kinds are: {kinds}")
             if not 0 <= mention.start < mention.end <= len(sentence):
-                place = f"{mention.start} to {mention.end} of the {len(sentence)} characters of"
-                raise BadInput(
-                    f"the tagger '{tagger.name}' marked {place} “{sentence}”; start and end count from 0 "
-                    "within the sentence"
-                )
+                place = f"{mention.start} to {mention.end} of the {len(sentence)} characters of “{sentence}”"
+                raise BadInput(f"{who} marked {place}; start and end count from 0 within the sentence")
     return tagged
 
 
 def _to_wordpieces(
     mentions: list[list[Mention]], starts: list[int], chars_T2: np.ndarray, bounds_S2: np.ndarray
 ) -> list[dict[tuple[int, int], int]]:
-    """For each sentence of a passage its spans, in wordpieces of the passage, with their kinds; of equal
-    spans the first."""
-    chars = [
-        (start + mention.start, start + mention.end)
-        for start, several in zip(starts, mentions, strict=True)
-        for mention in several
-    ]
-    # the first that ends after it
-    firsts = iter(np.searchsorted(chars_T2[:, 1], [start for start, _ in chars], side="right").tolist())
-    # the first that starts behind it
-    pasts = iter(np.searchsorted(chars_T2[:, 0], [end for _, end in chars], side="left").tolist())
+    """The spans of each sentence of a passage, in wordpieces of the passage, with the number of their kind;
+    of equal spans the first."""
+    placed = [(start, mention) for start, own in zip(starts, mentions, strict=True) for mention in own]
+    begins = [start + mention.start for start, mention in placed]
+    ends = [start + mention.end for start, mention in placed]
+    # from the first wordpiece that ends after the mention begins, to the first that begins where it has ended
+    firsts = iter(np.searchsorted(chars_T2[:, 1], begins, side="right").tolist())
+    pasts = iter(np.searchsorted(chars_T2[:, 0], ends, side="left").tolist())
     marked: list[dict[tuple[int, int], int]] = []
     for (begin, stop), several in zip(bounds_S2.tolist(), mentions, strict=True):
         spans: dict[tuple[int, int], int] = {}

@@ -1,9 +1,8 @@
-"""The corpus on disk: passages with their titles, wordpieces and sentence borders, memory-mapped; and its
-edits.
+"""The corpus on disk: passages with their titles, wordpieces and sentence borders, memory-mapped.
 
-A corpus is an artefact of flat arrays (docs/formats.md). Passage ids are the positions in it. Edits are small
-numbered artefacts in `edits/`, each of the same form plus the ids it adds, replaces or removes; opening a
-corpus lays them over the base in order.
+A corpus is an artefact of flat arrays (docs/formats.md), and the id of a passage is its position in them. An
+edit is a small numbered artefact in `edits/`: the same arrays for the passages that it adds or replaces, with
+their ids, and the ids of those that it removes. Opening a corpus applies the edits in order.
 """
 
 import re
@@ -27,8 +26,8 @@ from realmlm.storage.locks import locked
 
 _EDIT = "edit.safetensors"
 _SMALL = 2**20  # bytes
-CONTENT_MARK = " #"  # in a source between the file's name and the checksum of what it contained
-MAX_TITLE = 32  # wordpieces of a title that are kept
+CONTENT_MARK = " #"  # stands in a source between the file's name and the checksum of what it contained
+MAX_TITLE = 32  # wordpieces of a title that are stored
 MAX_CHARACTERS = 2**16 - 1  # of a passage: character offsets of wordpieces are stored in 16 bits
 
 
@@ -43,16 +42,16 @@ class Passage:
 
     @property
     def file(self) -> str:
-        """The file it comes from, without the checksum that a source may carry."""
+        """The file it comes from: the source without a checksum that may follow the name."""
         return re.sub(rf"{CONTENT_MARK}[0-9a-f]{{16}}\Z", "", self.source)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some articles cut into passages, as flat arrays: what a worker hands back and a writer appends.
+    """Some articles cut into passages, as flat arrays: what a worker returns and a writer appends.
 
-    Lengths, not offsets: blocks can be joined by appending. Titles and sources are per article, `articles`
-    says which one a passage is of, counted from 0 within the block.
+    It has lengths, not offsets, so that blocks can be joined by appending. There is a title and a source for
+    each article; `articles` says which article a passage belongs to, counted from 0 within the block.
     """
 
     texts: np.ndarray  # uint8, UTF-8 of all passages
@@ -66,40 +65,41 @@ class Block:
     articles: np.ndarray  # [P]
     tokens: np.ndarray  # [T]
     token_lengths: np.ndarray  # [P]
-    # [T, 2] first and past-the-last character of a wordpiece, within its passage's text
-    token_chars: np.ndarray
+    token_chars: np.ndarray  # [T, 2] first and past-the-last character, within the passage's text
     sentence_starts: np.ndarray  # first wordpiece of each sentence, within its passage
     sentence_lengths: np.ndarray  # [P] how many sentences a passage has
 
 
-_FLAT = ("texts", "titles", "sources", "title_tokens", "tokens", "token_chars", "sentence_starts")
-_COUNTED = ("text", "title", "source", "title_token", "token", "sentence")
+_FLAT = {  # the arrays, each with the name of the offsets that say which part of it belongs to what
+    "texts": "text",
+    "titles": "title",
+    "sources": "source",
+    "title_tokens": "title_token",
+    "tokens": "token",
+    "token_chars": "token",
+    "sentence_starts": "sentence",
+}
+_COUNTED = tuple(dict.fromkeys(_FLAT.values()))
+_OF_ARTICLES = ("titles", "sources", "title_tokens")
+_FILES = (*_FLAT, *(f"{name}_offsets" for name in _COUNTED), "articles")  # an edit has them in one file
 
 
 class SegmentWriter:
-    """Appends blocks to the arrays of a corpus being written; memory stays at one block."""
+    """Appends blocks to the arrays of a corpus being written, with one block in memory at a time."""
 
     def __init__(self, folder: Path, *, token_dtype: type[np.unsignedinteger]) -> None:
-        dtypes: dict[str, type] = dict.fromkeys(("texts", "titles", "sources"), np.uint8)
-        dtypes |= {
-            "title_tokens": token_dtype,
-            "tokens": token_dtype,
-            "token_chars": np.uint16,
-            "sentence_starts": np.uint16,
-        }
-        self._flat = {
-            name: ArrayWriter(
-                folder / f"{name}.safetensors", dtypes[name], row=(2,) if name == "token_chars" else ()
-            )
-            for name in _FLAT
-        }
-        self._offsets = {
-            name: ArrayWriter(folder / f"{name}_offsets.safetensors", np.int64) for name in _COUNTED
-        }
-        self._articles = ArrayWriter(folder / "articles.safetensors", np.int64)
+        def writer(name: str, dtype: type, row: tuple[int, ...] = ()) -> ArrayWriter:
+            return ArrayWriter(folder / f"{name}.safetensors", dtype, row=row)
+
+        self._flat = {name: writer(name, np.uint8) for name in ("texts", "titles", "sources")}
+        self._flat |= {name: writer(name, token_dtype) for name in ("title_tokens", "tokens")}
+        self._flat["token_chars"] = writer("token_chars", np.uint16, (2,))
+        self._flat["sentence_starts"] = writer("sentence_starts", np.uint16)
+        self._offsets = {name: writer(f"{name}_offsets", np.int64) for name in _COUNTED}
+        self._articles = writer("articles", np.int64)
         self._ends = dict.fromkeys(_COUNTED, 0)
-        for writer in self._offsets.values():
-            writer.append([0])
+        for offsets in self._offsets.values():
+            offsets.append([0])
 
     @property
     def passages(self) -> int:
@@ -114,6 +114,7 @@ class SegmentWriter:
         return self._flat["tokens"].rows
 
     def append(self, block: Block) -> None:
+        """Write the passages of a block after those written before."""
         self._articles.append(block.articles.astype(np.int64) + self.articles)
         for name, writer in self._flat.items():
             writer.append(getattr(block, name))
@@ -127,29 +128,23 @@ class SegmentWriter:
             writer.close()
 
 
-_FILES = (
-    *_FLAT,
-    *(f"{name}_offsets" for name in _COUNTED),
-    "articles",
-)  # of a corpus one each; of an edit they are in one file
-
-
 def _edit_arrays(blocks: Sequence[Block]) -> dict[str, np.ndarray]:
-    """What a SegmentWriter would write of these blocks."""
+    """The arrays that a SegmentWriter would write for these blocks."""
     arrays = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _FLAT}
     for name in _COUNTED:
-        arrays[f"{name}_offsets"] = np.cumsum(
-            [0, *(length for block in blocks for length in getattr(block, f"{name}_lengths"))], dtype=np.int64
-        )
-    firsts = np.cumsum([0, *(len(block.title_lengths) for block in blocks)])
-    arrays["articles"] = np.concatenate(
-        [block.articles + first for block, first in zip(blocks, firsts[:-1], strict=True)]
-    )
-    return arrays
+        lengths = [length for block in blocks for length in getattr(block, f"{name}_lengths")]
+        arrays[f"{name}_offsets"] = np.cumsum([0, *lengths], dtype=np.int64)
+    firsts = np.cumsum([0, *(len(block.title_lengths) for block in blocks)])[:-1]
+    articles = [block.articles + first for block, first in zip(blocks, firsts, strict=True)]
+    return arrays | {"articles": np.concatenate(articles)}
+
+
+def _map_files(folder: Path) -> dict[str, np.ndarray]:
+    return {name: map_array(folder / f"{name}.safetensors") for name in _FILES}
 
 
 class Segment:
-    """The arrays of a corpus, or of one edit of it; passages by row."""
+    """The arrays of a corpus without its edits, or those of one edit; passages are rows of it."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._flat = {name: arrays[name] for name in _FLAT}
@@ -158,51 +153,31 @@ class Segment:
 
     @classmethod
     def of_corpus(cls, folder: Path) -> "Segment":
-        return cls({name: map_array(folder / f"{name}.safetensors") for name in _FILES})
+        return cls(_map_files(folder))
 
     @classmethod
     def of_edit(cls, folder: Path) -> "Segment":
-        """Small arrays are read: a map holds a descriptor, and edits may be thousands."""
-        older = not (folder / _EDIT).exists()  # has a file for each array, as a corpus does
-        arrays = (
-            {name: map_array(folder / f"{name}.safetensors") for name in _FILES}
-            if older
-            else map_arrays(folder / _EDIT)
-        )
+        """Small arrays are read, not mapped: a map takes a file descriptor, and edits may be thousands."""
+        one_file = (folder / _EDIT).exists()  # edits of older releases have a file for each array
+        arrays = map_arrays(folder / _EDIT) if one_file else _map_files(folder)
         return cls({name: array if array.nbytes > _SMALL else array.copy() for name, array in arrays.items()})
 
     def __len__(self) -> int:
         return len(self.articles)
 
-    def _cut(self, flat: str, counted: str, row: int) -> np.ndarray:
-        offsets = self._offsets[counted]
-        return self._flat[flat][offsets[row] : offsets[row + 1]]
+    def part(self, flat: str, row: int) -> np.ndarray:
+        """What belongs to a passage, or to its article, of one of the arrays of `_FLAT`."""
+        place = self.articles[row] if flat in _OF_ARTICLES else row
+        offsets = self._offsets[_FLAT[flat]]
+        return self._flat[flat][offsets[place] : offsets[place + 1]]
 
-    def text(self, row: int) -> str:
-        return bytes(self._cut("texts", "text", row)).decode("utf-8")
-
-    def title(self, row: int) -> str:
-        return bytes(self._cut("titles", "title", self.articles[row])).decode("utf-8")
+    def string(self, flat: str, row: int) -> str:
+        return bytes(self.part(flat, row)).decode("utf-8")
 
     def titles(self) -> Iterator[str]:
         offsets = self._offsets["title"]
         data = self._flat["titles"].tobytes()
         return (data[start:end].decode("utf-8") for start, end in pairwise(offsets.tolist()))
-
-    def source(self, row: int) -> str:
-        return bytes(self._cut("sources", "source", self.articles[row])).decode("utf-8")
-
-    def tokens(self, row: int) -> np.ndarray:
-        return self._cut("tokens", "token", row)
-
-    def token_chars(self, row: int) -> np.ndarray:
-        return self._cut("token_chars", "token", row)
-
-    def title_tokens(self, row: int) -> np.ndarray:
-        return self._cut("title_tokens", "title_token", self.articles[row])
-
-    def sentence_starts(self, row: int) -> np.ndarray:
-        return self._cut("sentence_starts", "sentence", row)
 
     def sentence_counts(self) -> np.ndarray:
         return np.diff(self._offsets["sentence"])
@@ -216,19 +191,18 @@ class PassageTokens(NamedTuple):
 
 
 class Corpus:
-    """Passages by id. Open it with `Corpus.open(folder)`."""
+    """The passages that are retrieved and read, by id: the paper's Z. Open it with `Corpus.open(folder)`."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, edits: int | None = None, *, before: "Corpus | None" = None
     ) -> None:
-        """`before` is an earlier state of it that is open already: only the edits since are read."""
+        """`before` is an earlier state of the corpus that is already open: only the edits since are read."""
         self.folder = folder
         self.manifest = manifest
         self._base: Segment = before._base if before else Segment.of_corpus(folder)
-        self._overlay: dict[
-            int, tuple[Segment, int] | None
-        ] = {}  # id -> where its newest text stands; None: removed
-        self._changes: list[tuple[list[int], list[int]]] = []  # ids (written, removed) by each edit
+        # by id, where the text of an edited passage stands; None: it was removed
+        self._overlay: dict[int, tuple[Segment, int] | None] = {}
+        self._changes: list[tuple[list[int], list[int]]] = []  # the ids that each edit (wrote, removed)
         if before:
             self.wordpieces = before.wordpieces
             self._overlay = dict(before._overlay)
@@ -240,70 +214,61 @@ class Corpus:
                 f"{folder} had {self.edits} edits and now has {there}; restore {folder}/edits, or start again"
             )
         for number in range(len(self._changes), self.edits):
-            self._lay_over(edit_place(folder, number + 1))
+            self._apply(edit_place(folder, number + 1))
 
     @classmethod
     def open(cls, folder: str | Path, *, edits: int | None = None) -> "Corpus":
         """Open and check a corpus with its first `edits` edits (all of them if None)."""
         folder = Path(folder)
-        return cls(
-            folder,
-            open_artefact(folder, kind="corpus", hint=f"make one: realmlm corpus notes/ --out {folder}"),
-            edits,
-        )
+        hint = f"make one: realmlm corpus notes/ --out {folder}"
+        return cls(folder, open_artefact(folder, kind="corpus", hint=hint), edits)
 
-    def _lay_over(self, folder: Path) -> None:
-        manifest = open_artefact(folder, kind="corpus-edit")
+    def _apply(self, edit: Path) -> None:
+        manifest = open_artefact(edit, kind="corpus-edit")
         if manifest.parents.get("corpus", self.fingerprint) != self.fingerprint:
-            raise Mismatch(
-                f"{folder} is an edit of another corpus, not of the one opened; open {self.folder} again"
-            )
-        segment = Segment.of_edit(folder)
+            other = f"{edit} is an edit of another corpus, not of the one opened"
+            raise Mismatch(f"{other}; open {self.folder} again")
+        segment = Segment.of_edit(edit)
         written = manifest.config["ids"]
         removed = manifest.config["removed"]
-        self._overlay |= {number: (segment, row) for row, number in enumerate(written)} | dict.fromkeys(
-            removed
-        )
+        self._overlay |= {number: (segment, row) for row, number in enumerate(written)}
+        self._overlay |= dict.fromkeys(removed)
         self._changes.append((written, removed))
 
     @cached_property
     def wordpieces(self) -> Wordpieces:
+        """The tokenizer that its passages were cut with."""
         return Wordpieces.load(self.folder / "tokenizer.json")
 
     @property
     def fingerprint(self) -> str:
+        """Identifies the content without its edits."""
         return self.manifest.fingerprint
 
     @property
     def is_current(self) -> bool:
-        """Were all edits laid over that there are now? A resumed run reads the corpus as it was."""
+        """Does it have all edits that there are now? A resumed run reads the corpus as it was."""
         return self.edits == count_edits(self.folder)
 
     def newest(self) -> "Corpus":
-        """It with the edits that were written since; itself if there are none, which costs one look whether
-        the next is there."""
-        return (
-            Corpus(self.folder, self.manifest, before=self)
-            if edit_place(self.folder, self.edits + 1).exists()
-            else self
-        )
+        """The corpus with the edits written since it was opened. Cheap if there are none: it looks for the
+        next one and returns itself."""
+        if edit_place(self.folder, self.edits + 1).exists():
+            return Corpus(self.folder, self.manifest, before=self)
+        return self
 
     @property
     def max_wordpieces(self) -> int:
+        """The most wordpieces of a passage's body."""
         return int(self.manifest.config["max_wordpieces"])
 
     @cached_property
     def ids(self) -> np.ndarray:
         """Ids of all passages there are now, ascending."""
-        gone = [
-            number for number, place in self._overlay.items() if place is None and number < len(self._base)
-        ]
-        added = sorted(
-            number
-            for number, place in self._overlay.items()
-            if place is not None and number >= len(self._base)
-        )
-        return np.concatenate([np.delete(np.arange(len(self._base)), gone), np.array(added, dtype=np.int64)])
+        base = len(self._base)
+        gone = [number for number, place in self._overlay.items() if place is None and number < base]
+        added = [number for number, place in self._overlay.items() if place is not None and number >= base]
+        return np.concatenate([np.delete(np.arange(base), gone), np.array(sorted(added), dtype=np.int64)])
 
     def __len__(self) -> int:
         base = len(self._base)
@@ -313,74 +278,66 @@ class Corpus:
         number = int(number)
         place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
         if place is None:
-            raise BadInput(
-                f"no passage {number} in {self.folder}: ids start at 0, with gaps; show them: realmlm "
-                f"passages {self.folder}"
-            )
+            show = f"ids start at 0, with gaps; show them: realmlm passages {self.folder}"
+            raise BadInput(f"no passage {number} in {self.folder}: {show}")
         return place
+
+    def _part(self, flat: str, number: int) -> np.ndarray:
+        segment, row = self._place(number)
+        return segment.part(flat, row)
 
     def __contains__(self, number: int) -> bool:
         return self._overlay.get(int(number), 0 <= number < len(self._base) or None) is not None
 
     def __getitem__(self, number: int) -> Passage:
         segment, row = self._place(number)
-        return Passage(
-            id=int(number), title=segment.title(row), text=segment.text(row), source=segment.source(row)
-        )
+        title, text, source = (segment.string(flat, row) for flat in ("titles", "texts", "sources"))
+        return Passage(int(number), title, text, source)
 
     def find(self, text: str, *, limit: int) -> list[Passage]:
-        """The first `limit` passages with this in title, text or source, upper and lower case alike, in the
-        order of their ids."""
+        """The first `limit` passages, by id, with this text in title, body or source, ignoring case."""
         if limit < 1:
             raise BadInput(f"{limit} passages cannot be shown; choose a limit of 1 or more")
         wanted = text.casefold()
-        passages = (self[number] for number in self.ids.tolist())
-        return list(
-            islice(
-                (
-                    p
-                    for p in passages
-                    if any(wanted in part.casefold() for part in (p.title, p.text, p.source))
-                ),
-                limit,
-            )
-        )
+
+        def matches(passage: Passage) -> bool:
+            return any(wanted in part.casefold() for part in (passage.title, passage.text, passage.source))
+
+        return list(islice(filter(matches, (self[number] for number in self.ids.tolist())), limit))
 
     def source(self, number: int) -> str:
-        """Where the passage comes from."""
+        """Where the passage comes from: its file, and which part of it."""
         segment, row = self._place(number)
-        return segment.source(row)
+        return segment.string("sources", row)
 
     def titles(self) -> set[str]:
-        """The titles of all articles, those of removed passages among them."""
+        """The titles of all articles, including those whose passages were removed."""
         edits = {id(place[0]): place[0] for place in self._overlay.values() if place is not None}
         return {title for segment in (self._base, *edits.values()) for title in segment.titles()}
 
     def tokens(self, number: int) -> np.ndarray:
         """Wordpieces of the passage's body."""
-        segment, row = self._place(number)
-        return segment.tokens(row)
+        return self._part("tokens", number)
 
     def title_tokens(self, number: int) -> np.ndarray:
-        segment, row = self._place(number)
-        return segment.title_tokens(row)
+        """Wordpieces of its title, the first 32 at most."""
+        return self._part("title_tokens", number)
 
     def tokens_of(self, ids: Iterable[int]) -> "PassageTokens":
         """Wordpieces of several passages, titles and bodies, in the order of the ids."""
         places = [self._place(number) for number in ids]
-        titles = [segment.title_tokens(row) for segment, row in places]
-        return PassageTokens(titles, [segment.tokens(row) for segment, row in places])
+        titles = [segment.part("title_tokens", row) for segment, row in places]
+        return PassageTokens(titles, [segment.part("tokens", row) for segment, row in places])
 
     def token_chars(self, number: int) -> np.ndarray:
         """First and past-the-last character of each wordpiece in the passage's text."""
-        segment, row = self._place(number)
-        return segment.token_chars(row)
+        return self._part("token_chars", number)
 
     def sentences(self, number: int) -> np.ndarray:
-        """Borders of the passage's sentences in wordpieces: sentence i is tokens[borders[i]:borders[i +
-        1]]."""
+        """Borders of its sentences in wordpieces: sentence i is tokens[borders[i] : borders[i + 1]]."""
         segment, row = self._place(number)
-        return np.append(segment.sentence_starts(row).astype(np.int64), len(segment.tokens(row)))
+        starts = segment.part("sentence_starts", row).astype(np.int64)
+        return np.append(starts, len(segment.part("tokens", row)))
 
     def siblings(self, number: int) -> np.ndarray:
         """Ids of the other passages of the same article; an edited passage is an article of its own."""
@@ -388,14 +345,12 @@ class Corpus:
         if segment is not self._base:
             return np.zeros(0, dtype=np.int64)
         first, last = np.searchsorted(segment.articles, [segment.articles[row], segment.articles[row] + 1])
-        return np.array(
-            [other for other in range(first, last) if other != row and other not in self._overlay],
-            dtype=np.int64,
-        )
+        others = [other for other in range(first, last) if other != row and other not in self._overlay]
+        return np.array(others, dtype=np.int64)
 
     @cached_property
     def sentence_counts(self) -> np.ndarray:
-        """Sentences of each passage, in the order of `ids`."""
+        """How many sentences each passage has, in the order of `ids`."""
         base = self._base.sentence_counts()
         ids = self.ids
         counts = base[np.minimum(ids, len(base) - 1)]
@@ -405,7 +360,7 @@ class Corpus:
         return counts
 
     def changes_since(self, edits: int) -> tuple[list[int], list[int]]:
-        """Ids (written, removed) by the edits after the first `edits`: what an index that contains only those
+        """The ids that the edits after the first `edits` (wrote, removed): what an index of an earlier state
         lacks."""
         written: set[int] = set()
         removed: set[int] = set()
@@ -421,14 +376,13 @@ class Corpus:
         replace: Mapping[int, Article] | None = None,
         remove: Iterable[int] = (),
     ) -> tuple["Corpus", list[int]]:
-        """Write one edit and return the corpus as it is then, with the ids of the added passages. All of it
-        happens, or nothing.
+        """Write one edit, all of it or nothing. Gives the corpus after it and the ids of the added passages.
 
-        What others edited since it was opened stays: this comes after it, and is refused if they changed a
-        passage that it changes. An article longer than a passage cannot replace one: remove it and add the
-        new text.
+        Edits that others made since this corpus was opened stay: this one comes after them, and is refused if
+        both change the same passage. An article longer than a passage cannot replace one: remove the passage
+        and add the article.
         """
-        from realmlm.corpus.build import cut_articles  # the knife uses this module's records
+        from realmlm.corpus.build import cut_articles  # build itself imports this module
 
         replace = dict(replace or {})
         gone = sorted({int(number) for number in remove})
@@ -438,13 +392,11 @@ class Corpus:
             raise BadInput(f"passage {both[0]} cannot be both replaced and removed")
         written = cut_articles(list(replace.values()), self.wordpieces, max_wordpieces=self.max_wordpieces)
         if not np.array_equal(written.articles, np.arange(len(replace))):
-            raise BadInput(
-                f"a replacement text must fit in one passage of {self.max_wordpieces} wordpieces; remove the "
-                "old and add the new"
-            )
+            limit = f"one passage of {self.max_wordpieces} wordpieces"
+            raise BadInput(f"a replacement text must fit in {limit}; remove the old and add the new")
         added = cut_articles(list(add), self.wordpieces, max_wordpieces=self.max_wordpieces)
         with locked(self.folder / ".edits.lock"):
-            now = self._to_edit({*replace, *gone})
+            now = self._editable({*replace, *gone})
             first = int(max([len(now._base) - 1, *now._overlay])) + 1
             new = list(range(first, first + len(added.articles)))
             with publish(edit_place(self.folder, now.edits + 1), kind="corpus-edit") as draft:
@@ -453,21 +405,14 @@ class Corpus:
                 draft.parents["corpus"] = self.fingerprint
         return now.newest(), new
 
-    def _to_edit(self, changing: set[int]) -> "Corpus":
-        """The newest state, if these passages may be changed in it by someone who knows this state. The lock
-        must be held."""
-        if (
-            read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint
-            or count_edits(self.folder) < self.edits
-        ):
-            raise Mismatch(
-                f"{self.folder} was rebuilt, or some of its edits removed, since it was opened here; open it "
-                "again, then edit"
-            )
+    def _editable(self, changing: set[int]) -> "Corpus":
+        """The newest state of the corpus, unless someone else has changed one of these passages since this
+        one was opened. The lock must be held."""
+        again = "since it was opened here; open it again, then edit"
+        rebuilt = read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint
+        if rebuilt or count_edits(self.folder) < self.edits:
+            raise Mismatch(f"{self.folder} was rebuilt, or some of its edits removed, {again}")
         now = self.newest()
         if changed := sorted(changing & set().union(*now.changes_since(self.edits))):
-            raise BadInput(
-                f"passage {changed[0]} of {self.folder} was edited since it was opened here; open it again, "
-                "then edit"
-            )
+            raise BadInput(f"passage {changed[0]} of {self.folder} was edited {again}")
         return now

@@ -1,12 +1,12 @@
-"""Taggers: which spans of a sentence are worth masking, because only knowledge of the world can fill them in.
+"""Taggers: find the salient spans of a sentence, those that only knowledge of the world can fill in.
 
-All keep the promises of `Tagger`. The light default, `RuleTagger`, knows names by capitalisation and by the
-corpus's own titles, and dates and quantities by patterns; where they overlap, dates go before quantities
-before names, and of two names the longer one stays.
+All fulfil the protocol `Tagger`. The default, `RuleTagger`, recognises names by their capitals and by the
+corpus's own titles, and dates and quantities by patterns. Where these overlap, dates come before quantities
+and quantities before names; of two names the longer one wins.
 """
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,18 +26,16 @@ class Mention:
 
 
 class Tagger(Protocol):
-    """Marks sentences one by one: what a sentence gets does not depend on the others of the call.
-
-    Mentions are in order, do not overlap, are never empty, and leave at least one word of the sentence
-    unmarked each.
-    """
+    """What every tagger offers."""
 
     name: str
 
-    def tag(self, sentences: Sequence[str]) -> list[list[Mention]]: ...
+    def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
+        """The mentions of each sentence, whatever other sentences are in the call. They are in order, do not
+        overlap and are never empty, and none is all that there is to read in its sentence."""
 
 
-# --- patterns: no white space but the plain and the no-break space, so that nothing reaches over the end of a
+# --- patterns: no white space but the plain and the no-break space, so that no match reaches beyond a line --
 
 _UPPER = "".join(letter for letter in map(chr, range(0x2000)) if letter.isupper() or letter.istitle())
 _SPACE = "[ \u00a0]"
@@ -82,8 +80,7 @@ _DATE = re.compile(
     """,
     re.VERBOSE,
 )
-# a bare number from 1000 to 2100 is a year after one of these words or marks, or where the clause ends with
-# it
+# a bare number from 1000 to 2100 is a year after one of these words or marks, or at the end of a clause
 _BARE_YEAR = re.compile(rf"{_YEAR}(?!{_SPACE}?-?(?:{_SCALE}|{_UNIT}|percent|per{_SPACE}cent)\b)(?!\w)")
 _BEFORE_YEAR = re.compile(
     r"(?:(?:\b(?:in|of|by|since|from|to|until|till|before|after|during|around|about|circa|c|ca|early|late|mid|the|and|or|between|through"
@@ -101,11 +98,10 @@ _QUANTITY = re.compile(
     """,
     re.VERBOSE,
 )
-# where a date or a quantity may begin: quick to find, so that the long patterns are tried in few places only
+# where a date or a quantity may begin: found quickly, so that the long patterns are tried in few places only
 _NUMERIC_START = re.compile(rf"(?<!\w)(?<!\d[.,–-])(?:[\d$€£¥₹A-Z]|{_ORDINAL}|{_COUNT_WORD})")
 
-# words that stand inside a name without a capital, and words that are no part of one although a sentence
-# begins with them
+# words inside a name that have no capital; further down, words that are no part of one even with a capital
 _PARTICLE = "(?:of|the|de|du|des|da|dos|di|del|della|la|le|el|al|van|von|der|den|zu|bin|ibn|y|&)"
 _ABBREVIATION = r"(?:Mr|Mrs|Ms|Dr|St|Ste|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Fr|Sen|Gov|Mt|Ft|No|Jr|Sr)\."
 _NAME_WORD = (
@@ -138,8 +134,7 @@ _LETTERS = re.compile(r"[^\W\d_]{2,}")
 
 
 def lower_case_words(texts: Iterable[str]) -> frozenset[str]:
-    """The words that also live without a capital: at least one in twenty of their occurrences in `texts`
-    begins with a small letter."""
+    """The words that are also written without a capital: in at least one of twenty occurrences in `texts`."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(_LETTERS.findall(text))
@@ -147,42 +142,30 @@ def lower_case_words(texts: Iterable[str]) -> frozenset[str]:
     for word, count in counts.items():
         if not word[0].islower():
             capital[word.lower()] += count
-    return frozenset(
-        word for word, count in counts.items() if word[0].islower() and 20 * count >= count + capital[word]
-    )
+    small = {word: count for word, count in counts.items() if word[0].islower()}
+    return frozenset(word for word, count in small.items() if 20 * count >= count + capital[word])
 
 
 class RuleTagger:
-    """Names, dates and quantities by rules for English; the titles of a corpus are names too.
+    """Marks names, dates and quantities by rules for English; the titles of a corpus are names, too.
 
-    A capital that the beginning of a sentence (or quotation, or bracket) explains makes no name of a single
-    word, unless the word is an acronym, or `lower_case` (the words known to live without a capital) lacks it,
-    or, without that list, it is a title. A title of several words of which only the first has a capital
-    ("Solar eclipse") also counts, as a term, in small letters.
+    A single word that begins a sentence (or a quotation, or a bracket) has its capital from there and is a
+    name only if it is an acronym, or missing from `lower_case` (the words that are also written without a
+    capital), or, without that list, a title. A title of several words of which only the first has a capital
+    ("Solar eclipse") is also marked in small letters, as a term.
     """
 
     name = "rules"
 
     def __init__(self, titles: Iterable[str], lower_case: Iterable[str] | None = None) -> None:
-        kept = {" ".join(_TITLE_NOTE.sub("", title).split()) for title in titles}
-        # what cannot be printed (line breaks, null characters) would match what `tag` puts between and into
-        # sentences
-        kept = {
-            title
-            for title in kept
-            if title.isprintable()
-            and _LETTERS.search(title)
-            and not title.startswith(("List of ", "Lists of "))
-        }
+        names = {name for title in titles if _is_name(name := " ".join(_TITLE_NOTE.sub("", title).split()))}
         self._lower_case = None if lower_case is None else frozenset(lower_case)
-        self._single_titles = frozenset(title for title in kept if " " not in title)
-        several = kept - self._single_titles
-        plain = {title[0].lower() + title[1:] for title in several if _is_term(title)}
-        odd = {
-            title for title in self._single_titles if not title[0].isupper()
-        }  # eBay; a capital is found without the list
-        self._names = _Phrases(title for title in several | odd if not title.islower())
-        self._terms = _Phrases(plain)
+        self._single_titles = frozenset(name for name in names if " " not in name)
+        several = names - self._single_titles
+        # eBay; single words with a capital are found without a list
+        odd = {name for name in self._single_titles if not name[0].isupper()}
+        self._names = _Phrases(name for name in several | odd if not name.islower())
+        self._terms = _Phrases({name[0].lower() + name[1:] for name in several if _is_term(name)})
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
         text = "\n".join(sentences)
@@ -201,28 +184,35 @@ class RuleTagger:
                 start += len(words.pop(0)) + 1
             if all(map(_is_function, words)):
                 continue
-            if len(words) > 1 or self._is_name(words[0], initial=_is_initial(text, start)):
+            if len(words) > 1 or self._names_alone(words[0], initial=_is_initial(text, start)):
                 yield Mention(start, end, "name")
 
-    def _is_name(self, word: str, *, initial: bool) -> bool:
+    def _names_alone(self, word: str, *, initial: bool) -> bool:
+        """Is a single word with a capital a name, where it is `initial` (begins a sentence) or is not?"""
         if len(word) < 2 or _ROMAN.fullmatch(word):
             return False
-        # the position does not explain a second capital: NATO, McAdam, Anglo-Dutch
+        # a second capital does not come from the position: NATO, McAdam, Anglo-Dutch
         if not initial or word[1:] != word[1:].lower():
             return True
         if self._lower_case is None:
             return word in self._single_titles
-        # Long-term is explained by "long"
+        # Long-term is no name if "long" is a word
         return re.split(r"\W", word, maxsplit=1)[0].lower() not in self._lower_case
 
 
-# what tells titles apart is no part of the name: Mercury (planet)
-_TITLE_NOTE = re.compile(r"\s*\([^()]*\)$")
+_TITLE_NOTE = re.compile(r"\s*\([^()]*\)$")  # tells titles apart and is no part of a name: Mercury (planet)
+
+
+def _is_name(title: str) -> bool:
+    """May a title be looked for as a name? Characters that cannot be printed (line breaks, NUL) would match
+    what `tag` puts between and into sentences."""
+    listing = title.startswith(("List of ", "Lists of "))
+    return title.isprintable() and bool(_LETTERS.search(title)) and not listing
 
 
 def _is_term(title: str) -> bool:
-    """Is a title the name of a thing in general, written small within a sentence? Not where it begins or ends
-    like mere grammar."""
+    """Is a title a common noun, written small within a sentence? Not if its first or last word is a function
+    word."""
     words = title.lower().split()
     return title[1:].islower() and not {words[0], words[-1]} & _FUNCTION_WORDS
 
@@ -246,11 +236,9 @@ def _numeric(text: str) -> Iterator[Mention]:
 
 def _bare_year(text: str, start: int) -> re.Match[str] | None:
     match = _BARE_YEAR.match(text, start)
-    if match and (
-        _BEFORE_YEAR.search(text[max(0, start - 10) : start]) or _AFTER_YEAR.match(text, match.end())
-    ):
+    if match is None or _AFTER_YEAR.match(text, match.end()):
         return match
-    return None
+    return match if _BEFORE_YEAR.search(text[max(0, start - 10) : start]) else None
 
 
 def _is_function(word: str) -> bool:
@@ -265,8 +253,8 @@ def _is_initial(text: str, start: int) -> bool:
 class _Phrases:
     """Finds phrases on word borders, the longest one at each place, from left to right without overlap.
 
-    A set of all phrases and, for each first word, the lengths to look up: the cost does not grow with the
-    number of phrases.
+    It has a set of all phrases and, for each first word, their lengths to try: the cost does not grow with
+    the number of phrases.
     """
 
     def __init__(self, phrases: Iterable[str]) -> None:
@@ -283,9 +271,8 @@ class _Phrases:
             if start < last or (lengths := self._lengths.get(token[0])) is None:
                 continue
             for end in (start + length for length in lengths if start + length <= len(text)):
-                if text[start:end] in self._phrases and not (
-                    _WORD.match(text, end - 1) and _WORD.match(text, end)
-                ):
+                inside_word = _WORD.match(text, end - 1) and _WORD.match(text, end)
+                if text[start:end] in self._phrases and not inside_word:
                     yield start, end
                     last = end
                     break
@@ -298,30 +285,25 @@ class PhraseTagger:
     name = "phrases"
 
     def __init__(self, phrases: Iterable[str]) -> None:
-        kept = {phrase.strip() for phrase in phrases} - {""}
-        if not kept:
+        stripped = {phrase.strip() for phrase in phrases} - {""}
+        if not stripped:
             raise BadInput("the list of phrases is empty; give one phrase per line")
-        self._phrases = _Phrases(kept)
+        self._phrases = _Phrases(stripped)
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
-        return [
-            _keep(sentence, [Mention(start, end, "term") for start, end in self._phrases.find(sentence)])
-            for sentence in sentences
-        ]
+        def found(sentence: str) -> list[Mention]:
+            return [Mention(start, end, "term") for start, end in self._phrases.find(sentence)]
+
+        return [_predictable(sentence, found(sentence)) for sentence in sentences]
 
 
-_SPACY_KINDS = {
-    "DATE": "date",
-    "TIME": "date",
-    "PERCENT": "quantity",
-    "MONEY": "quantity",
-    "QUANTITY": "quantity",
-}
+_SPACY_KINDS = dict.fromkeys(("DATE", "TIME"), "date")
+_SPACY_KINDS |= dict.fromkeys(("PERCENT", "MONEY", "QUANTITY"), "quantity")
 _SPACY_SKIPPED = ("CARDINAL", "ORDINAL")
 
 
 class SpacyTagger:
-    """The named entities of a spaCy pipeline, bare numbers left out."""
+    """Marks the named entities that a spaCy pipeline finds, without bare numbers."""
 
     def __init__(self, model: str) -> None:
         spacy = require("spacy", extra="spacy", why="the spaCy tagger")
@@ -330,19 +312,15 @@ class SpacyTagger:
         try:
             self._pipeline: Any = spacy.load(model)
         except OSError as error:
-            raise BadInput(
-                f"spaCy has no model '{model}'; fetch it: python -m spacy download {model}"
-            ) from error
+            fetch = f"python -m spacy download {model}"
+            raise BadInput(f"spaCy has no model '{model}'; fetch it: {fetch}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:  # a worker loads the model itself
         return SpacyTagger, (self.model,)
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
-        documents = self._pipeline.pipe(sentences)
-        return [
-            _keep(sentence, self._entities(document))
-            for sentence, document in zip(sentences, documents, strict=True)
-        ]
+        found = map(self._entities, self._pipeline.pipe(sentences))
+        return [_predictable(sentence, mentions) for sentence, mentions in zip(sentences, found, strict=True)]
 
     def _entities(self, document: Any) -> list[Mention]:
         return [
@@ -352,19 +330,18 @@ class SpacyTagger:
         ]
 
 
-# --- what keeps the promises of `Tagger` --------------------------------------------------------------------
+# --- what fulfils the protocol of `Tagger` ------------------------------------------------------------------
 
 
 def with_numbers(sentence: str, names: list[Mention]) -> list[Mention]:
-    """Names found elsewhere, with the dates and quantities of the patterns; where they overlap, the pattern
-    stays."""
+    """Names that another tagger found, and the dates and quantities found by pattern, which win where they
+    overlap."""
     numeric = list(_numeric(sentence))
-    apart = [
-        name
-        for name in names
-        if all(name.end <= number.start or number.end <= name.start for number in numeric)
-    ]
-    return _keep(sentence, sorted([*numeric, *apart], key=_start))
+
+    def apart(name: Mention) -> bool:
+        return all(name.end <= number.start or number.end <= name.start for number in numeric)
+
+    return _predictable(sentence, sorted([*numeric, *filter(apart, names)], key=_start))
 
 
 def _start(mention: Mention) -> int:
@@ -372,7 +349,7 @@ def _start(mention: Mention) -> int:
 
 
 def _blank(text: str, mentions: Iterable[Mention]) -> str:
-    """The text with mentions overwritten, so that later rules cannot reach into them."""
+    """The text with mentions overwritten with NUL, so that later rules cannot reach into them."""
     pieces = []
     last = 0
     for mention in mentions:
@@ -382,38 +359,34 @@ def _blank(text: str, mentions: Iterable[Mention]) -> str:
 
 
 def _longest(mentions: list[Mention]) -> list[Mention]:
-    """From left to right, the longer of two that overlap; the first of two equally long ones."""
-    kept: list[Mention] = []
+    """From left to right, the longer of two that overlap; of two equally long ones the first."""
+    chosen: list[Mention] = []
     for mention in sorted(mentions, key=_start):
-        if not kept or mention.start >= kept[-1].end:
-            kept.append(mention)
-        elif mention.end - mention.start > kept[-1].end - kept[-1].start:
-            kept[-1] = mention
-    return kept
+        if not chosen or mention.start >= chosen[-1].end:
+            chosen.append(mention)
+        elif mention.end - mention.start > chosen[-1].end - chosen[-1].start:
+            chosen[-1] = mention
+    return chosen
 
 
 def _by_sentence(sentences: Sequence[str], mentions: list[Mention]) -> list[list[Mention]]:
-    """Mentions in order within the sentences joined by line breaks, handed out to their sentences."""
+    """The mentions of each sentence, from those (in order) of all sentences joined by line breaks."""
     marked = []
-    first = 0
+    rest = deque(mentions)
     begin = 0
     for sentence in sentences:
-        past = first
-        while past < len(mentions) and mentions[past].start < begin + len(sentence):
-            past += 1
-        own = [
-            Mention(mention.start - begin, mention.end - begin, mention.kind)
-            for mention in mentions[first:past]
-        ]
-        marked.append(_keep(sentence, own))
-        first = past
-        begin = begin + len(sentence) + 1
+        own = []
+        while rest and rest[0].start < begin + len(sentence):
+            mention = rest.popleft()
+            own.append(Mention(mention.start - begin, mention.end - begin, mention.kind))
+        marked.append(_predictable(sentence, own))
+        begin += len(sentence) + 1
     return marked
 
 
-def _keep(sentence: str, mentions: list[Mention]) -> list[Mention]:
-    """Without the mentions that are all there is to read in the sentence: nothing would be left to predict
-    them from."""
+def _predictable(sentence: str, mentions: list[Mention]) -> list[Mention]:
+    """Without a mention that is all there is to read in the sentence: nothing would be left to predict it
+    from."""
     return [
         mention
         for mention in mentions

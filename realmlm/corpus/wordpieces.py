@@ -1,4 +1,4 @@
-"""Wordpieces: text to ids and back, with the special tokens of the tokenizer's own family."""
+"""Wordpieces: text to ids and back, with the special tokens that the tokenizer's family of models uses."""
 
 import hashlib
 import json
@@ -24,26 +24,30 @@ _ALPHABET = 1000  # characters a trained vocabulary may spell with
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
+Specials = tuple[tuple[int, int], ...]
+"""Special tokens in a row, each with its segment id."""
+
+
 @dataclass(frozen=True)
 class Layout:
-    """How a family writes one text or two: its special tokens, each with its segment id, and the segment ids
-    of the texts."""
+    """How a family of models writes one text or two: the special tokens around them and the segment ids."""
 
-    before: tuple[tuple[int, int], ...]
-    between: tuple[tuple[int, int], ...]
-    after: tuple[tuple[int, int], ...]
-    first: int = 0
-    second: int = 1
-    cls: int | None = None  # where the token stands that can stand for all; counted from the end if negative
+    before: Specials
+    between: Specials
+    after: Specials
+    first: int = 0  # segment id of the first text
+    second: int = 1  # and of the second
+    cls: int | None = None  # position of the token whose vector stands for the whole; negative: from the end
 
     @cached_property
     def special(self) -> int:
+        """How many special tokens there are."""
         return len(self.before) + len(self.between) + len(self.after)
 
 
 class Wordpieces:
-    """A `tokenizers` tokenizer seen as REALM needs it: plain pieces with character offsets, special tokens
-    apart.
+    """A tokenizer as REALM needs it: texts become plain pieces with character offsets, and special tokens are
+    added separately.
 
     `single` and `pair` say how one text and two are written: as the tokenizer's own post-processor does, or
     as BERT does if it has none.
@@ -56,34 +60,31 @@ class Wordpieces:
         own = self._own_layouts()
         self.cls: int | None
         if own is None:
-            self.cls, self.sep = self._special("cls"), self._special("sep")
+            self.cls = self._special("cls")
+            self.sep = self._special("sep")
             start = ((self.cls, 0),)
             end = ((self.sep, 0),)
             self.single = Layout(start, (), end, second=0, cls=0)
             self.pair = Layout(start, end, ((self.sep, 1),), cls=0)
         else:
             self.single, self.pair, self.cls, self.sep = own
-        style = str(self.tokenizer.id_to_token(self.sep))[
-            0
-        ]  # LUKE writes words with <mask> and has a [MASK] for entities
+        style = str(self.tokenizer.id_to_token(self.sep))[0]  # LUKE has <mask> for words, [MASK] for entities
         self.mask, self.pad, self.unk = (self._special(role, style) for role in ("mask", "pad", "unk"))
 
     def _special(self, role: str, style: str = "[") -> int:
+        """The id of the special token for a role, preferably one that begins with `style`."""
         for token in sorted(_SPECIAL[role], key=lambda token: token[0] != style):
             number = self.tokenizer.token_to_id(token)
             if number is not None:
                 return int(number)
-        raise BadInput(
-            f"the tokenizer has no {role} token (looked for {', '.join(_SPECIAL[role])}); masked language "
-            "models need one: use another"
-        )
+        missing = f"the tokenizer has no {role} token (looked for {', '.join(_SPECIAL[role])})"
+        raise BadInput(f"{missing}; masked language models need one: use another")
 
     def _own_layouts(self) -> tuple[Layout, Layout, int | None, int] | None:
-        """What the post-processor puts around one text and around two, the cls token if it has one, and the
-        separator."""
-        any_text = next(
-            (token for token in _SPECIAL["mask"] if self.tokenizer.token_to_id(token) is not None), "a"
-        )
+        """How the tokenizer's post-processor writes one text and two, its cls token if it has one, and its
+        separator; None if it has no post-processor."""
+        masks = (token for token in _SPECIAL["mask"] if self.tokenizer.token_to_id(token) is not None)
+        any_text = next(masks, "a")
         (one, first, _) = self._around(any_text)
         (two, _, second) = self._around(any_text, any_text)
         separators = [token for token, _ in two[1] or two[2]]
@@ -91,84 +92,67 @@ class Wordpieces:
             return None
         cls = next((token for token, _ in (*one[0], *one[1]) if token not in separators), None)
         single = Layout(one[0], (), one[1], first, first, _place(cls, one[0], one[1]))
-        return (
-            single,
-            Layout(two[0], two[1], two[2], first, second, _place(cls, two[0], two[2])),
-            cls,
-            separators[0],
-        )
+        pair = Layout(two[0], two[1], two[2], first, second, _place(cls, two[0], two[2]))
+        return single, pair, cls, separators[0]
 
-    def _around(
-        self, first: str, second: str | None = None
-    ) -> tuple[list[tuple[tuple[int, int], ...]], int, int]:
-        """Special tokens with their segment ids before, between and after the texts, and the segment ids of
-        the first and the last text."""
+    def _around(self, first: str, second: str | None = None) -> tuple[list[Specials], int, int]:
+        """The special tokens before, between and after the texts, and the segment ids of the first and the
+        last text."""
         encoding = self.tokenizer.encode(first, second)
         parts: list[list[tuple[int, int]]] = [[], []] if second is None else [[], [], []]
         segments = [0] * (len(parts) - 1)
-        seen = 0
+        texts_before = 0
         for token, segment, text in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
             if text is None:
-                parts[seen].append((token, segment))
+                parts[texts_before].append((token, segment))
             else:
-                seen = text + 1
+                texts_before = text + 1
                 segments[text] = segment
         return [tuple(part) for part in parts], segments[0], segments[-1]
 
     @property
     def segments(self) -> int:
         """How many segment ids there are."""
-        ids = [
-            segment for part in (self.pair.before, self.pair.between, self.pair.after) for _, segment in part
-        ]
-        return 1 + max(self.pair.first, self.pair.second, *ids)
+        specials = (*self.pair.before, *self.pair.between, *self.pair.after)
+        return 1 + max(self.pair.first, self.pair.second, *(segment for _, segment in specials))
 
     @classmethod
     def load(cls, source: str | Path) -> "Wordpieces":
-        """From a `tokenizer.json`, a folder that holds one, or the name of a model on the hub."""
+        """The tokenizer in a `tokenizer.json`, in a folder that has one, or of a model on the hub."""
         file = Path(source)
         if file.is_dir():
             file = file / "tokenizer.json"
-        if file.is_file():
-            try:
-                return cls(Tokenizer.from_file(str(file)))
-            except BadInput:
-                raise
-            except Exception as error:  # the Rust library raises bare Exception
-                raise BadInput(
-                    f"{file} is not a tokenizers file ({error}); name another, or train one with "
-                    "--train-tokenizer 16000"
-                ) from error
+        is_file = file.is_file()
         try:
-            return cls(Tokenizer.from_pretrained(str(source)))
+            return cls(Tokenizer.from_file(str(file)) if is_file else Tokenizer.from_pretrained(str(source)))
         except BadInput:
             raise
-        except Exception as error:
+        except Exception as error:  # the Rust library raises bare Exception
+            if is_file:
+                cure = "name another, or train one with --train-tokenizer 16000"
+                raise BadInput(f"{file} is not a tokenizers file ({error}); {cure}") from error
             raise BadInput(
                 f"no tokenizer at '{source}': it is neither a file, nor a folder with tokenizer.json, nor a "
-                "model that can be fetched "
-                f"({type(error).__name__}); train one on your own text with --train-tokenizer 16000"
+                f"model that can be fetched ({type(error).__name__}); train one on your own text with "
+                "--train-tokenizer 16000"
             ) from error
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> "Wordpieces":
-        """A lower-casing WordPiece vocabulary of about `size` pieces, learned from `texts` (held in memory):
+        """A lower-casing WordPiece tokenizer of about `size` pieces, learned from `texts` (held in memory);
         the same in every process.
 
-        The library's trainer breaks ties by numbers it gives to pieces in the order of a hash table, and so
-        chose other pieces in each process. Given the characters it may use, and the pieces of one character
-        as numbered tokens, it has no such choice left.
+        The library's trainer breaks ties by numbers that it gives to pieces in the order of a hash table, so
+        it chose other pieces in each process. Told which characters to use, and given the pieces of one
+        character as numbered tokens, it has no such choice left.
         """
         texts = list(texts)
         learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         learner.normalizer = normalizers.BertNormalizer(lowercase=True)
-        learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        split = pre_tokenizers.BertPreTokenizer()
+        learner.pre_tokenizer = split
         alphabet = _alphabet(texts, learner, size=min(_ALPHABET, size // 4))
-        inner = [
-            f"##{letter}"
-            for letter in alphabet
-            if len(learner.pre_tokenizer.pre_tokenize_str(f"a{letter}")) == 1
-        ]
+        inner = [f"##{letter}" for letter in alphabet if len(split.pre_tokenize_str(f"a{letter}")) == 1]
         trainer = trainers.WordPieceTrainer(
             vocab_size=size,
             special_tokens=[*BERT_SPECIAL, *inner],
@@ -195,7 +179,7 @@ class Wordpieces:
     ) -> "Wordpieces":
         """BERT's tokenizer with these pieces, special tokens among them, numbered in this order.
 
-        `accents` says whether they are taken off (None: if it lower-cases), `chinese` whether each such
+        `accents` says whether accents are removed (None: if it lower-cases), `chinese` whether each Chinese
         character is a word.
         """
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
@@ -209,6 +193,7 @@ class Wordpieces:
         return cls(tokenizer)
 
     def save(self, file: Path) -> None:
+        """Write it as a `tokenizer.json`."""
         self.tokenizer.save(str(file))
 
     def __len__(self) -> int:
@@ -216,7 +201,7 @@ class Wordpieces:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the vocabulary and its rules."""
+        """Identifies the vocabulary and its rules."""
         record = json.loads(self.tokenizer.to_str())
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
@@ -226,8 +211,7 @@ class Wordpieces:
         return np.uint16 if len(self) <= 2**16 else np.uint32
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of a text, without special tokens around it; special tokens written in the text ([MASK]) are
-        kept."""
+        """Ids of a text, without special tokens around it; special tokens written in it ([MASK]) stay."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_query(self, text: str) -> np.ndarray:
@@ -235,41 +219,36 @@ class Wordpieces:
         return self.encode(text.replace("[MASK]", str(self.tokenizer.id_to_token(self.mask))))
 
     def encode_batch(self, texts: list[str]) -> list[Encoding]:
-        """Encodings with ids and character offsets, in parallel where the library may."""
+        """Encodings with ids and character offsets, made in parallel if the library may."""
         return list(self.tokenizer.encode_batch(texts, add_special_tokens=False))
 
     def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens."""
         return str(self.tokenizer.decode([int(number) for number in ids], skip_special_tokens=True)).strip()
 
     @cached_property
     def continues(self) -> np.ndarray:
-        """For every id: is it a piece that goes on with the word before it?"""
-        pieces = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
-        names = [piece for piece, _ in pieces]
-        flags = [piece.startswith("##") for piece in names]
-        if not any(
-            flags
-            # byte-level and sentencepiece vocabularies mark the beginning of a word instead; others mark
-            # nothing we know
-        ):
-            begins = [piece.startswith(("Ġ", "▁")) for piece in names]
+        """For every id: is it a piece that continues the word before it?"""
+        ids = self.tokenizer.get_vocab(with_added_tokens=True)
+        flags = [piece.startswith("##") for piece in ids]
+        if not any(flags):
+            # byte-level and sentencepiece vocabularies mark the beginning of a word instead; others, nothing
+            begins = [piece.startswith(("Ġ", "▁")) for piece in ids]
             flags = [not begin for begin in begins] if any(begins) else begins
-        table = np.zeros(max(number for _, number in pieces) + 1, dtype=bool)
-        table[[number for _, number in pieces]] = flags
+        table = np.zeros(max(ids.values()) + 1, dtype=bool)
+        table[list(ids.values())] = flags
         special = (self.cls, self.sep, self.mask, self.pad, self.unk)
         table[[number for number in special if number is not None]] = False
         return table
 
 
-def _place(
-    cls: int | None, before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]
-) -> int | None:
-    """Where the cls token stands, counted from the end if it comes after the texts."""
-    ahead = [token for token, _ in before]
-    behind = [token for token, _ in after]
-    if cls in ahead:
-        return ahead.index(cls)
-    return behind.index(cls) - len(behind) if cls in behind else None
+def _place(cls: int | None, before: Specials, after: Specials) -> int | None:
+    """The position of the cls token, counted from the end if it comes after the texts."""
+    tokens_before = [token for token, _ in before]
+    tokens_after = [token for token, _ in after]
+    if cls in tokens_before:
+        return tokens_before.index(cls)
+    return tokens_after.index(cls) - len(tokens_after) if cls in tokens_after else None
 
 
 def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, *, size: int) -> list[str]:
@@ -286,9 +265,9 @@ def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, *, size: int) -> list[
 
 
 def check_same_tokenizer(first: Wordpieces, second: Wordpieces, *, first_name: str, second_name: str) -> None:
+    """Raise if two things that are to work together, such as a corpus and a model, differ in tokenizer."""
     if first.fingerprint != second.fingerprint:
         raise Mismatch(
             f"{first_name} and {second_name} were made with different tokenizers; make the corpus again with "
-            f"--tokenizer {second_name}, "
-            f"or use a model that was trained with the corpus's own"
+            f"--tokenizer {second_name}, or use a model that was trained with the corpus's own"
         )

@@ -1,7 +1,5 @@
-"""Is a predicted answer right? The measures of the open-QA benchmarks, as the authors' evaluation (ORQA,
-REALM) computes them.
-
-docs/measures.md has the definitions, and where others differ.
+"""Is a predicted answer right? The measures of the open-QA benchmarks, computed as the evaluation of ORQA and
+REALM does. docs/measures.md has the definitions, and where others differ.
 """
 
 import re
@@ -17,8 +15,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normalisation after Unicode decomposition (NFD), as ORQA does it: lower case, ASCII punctuation
-    out, English articles out, single spaces. Accents stay."""
+    """ORQA's normalisation, which is SQuAD's after Unicode decomposition (NFD): lower case, no ASCII
+    punctuation, no English articles, single spaces. Accents stay."""
     text = unicodedata.normalize("NFD", text).lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", text).split())
 
@@ -30,20 +28,19 @@ def exact_match(prediction: str, answers: Iterable[str]) -> bool:
 
 
 def regex_match(prediction: str, answers: Iterable[str]) -> bool:
-    """Does one of the patterns match *at the beginning* of the prediction, case ignored?
+    """Does one of the patterns match at the *beginning* of the prediction, ignoring case?
 
-    Both DrQA and ORQA score CuratedTREC with `pattern.match` on the raw prediction: what follows the match is
-    free, what comes before is not. So "Crete in Greece" is right for `Crete` and "in Crete" is not.
+    Both DrQA and ORQA score CuratedTREC with `pattern.match` on the raw prediction: anything may follow the
+    match, nothing may precede it. So "Crete in Greece" is right for `Crete` and "in Crete" is not.
     """
     return any(compile_answer(pattern).match(prediction) for pattern in answers)
 
 
 def f1(prediction: str, answers: Iterable[str]) -> float:
-    """Harmonic mean of precision and recall over normalised words, for the best of the answers; 0 without a
-    common word."""
-    return max(
-        (_f1(normalize(prediction).split(), normalize(answer).split()) for answer in answers), default=0.0
-    )
+    """The harmonic mean of precision and recall over normalised words, for the best of the answers; 0 without
+    a common word."""
+    predicted = normalize(prediction).split()
+    return max((_f1(predicted, normalize(answer).split()) for answer in answers), default=0.0)
 
 
 def _f1(predicted: list[str], reference: list[str]) -> float:
@@ -52,6 +49,5 @@ def _f1(predicted: list[str], reference: list[str]) -> float:
 
 
 def is_correct(prediction: str, question: Question) -> bool:
-    """The benchmark's measure for this question: regex match where its answers are patterns, exact match
-    elsewhere."""
+    """Is it right by the benchmark's measure: regex match if the answers are patterns, else exact match?"""
     return (regex_match if question.is_regex else exact_match)(prediction, question.answers)

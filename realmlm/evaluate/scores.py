@@ -1,4 +1,4 @@
-"""What was measured question by question, and its means with their intervals."""
+"""What an evaluation measured for each question, and the means with their intervals."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,16 +15,16 @@ CUTOFFS = (1, 5, 20, 50)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One question measured."""
+    """What was measured for one question."""
 
     question: Question
     answer: Answer | None  # None: nothing was read
     correct: bool
     f1: float | None  # None: the answers are patterns
     log_p: float | None  # log p(y|x) of what a masked sentence hides
-    utility: float | None  # and what the passages added to it: log p(y|x) − log p(y|∅,x)
-    found: list[bool]  # of the passages retrieved, best first: does it hold the answer?
-    gold: list[bool]  # … is it a gold passage?
+    utility: float | None  # retrieval utility: log p(y|x) − log p(y|∅,x)
+    found: list[bool]  # does a passage contain the answer? For those retrieved, best first
+    gold: list[bool]  # is it a gold passage?
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Report:
-    """What `realmlm evaluate` says."""
+    """The result of `realmlm evaluate`."""
 
     questions: int
     retriever: str
     read: int
     exact_match: Score | None  # None: nothing was read
     f1: Score | None  # None: the answers are patterns
-    # masked sentences: −log p(y|x) and retrieval utility
-    nats: dict[str, Score] = field(default_factory=dict)
+    nats: dict[str, Score] = field(default_factory=dict)  # masked sentences: −log p(y|x), retrieval utility
     recall_definition: Recall = "dpr"
     recall: dict[int, Score] = field(default_factory=dict)
     gold_recall: dict[int, Score] = field(default_factory=dict)
@@ -65,16 +64,15 @@ class Report:
         return asdict(self)
 
     def table(self) -> str:
+        """The report as lines of text."""
         read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
         asked = f"{self.questions:,} questions" + " with a [MASK] after each" * self.with_mask
         lines = [f"{asked}, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
         rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
         rows += [("F1", self.f1)] if self.f1 else []
-        rows += [
-            (f"recall@{k} (answer string, {self.recall_definition})", score)
-            for k, score in self.recall.items()
-        ]
+        how = f"answer string, {self.recall_definition}"
+        rows += [(f"recall@{k} ({how})", score) for k, score in self.recall.items()]
         rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
         return "\n".join(lines + [f"{name:31s} {score}" for name, score in rows])
 
@@ -82,6 +80,8 @@ class Report:
 def summarise(
     outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall, seconds: float
 ) -> Report:
+    """The report of these outcomes; `read` is how many passages were read for each question."""
+
     def score(values: list[float], *, unit: float = 100.0, digits: int = 2) -> Score:
         low, high = bootstrap_interval(values)
         return Score(*(round(unit * value, digits) for value in (float(np.mean(values)), low, high)))

@@ -1,5 +1,4 @@
-"""From passages to an index: embed with an `encode` callable, shard by shard, so that a build that was cut
-off goes on."""
+"""Embeds passages and makes an index of them, shard by shard, so that an interrupted build can continue."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,29 +13,29 @@ from realmlm.corpus.store import Corpus
 from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress
 
-# passages between two writes on a CPU, where they take seconds; a GPU takes as long for SHARD of them
-_CPU_SHARD = 512
+_CPU_SHARD = 512  # passages between two writes on a CPU, which take seconds; a GPU does SHARD of them in that
 _CPU_SHARDS = 256  # and at most so many files: all of them are open when they are published
-# wordpieces of one call of encode: of more, a CPU's cache holds too little; a GPU is given more
-_AT_ONCE = 4_096
+_AT_ONCE = 4_096  # wordpieces in one call of `encode`: more do not fit into a CPU's cache
 _AT_ONCE_GPU = 262_144
 
 
 class Encode(Protocol):
-    """Titles and bodies of passages, in wordpieces, to vectors [N, dim] on its device. `fingerprint` names
-    the weights behind it."""
+    """A document tower: embeds passages, given as wordpieces of their titles and bodies."""
 
     dim: int
     fingerprint: str
+    """Identifies its weights."""
     device: torch.device
 
-    def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor: ...
+    def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+        """The vectors [N, dim], on `device`."""
 
 
 class Known(Protocol):
-    """Of these passages, which have a vector by the same weights already [N], and the vectors of those."""
+    """Vectors that need not be computed, because the same weights have already embedded the same words."""
 
-    def __call__(self, ids_N: np.ndarray) -> tuple[np.ndarray, Tensor]: ...
+    def __call__(self, ids_N: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """Which of these passages have a vector [N], and the vectors of those that have."""
 
 
 def _nothing(_: int) -> None: ...
@@ -51,35 +50,31 @@ def embed_passages(
     on_done: Callable[[int], None] = _nothing,
     known: Known | None = None,
 ) -> Tensor:
-    """Vectors of the given passages, in their order, on the CPU. Passages of like length are encoded
-    together: little is spent on padding.
+    """The vectors of these passages, in their order, on the CPU; those that are `known` are not computed.
 
-    Those that are `known` are not encoded. `on_done` hears how many more there are. On a GPU nothing waits
-    for a vector before the last: the next batch is put together while it works.
+    Passages of similar length are encoded together, so that little is spent on padding. On a GPU no vector is
+    waited for before the last one: the next batch is prepared while it works. For a progress bar, `on_done`
+    is called with the number of passages done since its last call.
     """
     vectors = torch.empty(len(ids), encode.dim, dtype=dtype)
     rows = np.arange(len(ids))
     if known is not None:
-        has_N, had = known(ids)
-        vectors[torch.from_numpy(has_N)] = had.to(dtype)
-        on_done(len(had))
-        ids = ids[~has_N]
-        rows = rows[~has_N]
-    lengths = np.array(
-        [len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids], dtype=np.int64
-    )
-    order = np.argsort(-lengths, kind="stable")
+        known_N, known_vectors = known(ids)
+        vectors[torch.from_numpy(known_N)] = known_vectors.to(dtype)
+        on_done(len(known_vectors))
+        ids = ids[~known_N]
+        rows = rows[~known_N]
+    lengths = [len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids]
+    order = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
     parts = [torch.empty(0, encode.dim, dtype=dtype, device=encode.device)]
     first = 0
     at_once = _AT_ONCE_GPU if encode.device.type == "cuda" else _AT_ONCE
     while first < len(order):
-        chosen = ids[order[first : first + max(1, at_once // int(lengths[order[first]]))]].tolist()
-        parts.append(
-            encode(
-                [corpus.title_tokens(number) for number in chosen],
-                [corpus.tokens(number) for number in chosen],
-            ).to(dtype)
-        )
+        count = max(1, at_once // lengths[order[first]])
+        chosen = ids[order[first : first + count]].tolist()
+        titles = [corpus.title_tokens(number) for number in chosen]
+        bodies = [corpus.tokens(number) for number in chosen]
+        parts.append(encode(titles, bodies).to(dtype))
         first += len(chosen)
         on_done(len(chosen))
     vectors[torch.from_numpy(rows[order])] = torch.cat(parts).cpu()
@@ -99,11 +94,12 @@ def build_index(
     queries_QD: Tensor | None = None,
     known: Known | None = None,
 ) -> None:
-    """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build of the same
-    weights finished are kept.
+    """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build with the same
+    weights finished are used.
 
-    A shard is what is embedded between two writes, by default what the device embeds in seconds. An
-    approximate index is measured with `queries_QD`. Vectors that are `known` are not computed again.
+    `shard` is how many passages are embedded between two writes; by default, what takes the device seconds.
+    The recall of an approximate index is measured with `queries_QD`. Vectors that are `known` are not
+    computed again.
     """
     plan = {"corpus_edits": corpus.edits, "kind": kind, "step": step}
     build = embed_in_parts(
@@ -124,20 +120,15 @@ def embed_in_parts(
     quiet: bool = False,
     known: Known | None = None,
 ) -> ShardedBuild:
-    """A build beside `path` with all shards of these passages. Those that an earlier, killed build of an
-    equal plan finished are kept.
-
-    The plan says which passages they are.
+    """Embed these passages into the shards of a build beside `path`, which is yet to be published. Shards
+    that an earlier, killed build with an equal plan finished are used: the plan must tell which passages
+    these are.
     """
     shard = shard or _usual_shard(len(ids), encode.device)
     borders = [*range(0, len(ids), shard), len(ids)]
-    made = {
-        "weights": encode.fingerprint,
-        "corpus": corpus.fingerprint,
-        "dim": encode.dim,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-    build = ShardedBuild(path.parent / f".{path.name}.partial", plan | made | {"borders": borders})
+    plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "borders": borders}
+    plan |= {"dim": encode.dim, "dtype": str(dtype).removeprefix("torch.")}
+    build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
     missing = build.missing()
     with nullcontext() if quiet else progress("embedding", len(ids), unit="passages") as bar:
         advance = bar.advance if bar else _nothing

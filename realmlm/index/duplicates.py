@@ -1,7 +1,8 @@
-"""Passages that stand, word for word, in another corpus too: found there, and their vectors not computed
-again."""
+"""Finds passages that have the same words: to copy a vector instead of computing it again, and to keep a
+sentence from retrieving the passage it was taken from."""
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from realmlm.index.exact import Index
 
 
 class SameContent:
-    """For passages of a corpus, where the same title and body have a vector already: a `Known` of
-    `embed_passages`."""
+    """Finds, for passages of a corpus, vectors of the same title and body in other indexes. It is a `Known`:
+    `embed_passages` copies what it gives instead of computing it."""
 
     def __init__(self, corpus: Corpus, ids_N: np.ndarray, *, dim: int) -> None:
         """`ids_N` are ascending."""
@@ -22,17 +23,17 @@ class SameContent:
         self._ids_N = ids_N
         self._contents_N = _contents(corpus, ids_N)
         self._indexes: list[Index] = []
-        self._index_N = np.full(len(ids_N), -1)  # which of the indexes has a passage's vector; -1: none
-        self._there_N = np.zeros(len(ids_N), dtype=np.int64)  # its id in there
+        self._index_N = np.full(len(ids_N), -1)  # which of the indexes has the vector; -1: none
+        self._there_N = np.zeros(len(ids_N), dtype=np.int64)  # and under which id
 
     @property
     def lacking(self) -> int:
-        """How many were not found anywhere."""
+        """How many passages were not found in any index."""
         return int((self._index_N < 0).sum())
 
     def look_in(self, corpus: Corpus, ids_M: np.ndarray, index: Index) -> None:
-        """Look for those that are still lacking among passages of another corpus, or of another state of this
-        one, and its index."""
+        """Look for those still lacking among these passages of another corpus, or of another state of this
+        one, whose vectors are in `index`."""
         ids_M = ids_M[index.contains(torch.from_numpy(ids_M)).cpu().numpy()]
         if not len(ids_M):
             return
@@ -54,36 +55,33 @@ class SameContent:
 
 
 class SameWords:
-    """For passages of a text, all passages of a corpus with the same words in their bodies: their own one and
-    its copies.
+    """Finds, for passages of a training text, all passages of a corpus with the same body: the passage itself
+    and its copies. Titles do not count: a copy of a file may have another name.
 
-    Titles do not count: a copy of a file may be named otherwise. B passages of the text, E of the corpus for
-    one of them at most, N and M passages of text and corpus in all, G different bodies.
+    B passages of the text, E of the corpus for one of them at most, N and M passages of text and corpus in
+    all, G groups of equal bodies.
     """
 
     def __init__(self, corpus: Corpus, text: Corpus) -> None:
-        known_G, group_M = np.unique(_bodies(corpus), return_inverse=True)
-        if (text.folder, text.edits) == (
-            corpus.folder,
-            corpus.edits,
-        ) and text.fingerprint == corpus.fingerprint:
+        bodies_G, group_M = np.unique(_bodies(corpus), return_inverse=True)
+        same_place = (text.folder, text.edits) == (corpus.folder, corpus.edits)
+        if same_place and text.fingerprint == corpus.fingerprint:
             group_N = group_M
         else:
             bodies_N = _bodies(text)
-            group_N = np.searchsorted(known_G, bodies_N)
-            group_N[group_N == np.searchsorted(known_G, bodies_N, side="right")] = -1
-        self._group_N = np.full(text.ids.max(initial=-1) + 1, -1)  # by id; −1: none has these words
+            group_N = np.searchsorted(bodies_G, bodies_N)
+            group_N[group_N == np.searchsorted(bodies_G, bodies_N, side="right")] = -1
+        self._group_N = np.full(text.ids.max(initial=-1) + 1, -1)  # by id; −1: the corpus has no such body
         self._group_N[text.ids] = group_N
         self._ids_M = corpus.ids[np.argsort(group_M, kind="stable")]  # those of one group together
-        sizes_G = np.bincount(group_M, minlength=len(known_G))
-        # the last is that of none, −1
+        sizes_G = np.bincount(group_M, minlength=len(bodies_G))
         self._first_G = sizes_G.cumsum() - sizes_G
-        self._sizes_G = np.append(sizes_G, 0)
+        self._sizes_G = np.append(sizes_G, 0)  # the last is for −1
         self.most = int(self._sizes_G[group_N].max(initial=0))
-        """As many are there of one passage at most."""
+        """The most passages of the corpus that have the body of one passage of the text."""
 
     def __call__(self, passages_B: np.ndarray) -> Tensor:
-        """The ids in the corpus [B, E], −1 where there are no more."""
+        """The ids in the corpus [B, E], filled up with −1."""
         group_B = self._group_N[passages_B]
         counts_B = self._sizes_G[group_B]
         ids_BE = np.full((len(group_B), counts_B.max(initial=0)), -1)
@@ -92,33 +90,32 @@ class SameWords:
         return torch.from_numpy(ids_BE)
 
     def has(self, passages_B: np.ndarray) -> np.ndarray:
-        """Which of these have any."""
+        """Which of these passages have any."""
         return self._group_N[passages_B] >= 0
 
 
 def check_others(corpus: Corpus, own: SameWords | None, *, k: int, others: int) -> None:
-    """Are there as many others as k asks for, whatever passages are a sentence's `own` and are not offered to
-    it?"""
+    """Raise unless the corpus has enough passages for k: besides a sentence's `own` passage and its copies,
+    which are never retrieved for it, it must have this many `others`."""
     most = own.most if own else 0
     needed = others + min(most, 1)
     if needed > len(corpus):
-        raise NotEnough(
-            f"k = {k} needs at least {needed} passages, {corpus.folder} has {len(corpus)}; lower --k or use "
-            "a larger corpus"
-        )
+        wrong = f"k = {k} needs at least {needed} passages, {corpus.folder} has {len(corpus)}"
+        raise NotEnough(f"{wrong}; lower --k or use a larger corpus")
     if others + most > len(corpus):
         raise NotEnough(
             f"k = {k} needs {others} other passages for each sentence, but up to {most} of the {len(corpus)} "
-            f"passages of {corpus.folder} "
-            "have the same words, and none of them is offered to a sentence of theirs; remove copies, or add "
-            "other documents"
+            f"passages of {corpus.folder} have the same words, and none of them is offered to a sentence of "
+            "theirs; remove copies, or add other documents"
         )
 
 
 def share_cut_otherwise(corpus: Corpus, text: Corpus, own: SameWords, *, sample: int = 50) -> float:
-    """Of some passages of the text that are none of the corpus: the share whose first sentence stands in one
-    of the same title. A text of the same documents cut otherwise has many: what is left out of a search by
-    its place is not left out then.
+    """Tells whether a training text has the documents of a corpus, but cut into other passages: then a
+    sentence could retrieve itself, since its own passage is not found by its words.
+
+    Gives, for a sample of the passages of the text that are not in the corpus, the share whose first sentence
+    is in a passage of the corpus with the same title.
     """
     foreign = text.ids[~own.has(text.ids)]
     sought: dict[bytes, set[str]] = {}  # by title
@@ -136,33 +133,26 @@ def share_cut_otherwise(corpus: Corpus, text: Corpus, own: SameWords, *, sample:
 
 
 def _ids_there(contents_N: np.ndarray, there_M: np.ndarray, ids_M: np.ndarray) -> np.ndarray:
-    """For each content the first id that has it among others, or −1."""
-    if not len(there_M):
-        return np.full(len(contents_N), -1)
-    known_M, first_M = np.unique(there_M, return_index=True)
-    place_N = np.searchsorted(known_M, contents_N).clip(max=len(known_M) - 1)
-    return np.where(known_M[place_N] == contents_N, ids_M[first_M[place_N]], -1)
+    """For each of N contents the id of the first of M passages that has it, or −1."""
+    different_G, first_G = np.unique(there_M, return_index=True)
+    place_N = np.searchsorted(different_G, contents_N).clip(max=len(different_G) - 1)
+    return np.where(different_G[place_N] == contents_N, ids_M[first_G[place_N]], -1)
 
 
 def _contents(corpus: Corpus, ids_N: np.ndarray) -> np.ndarray:
-    """A digest of each passage's wordpieces, those of its title apart from those of its body."""
+    """A digest of the title and the body of each passage. The title's length sets them apart."""
 
-    def digest(number: int) -> bytes:
+    def content(number: int) -> bytes:
         title = corpus.title_tokens(number)
-        body = corpus.tokens(number)
-        return hashlib.blake2b(
-            len(title).to_bytes(8, "little") + title.tobytes() + body.tobytes(), digest_size=16
-        ).digest()
+        return len(title).to_bytes(8, "little") + title.tobytes() + corpus.tokens(number).tobytes()
 
-    return np.array([digest(number) for number in ids_N.tolist()], dtype="S16")
+    return _digests(map(content, ids_N.tolist()))
 
 
 def _bodies(corpus: Corpus) -> np.ndarray:
-    """A digest of each passage's wordpieces without the title."""
-    return np.array(
-        [
-            hashlib.blake2b(corpus.tokens(number).tobytes(), digest_size=16).digest()
-            for number in corpus.ids.tolist()
-        ],
-        dtype="S16",
-    )
+    """A digest of the body of each passage, without the title."""
+    return _digests(corpus.tokens(number).tobytes() for number in corpus.ids.tolist())
+
+
+def _digests(contents: Iterable[bytes]) -> np.ndarray:
+    return np.array([hashlib.blake2b(data, digest_size=16).digest() for data in contents], dtype="S16")

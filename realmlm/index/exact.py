@@ -1,8 +1,8 @@
-"""Exact maximum inner product search with torch, and the interface every index has.
+"""Exact maximum inner product search with torch, and the interface that every index has.
 
-How it is fast: scores of a chunk of passages are reduced to the maximum of each group of 64; only groups
-whose maximum reaches the k-th best score so far are looked into. After the first chunks that is almost none,
-and the search costs little more than its matrix products.
+How it is fast: the scores of a chunk of passages are reduced to the maximum of each group of 64, and only
+groups whose maximum reaches the k-th best score so far are looked into (`_take_best` draws an example). After
+the first chunks these are almost none, and the search costs little more than its matrix products.
 
 Legend: Q queries, K hits each, E passages never among them, N passages, D vector size, C passages of a chunk,
 G groups of a chunk, R queries with news in a chunk.
@@ -18,14 +18,12 @@ from torch import Tensor
 
 from realmlm.errors import BadInput, NotEnough
 
-# passages reduced to one maximum; 32 and 128 differed by less than 20% either way, on a busy machine
-GROUP = 64
-_NO_ID = torch.iinfo(torch.int64).max  # fills places that no passage has taken: sorts behind every id
-# bytes of scores at a time: what stays in cache; what keeps a GPU busy
-_CPU_SCRATCH = 8 * 2**20
-_DEVICE_SCRATCH = 512 * 2**20
-_LEAST = 4096  # passages of a chunk
-_PIECE = 4096  # rows widened or multiplied at a time on a CPU, to stay in cache
+GROUP = 64  # passages reduced to one maximum; 32 and 128 differed by less than 20%, on a busy machine
+_NO_ID = torch.iinfo(torch.int64).max  # stands where no passage was found: sorts after every id
+_CPU_SCRATCH = 8 * 2**20  # bytes of scores computed at a time: what stays in cache
+_DEVICE_SCRATCH = 512 * 2**20  # and what keeps a GPU busy
+_LEAST = 4096  # passages in a chunk
+_PIECE = 4096  # rows converted or multiplied at a time on a CPU, to stay in cache
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -38,7 +36,8 @@ class Hits:
 
 
 class Index(Protocol):
-    """Passage vectors that can be searched by inner product and changed in place. Errors change nothing."""
+    """Passage vectors that can be searched by inner product and changed in place. A passage is live from when
+    it is added until it is removed. A call that raises changes nothing."""
 
     @property
     def dim(self) -> int: ...
@@ -54,40 +53,37 @@ class Index(Protocol):
         """Number of live passages."""
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
-        """The k best passages of each query, never one in its row of `exclude_QE` (the passage x came from,
-        its copies; -1: none)."""
+        """The k best passages of each query, without those in its row of `exclude_QE` (the passage that the
+        query was taken from and its copies; -1: none)."""
 
     def contains(self, ids_N: Tensor) -> Tensor:
         """Which of these passages are live."""
 
     def vectors(self, ids_N: Tensor) -> Tensor:
-        """float32 [N, D]: the vectors of live passages, in the order asked, repeats welcome."""
+        """The vectors of live passages, float32 [N, D], in the order of the ids, which may repeat."""
 
     def add(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
         """Make new passages live."""
 
     def remove(self, ids_N: Tensor) -> None:
-        """Make live passages unfindable."""
+        """Make live passages impossible to find."""
 
 
 class ExactIndex:
     """Exact search over float32, float16 or bfloat16 vectors on any device; scores are computed in float32.
 
-    The vectors are used where they lie (memory-mapped ones too) and never copied whole, unless `device` moves
-    them.
+    The vectors are used where they are, memory-mapped ones too, and copied only to another `device`.
     """
 
     def __init__(
         self, vectors_ND: Tensor, ids_N: Tensor, *, device: torch.device | str | None = None
     ) -> None:
         if vectors_ND.dtype not in _DTYPES:
-            raise BadInput(
-                f"index vectors are {vectors_ND.dtype}; convert them to float32, float16 or bfloat16"
-            )
+            wrong = f"index vectors are {vectors_ND.dtype}"
+            raise BadInput(f"{wrong}; convert them to float32, float16 or bfloat16")
         if vectors_ND.ndim != 2 or not vectors_ND.shape[1]:
-            raise BadInput(
-                f"index vectors have the shape {tuple(vectors_ND.shape)}; give one row per passage"
-            )
+            shape = tuple(vectors_ND.shape)
+            raise BadInput(f"index vectors have the shape {shape}; give one row per passage")
         self.device = torch.device(device) if device is not None else vectors_ND.device
         self.dim = vectors_ND.shape[1]
         self.dtype = vectors_ND.dtype
@@ -98,19 +94,15 @@ class ExactIndex:
     def from_blocks(
         cls, blocks: Sequence[tuple[Tensor, Tensor]], *, device: torch.device | str | None = None
     ) -> "ExactIndex":
-        """An index over (vectors, ids) pairs that were checked when they were written: nothing is read before
-        it is needed.
+        """An index over pairs of vectors and ids that were checked when they were written: nothing is read
+        before it is needed.
 
-        On a GPU they become one block: each costs a search a dozen small steps, whatever its size.
+        On a GPU they become one block, because each costs a search a dozen small steps, whatever its size.
         """
         index = cls(blocks[0][0][:0], blocks[0][1][:0], device=device)
         if index.device.type != "cpu":
-            blocks = [
-                (
-                    _gather([block[0] for block in blocks], index.device),
-                    _gather([block[1] for block in blocks], index.device),
-                )
-            ]
+            vectors_ND, ids_N = (_gather(parts, index.device) for parts in zip(*blocks, strict=True))
+            blocks = [(vectors_ND, ids_N)]
         index.blocks = [Rows(vectors, ids) for vectors, ids in blocks if len(ids)]
         return index
 
@@ -119,16 +111,8 @@ class ExactIndex:
 
     @property
     def ids(self) -> Tensor:
-        return (
-            torch.cat(
-                [
-                    torch.empty(0, dtype=torch.int64, device=self.device),
-                    *(block.live_ids() for block in self.blocks),
-                ]
-            )
-            .sort()
-            .values
-        )
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        return torch.cat([none, *(block.live_ids() for block in self.blocks)]).sort().values
 
     def vectors(self, ids_N: Tensor) -> Tensor:
         ids_N = as_ids(ids_N, self.device)
@@ -157,65 +141,57 @@ class ExactIndex:
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
         queries_QD, exclude_QE = self.prepared(queries_QD, k, exclude_QE)
-        # E more than asked make room for dropping the excluded passages: top-(k+E) less E contains the top-k
-        # of the others.
+        # the best k + E passages contain the best k of those that are not excluded
         wanted = min(k + exclude_QE.shape[1], len(self))
         return drop(self.best(queries_QD, wanted, self.blocks), exclude_QE, k)
 
     def prepared(self, queries_QD: Tensor, k: int, exclude_QE: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries as float32 and exclusions as int64 where the index lies, or the error that says why they
+        """The queries as float32 and the exclusions as int64, on the device of the index; an error if they
         cannot be searched."""
-        if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
-            raise BadInput(
-                f"queries have the shape {tuple(queries_QD.shape)}; this index holds vectors of {self.dim} "
-                "numbers"
-            )
+        shape = tuple(queries_QD.shape)
+        if len(shape) != 2 or shape[1] != self.dim:
+            raise BadInput(f"queries have the shape {shape}; this index holds vectors of {self.dim} numbers")
         queries_QD = queries_QD.detach().to(self.device, torch.float32)
         if not queries_QD.isfinite().all():
-            raise BadInput(
-                "queries hold NaN or infinity; the query tower has diverged: go back to an earlier checkpoint"
-            )
+            diverged = "the query tower has diverged: go back to an earlier checkpoint"
+            raise BadInput(f"queries hold NaN or infinity; {diverged}")
         if k < 1:
             raise BadInput(f"k is {k}; ask for at least one passage")
         if exclude_QE is None:
             exclude_QE = torch.empty(len(queries_QD), 0, dtype=torch.int64)
         if exclude_QE.ndim != 2 or len(exclude_QE) != len(queries_QD):
-            raise BadInput(
-                f"{len(queries_QD)} queries came with exclusions of the shape {tuple(exclude_QE.shape)}; "
-                "give each a row"
-            )
+            wrong = f"exclusions of the shape {tuple(exclude_QE.shape)}"
+            raise BadInput(f"{len(queries_QD)} queries came with {wrong}; give each a row")
         exclude_QE = as_ids(exclude_QE.flatten(), self.device).view(exclude_QE.shape)
         searchable = len(self)
         if exclude_QE.numel():
             searchable -= int(self.contains(exclude_QE.flatten()).view(exclude_QE.shape).sum(1).max())
         if k > searchable:
-            raise NotEnough(
-                f"k is {k}, but {searchable} passages can be searched; use --k {searchable} or a larger "
-                "corpus"
-            )
+            cure = f"use --k {searchable} or a larger corpus"
+            raise NotEnough(f"k is {k}, but {searchable} passages can be searched; {cure}")
         return queries_QD, exclude_QE
 
     def best(self, queries_QD: Tensor, k: int, blocks: Sequence["Rows"]) -> Hits:
-        """The k best of these blocks; places that no passage takes score -inf."""
+        """The k best passages of these blocks for each query; if there are fewer, the rest score -inf."""
         best = nothing(len(queries_QD), k, self.device)
         rows, columns = self._chunking(len(queries_QD), k)
         scratch = torch.empty(columns * rows, device=self.device)
         for first in range(0, len(queries_QD), rows):
-            # views: merged in place
-            part = Hits(best.scores_QK[first : first + rows], best.ids_QK[first : first + rows])
+            some = slice(first, first + rows)
+            part = Hits(best.scores_QK[some], best.ids_QK[some])  # views, changed in place
             for block in blocks:
-                for ids_C, scores_CQ in block.scores(queries_QD[first : first + rows], columns, scratch):
+                for ids_C, scores_CQ in block.scores(queries_QD[some], columns, scratch):
                     _take_best(part, ids_C, scores_CQ)
         return best
 
     def _chunking(self, queries: int, k: int) -> tuple[int, int]:
-        """How many queries and how many passages are scored at a time, within the scratch budget (unless k
-        alone exceeds it)."""
+        """How many queries and how many passages are scored at a time, so that the scores fit into the
+        scratch memory (unless k alone exceeds it)."""
         places = (_CPU_SCRATCH if self.device.type == "cpu" else _DEVICE_SCRATCH) // 4
-        least = max(_LEAST, 16 * k)  # merging a chunk costs ~k: a chunk must be worth it
+        least = max(_LEAST, 16 * k)  # merging a chunk costs time in proportion to k: it must be worth it
         rows = max(1, min(queries, places // least))
-        most = 2**16 if self.device.type == "cpu" else 2**22  # beyond, a few queries gain nothing
-        return rows, -(-max(least, min(places // rows, most)) // GROUP) * GROUP
+        most = 2**16 if self.device.type == "cpu" else 2**22  # a few queries gain nothing from more
+        return rows, _whole_groups(max(least, min(places // rows, most)))
 
     def contains(self, ids_N: Tensor) -> Tensor:
         ids_N = as_ids(ids_N, self.device)
@@ -227,17 +203,14 @@ class ExactIndex:
     def _append(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
         if len(ids_N):
             self.blocks.append(Rows(vectors_ND, ids_N, owned=True))
-        # Blocks made by small additions are merged in doubling sizes, so that a million single additions
-        # leave ~20 blocks.
-        while (
-            len(self.blocks) > 1
-            and self.blocks[-2].owned
-            and self.blocks[-2].count <= 2 * self.blocks[-1].count
-        ):
-            right = self.blocks.pop()
-            left = self.blocks.pop()
-            vectors = torch.cat([left.vectors_ND[left.live_rows()], right.vectors_ND[right.live_rows()]])
-            self.blocks.append(Rows(vectors, torch.cat([left.live_ids(), right.live_ids()]), owned=True))
+        # Blocks of added passages are merged in doubling sizes: a million single additions leave ~20 blocks.
+        while len(self.blocks) > 1:
+            left, right = self.blocks[-2:]
+            if not left.owned or left.count > 2 * right.count:
+                break
+            vectors = torch.cat([block.vectors_ND[block.live_rows()] for block in (left, right)])
+            ids = torch.cat([left.live_ids(), right.live_ids()])
+            self.blocks[-2:] = [Rows(vectors, ids, owned=True)]
 
     def _checked(self, ids_N: Tensor, vectors_ND: Tensor) -> tuple[Tensor, Tensor]:
         vectors_ND = vectors_ND.detach().to(self.device, self.dtype)
@@ -245,8 +218,13 @@ class ExactIndex:
         return as_ids(ids_N, self.device), vectors_ND
 
 
+def _whole_groups(passages: int) -> int:
+    """This many passages, rounded up to whole groups."""
+    return -(-passages // GROUP) * GROUP
+
+
 def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """All parts on the device, one after the other, without a second copy there."""
+    """All parts joined on the device, without a second copy there."""
     whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype, device=device)
     for piece, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
         piece.copy_(part)
@@ -254,8 +232,8 @@ def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 class Rows:
-    """Rows added together. Dead rows stay and are masked. Rows may come in any order of ids; the sorted ids
-    find them."""
+    """A block of passages that were added together, in any order of their ids. Removed passages stay, as dead
+    rows that are masked in a search."""
 
     def __init__(self, vectors_ND: Tensor, ids_N: Tensor, *, owned: bool = False) -> None:
         self.vectors_ND = vectors_ND
@@ -266,8 +244,8 @@ class Rows:
 
     @cached_property
     def _by_id(self) -> tuple[Tensor, Tensor | None]:
-        """The ids ascending and the row of each (None: they stand in that order); made at first use, for
-        opening is to read nothing."""
+        """The ids ascending and the row of each (None: the rows are in that order); made at first use, so
+        that opening an index reads nothing."""
         if (self.ids_N[1:] > self.ids_N[:-1]).all():
             return self.ids_N, None
         ids_N, rows_N = self.ids_N.sort()
@@ -284,6 +262,7 @@ class Rows:
         return rows_N.where(found_N, -1)
 
     def kill(self, ids_N: Tensor) -> None:
+        """Make those of these passages dead that are in this block."""
         rows_N = self.find(ids_N)
         rows_N = rows_N[rows_N >= 0]
         if not len(rows_N):
@@ -294,57 +273,64 @@ class Rows:
         self.count -= len(rows_N)
 
     def live_rows(self) -> Tensor:
-        return (
-            torch.arange(len(self.ids_N), device=self.ids_N.device)
-            if self.live_N is None
-            else self.live_N.nonzero()[:, 0]
-        )
+        if self.live_N is None:
+            return torch.arange(len(self.ids_N), device=self.ids_N.device)
+        return self.live_N.nonzero()[:, 0]
 
     def live_ids(self) -> Tensor:
         return self.ids_N if self.live_N is None else self.ids_N[self.live_N]
 
     def scores(self, queries_QD: Tensor, columns: int, scratch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids [C] and scores [C', Q] of each chunk, C' being C rounded up to whole groups; dead and surplus
-        rows score -inf."""
+        """The ids [C] and scores [C', Q] of each chunk of `columns` passages, C' being C rounded up to whole
+        groups; dead and surplus rows score -inf. Each chunk is in `scratch` and overwrites the one before."""
         queries = len(queries_QD)
         queries_DQ = queries_QD.t().contiguous()
         for start in range(0, len(self.ids_N), columns):
-            ids_C = self.ids_N[start : start + columns]
-            padded = -(-len(ids_C) // GROUP) * GROUP
+            chunk = slice(start, start + columns)
+            ids_C = self.ids_N[chunk]
+            padded = _whole_groups(len(ids_C))
             scores_CQ = scratch[: padded * queries].view(padded, queries)
-            _products(self.vectors_ND[start : start + len(ids_C)], queries_DQ, scores_CQ[: len(ids_C)])
+            _products(self.vectors_ND[chunk], queries_DQ, scores_CQ[: len(ids_C)])
             scores_CQ[len(ids_C) :] = -torch.inf
             if self.live_N is not None:
-                scores_CQ[: len(ids_C)][~self.live_N[start : start + len(ids_C)]] = -torch.inf
+                scores_CQ[: len(ids_C)][~self.live_N[chunk]] = -torch.inf
             yield ids_C, scores_CQ
 
 
 def _products(vectors_CD: Tensor, queries_DQ: Tensor, out_CQ: Tensor) -> None:
-    """out = vectors @ queries in float32. Half precision is widened first: a half-precision product would
-    round the scores."""
+    """out = vectors @ queries in float32. Vectors in half precision are converted first: their product in
+    half precision would be rounded."""
     one_on_cpu = vectors_CD.device.type == "cpu" and queries_DQ.shape[1] == 1
     if vectors_CD.device.type != "cpu" or (vectors_CD.dtype == torch.float32 and not one_on_cpu):
         torch.mm(vectors_CD.float(), queries_DQ, out=out_CQ)
         return
     for piece_CD, piece_CQ in zip(vectors_CD.split(_PIECE), out_CQ.split(_PIECE), strict=True):
-        if one_on_cpu:  # MKL's matrix-vector product reads memory at less than half the speed of this
+        if one_on_cpu:  # MKL's product of a matrix and a vector reads memory at less than half this speed
             torch.sum(piece_CD.float() * queries_DQ[:, 0], 1, out=piece_CQ[:, 0])
         else:
             torch.mm(piece_CD.float(), queries_DQ, out=piece_CQ)
 
 
 def _take_best(best: Hits, ids_C: Tensor, scores_CQ: Tensor) -> None:
-    """Merge a chunk into `best`, in place.
+    """Merge the scores of a chunk into `best`, in place.
 
-    The k+1 groups with the highest maxima contain the k+1 highest scores of the chunk (as values). If the
-    k-th of those is above the (k+1)-th, the k passages are determined; if they are equal, a passage with a
-    smaller id may lie anywhere: all of the chunk is compared.
+    For one query, k = 2 and groups of 4 instead of 64:
+
+        best so far   9.5  6.0                                  what is below 6.0 cannot enter
+        chunk         3 5 1 2 | 8 4 7 6 | 2 0 1 3 | 7 9 5 1
+        maxima        5         8         3         9
+        looked into             8 4 7 6             7 9 5 1     maxima of at least 6.0, k + 1 groups at most
+        their k + 1   9 8 7                                     9 and 8 are merged: the best are 9.5 and 9
+
+    The k + 1 groups with the highest maxima contain the k + 1 highest scores of the chunk. If the k-th of
+    these is above the next, the k passages are determined. If both are equal (9 8 8, say), a passage with
+    that score and a smaller id may be in any group, so the whole chunk is searched for it (`_equals`).
     """
     k = best.scores_QK.shape[1]
     groups = len(scores_CQ) // GROUP
     scores_GgQ = scores_CQ.view(groups, GROUP, -1)
     maxima_GQ = scores_GgQ.amax(1)
-    # >=, not >: an equal score with a smaller id replaces. A group of dead rows only never counts.
+    # >=, not >: an equal score with a smaller id enters. A group of dead rows never counts.
     news_Q = ((maxima_GQ >= best.scores_QK[:, -1]) & (maxima_GQ > -torch.inf)).sum(0)
     rows_R = news_Q.nonzero()[:, 0]
     if not len(rows_R):
@@ -360,9 +346,8 @@ def _take_best(best: Hits, ids_C: Tensor, scores_CQ: Tensor) -> None:
     ids_RK = ids_RK.where(scores_RK > -torch.inf, _NO_ID)
     if top.values.shape[1] > k:
         edge_R = top.values[:, k]
-        tied = (
-            (top.values[:, k - 1] == edge_R) & (edge_R >= best.scores_QK[rows_R, -1]) & (edge_R > -torch.inf)
-        ).nonzero()[:, 0]
+        matters_R = (edge_R >= best.scores_QK[rows_R, -1]) & (edge_R > -torch.inf)
+        tied = ((top.values[:, k - 1] == edge_R) & matters_R).nonzero()[:, 0]
         for row in tied.split(GROUP):
             _merge(best, rows_R[row], *_equals(ids_C, scores_CQ[: len(ids_C), rows_R[row]], edge_R[row], k))
             scores_RK[row] = scores_RK[row].where(scores_RK[row] > edge_R[row, None], -torch.inf)
@@ -371,17 +356,16 @@ def _take_best(best: Hits, ids_C: Tensor, scores_CQ: Tensor) -> None:
 
 
 def _equals(ids_C: Tensor, scores_CR: Tensor, edge_R: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest ids whose score equals `edge_R`; -inf where there are fewer."""
+    """The scores and ids of the k smallest ids whose score is `edge_R`; -inf where there are fewer."""
     ids_CR = torch.where(scores_CR == edge_R, ids_C[:, None], _NO_ID)
     ids_RK = ids_CR.topk(min(k, len(ids_C)), dim=0, largest=False).values.t()
     return edge_R[:, None].expand(ids_RK.shape).where(ids_RK < _NO_ID, -torch.inf), ids_RK
 
 
 def _merge(best: Hits, rows_R: Tensor, scores_RK: Tensor, ids_RK: Tensor) -> None:
-    k = best.scores_QK.shape[1]
-    merged = ranked(
-        torch.cat([best.scores_QK[rows_R], scores_RK], 1), torch.cat([best.ids_QK[rows_R], ids_RK], 1), k
-    )
+    scores_RN = torch.cat([best.scores_QK[rows_R], scores_RK], 1)
+    ids_RN = torch.cat([best.ids_QK[rows_R], ids_RK], 1)
+    merged = ranked(scores_RN, ids_RN, best.scores_QK.shape[1])
     best.scores_QK[rows_R] = merged.scores_QK
     best.ids_QK[rows_R] = merged.ids_QK
 
@@ -401,15 +385,15 @@ def drop(hits: Hits, exclude_QE: Tensor, k: int) -> Hits:
         return hits
     sorted_QE = exclude_QE.sort(dim=1).values
     places_QK = torch.searchsorted(sorted_QE, hits.ids_QK).clamp_(max=sorted_QE.shape[1] - 1)
-    kept = (sorted_QE.gather(1, places_QK) == hits.ids_QK).to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
-    return Hits(hits.scores_QK.gather(1, kept), hits.ids_QK.gather(1, kept))
+    excluded_QK = sorted_QE.gather(1, places_QK) == hits.ids_QK
+    first_QK = excluded_QK.to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
+    return Hits(hits.scores_QK.gather(1, first_QK), hits.ids_QK.gather(1, first_QK))
 
 
 def nothing(queries: int, k: int, device: torch.device) -> Hits:
-    """Hits with all places free."""
-    return Hits(
-        torch.full((queries, k), -torch.inf, device=device), torch.full((queries, k), _NO_ID, device=device)
-    )
+    """Hits of a search that has found nothing yet."""
+    scores_QK = torch.full((queries, k), -torch.inf, device=device)
+    return Hits(scores_QK, torch.full((queries, k), _NO_ID, device=device))
 
 
 # --- checks -------------------------------------------------------------------------------------------------
@@ -419,14 +403,11 @@ def check_vectors(ids_N: Tensor, vectors_ND: Tensor, dim: int) -> None:
     """Raise BadInput unless these are distinct passage ids, each with a finite vector of `dim` numbers."""
     ids_N = as_ids(ids_N, vectors_ND.device)
     if vectors_ND.ndim != 2 or vectors_ND.shape[1] != dim:
-        raise BadInput(
-            f"vectors have the shape {tuple(vectors_ND.shape)}; this index holds vectors of {dim} numbers, "
-            "one row per passage"
-        )
+        needed = f"this index holds vectors of {dim} numbers, one row per passage"
+        raise BadInput(f"vectors have the shape {tuple(vectors_ND.shape)}; {needed}")
     if len(vectors_ND) != len(ids_N):
-        raise BadInput(
-            f"{len(ids_N)} passage ids came with {len(vectors_ND)} vectors; give one vector per id"
-        )
+        wrong = f"{len(ids_N)} passage ids came with {len(vectors_ND)} vectors"
+        raise BadInput(f"{wrong}; give one vector per id")
     _refuse(ids_N[ids_N < 0], "are negative; passage ids start at 0")
     _refuse_repeats(ids_N)
     for ids, vectors in zip(ids_N.split(2**16), vectors_ND.split(2**16), strict=True):
@@ -436,9 +417,8 @@ def check_vectors(ids_N: Tensor, vectors_ND: Tensor, dim: int) -> None:
 def as_ids(ids_N: Tensor, device: torch.device) -> Tensor:
     """Passage ids as int64, or BadInput. An empty tensor may have any type: `torch.tensor([])` is float32."""
     if ids_N.ndim != 1 or (len(ids_N) and ids_N.dtype not in (torch.int64, torch.int32)):
-        raise BadInput(
-            f"passage ids are {ids_N.dtype} of the shape {tuple(ids_N.shape)}; give one row of int64"
-        )
+        wrong = f"{ids_N.dtype} of the shape {tuple(ids_N.shape)}"
+        raise BadInput(f"passage ids are {wrong}; give one row of int64")
     return ids_N.to(device, torch.int64)
 
 
@@ -449,7 +429,5 @@ def _refuse_repeats(ids_N: Tensor) -> None:
 
 def _refuse(ids_N: Tensor, why: str) -> None:
     if len(ids_N):
-        some = ", ".join(map(str, ids_N[:5].tolist())) + (
-            f" and {len(ids_N) - 5} more" if len(ids_N) > 5 else ""
-        )
-        raise BadInput(f"passage ids {some} {why}")
+        more = f" and {len(ids_N) - 5} more" if len(ids_N) > 5 else ""
+        raise BadInput(f"passage ids {', '.join(map(str, ids_N[:5].tolist()))}{more} {why}")

@@ -1,10 +1,16 @@
-"""Approximate maximum inner product search: an inverted file (IVF). Its vectors lie in the order of its
-lists.
+"""Approximate maximum inner product search: an inverted file (IVF), its vectors in the order of its lists.
 
-Passages are sorted into lists by their nearest centroid and a query looks into `nprobe` lists only: slices of
-the stored vectors, which are scored exactly and copied nowhere, memory-mapped ones too. How many lists is not
-for the user to know: it is doubled when the index is built until the measured recall reaches a target: of one
-hit and of several, the worse of the two. Passages added since then stand in no list and are all compared.
+Each passage belongs to the list of its nearest centroid, and vectors are stored list after list, so that a
+list is a slice of them (docs/decisions/007). With 9 passages in L = 3 lists:
+
+    list         0          1       2
+    row          0  1  2 |  3  4 |  5  6  7  8        offsets_L = [0, 3, 5, 9]
+    passage id  14  2  7 |  0  9 |  5  1 12  3
+
+A query whose nearest centroids are those of lists 2 and 0 reads rows 5 to 8 and 0 to 2 (nprobe = 2) and no
+others, even of a memory-mapped file, and scores them exactly. The user need not choose nprobe: building the
+index doubles it until the measured recall, at 1 hit and at k, reaches a target. Passages added later are in
+no list, and every query is compared with all of them.
 
 Legend: Q queries, K hits each, N passages, D vector size, L lists, P lists a query looks into, C passages in
 them, R queries that look into one list, M passages that may be hits, G groups of lists.
@@ -22,14 +28,12 @@ from realmlm.errors import ArtefactDamaged, BadInput
 from realmlm.index.exact import ExactIndex, Hits, Rows, drop, nothing, ranked
 from realmlm.log import Progress, progress, say
 
-_TRAINING = 32  # sampled passages a list, for the centroids
+_TRAINING = 32  # passages for each list that the centroids are learned from
 _ROUNDS = 6  # of k-means
-_SAMPLE = 256  # queries that measure recall
+_SAMPLE = 256  # queries to measure recall with
 _PIECE = 2**14  # passages sorted into lists or scored at a time
-_FEW = 4096  # lists; more are put into groups, to find a passage's sooner
-# groups, nearest to a passage, whose lists are compared: at 14,617 lists 3.7 times as fast as all (decision
-# 007)
-_LOOKED = 16
+_FEW = 4096  # lists; more are grouped, to find the list of a passage sooner
+_LOOKED = 16  # groups whose lists are compared: with 14,617 lists 3.7 times as fast as all (decision 007)
 _SCRATCH = 2**24  # scores at a time
 
 Pieces = Iterator[tuple[Tensor, Tensor]]  # (ids, vectors)
@@ -37,30 +41,30 @@ Pieces = Iterator[tuple[Tensor, Tensor]]  # (ids, vectors)
 
 @dataclass(frozen=True, kw_only=True)
 class IVFSettings:
-    """How an approximate index is made."""
+    """How an approximate index is built."""
 
     lists: int | None = None
-    """Lists the passages are sorted into; 4·√N if not given."""
+    """Lists that the passages are sorted into; 4·√N if not given."""
     target: float = 0.95
-    """Recall to be reached at 1 and at `k`, as measured against exact search."""
+    """Recall to be reached at 1 hit and at `k`, compared with exact search."""
     k: int = 8
-    """Hits a query at which recall is measured, beside the first."""
+    """Hits for each query at which recall is measured, beside the first."""
     seed: int = 0
-    """Seed of the centroids and of the sample queries."""
+    """Seed of the centroids and of the sampled queries."""
 
 
 def in_memory(pieces: Pieces) -> ExactIndex:
-    """One block of all pieces."""
+    """All pieces in one block."""
     ids, vectors = zip(*pieces, strict=True)
     return ExactIndex.from_blocks([(torch.cat(vectors), torch.cat(ids))])
 
 
-class IVFIndex:
-    """Same interface as ExactIndex, on the CPU: k hits always, the scores exact, `recall` of them the true
-    ones.
+class IVFIndex(ExactIndex):
+    """An index on the CPU whose search looks into some of its lists only. It finds k hits with exact scores,
+    of which the share `recall` are those of exact search.
 
-    Where the lists that a query looks into hold fewer than k, everything is searched; `recall` is that of the
-    lists alone.
+    If the lists that a query looks into hold fewer than k passages, all are searched; `recall` is measured
+    without that.
     """
 
     def __init__(
@@ -73,19 +77,16 @@ class IVFIndex:
         nprobe: int,
         recall: float,
     ) -> None:
-        """Lists over the one block of `exact`: the i-th holds its rows from offsets[i] up to, not including,
+        """Lists over the one block of `exact`: list i is its rows from offsets[i] up to, not including,
         offsets[i + 1]."""
         (self._listed,) = exact.blocks
-        sound = (
-            len(offsets_L) == len(centroids_LD) + 1
-            and offsets_L[-1] == len(self._listed.ids_N)
-            and (offsets_L.diff() >= 0).all()
-        )
-        if not sound or centroids_LD.shape[1] != exact.dim:
+        super().__init__(self._listed.vectors_ND[:0], self._listed.ids_N[:0])
+        self.blocks = [self._listed]
+        fits = len(offsets_L) == len(centroids_LD) + 1 and offsets_L[-1] == len(self._listed.ids_N)
+        if not fits or (offsets_L.diff() < 0).any() or centroids_LD.shape[1] != self.dim:
             raise ArtefactDamaged(
                 "the lists of the approximate index do not fit its vectors; build the index again"
             )
-        self._exact = exact
         self.centroids_LD = centroids_LD
         self.offsets_L = offsets_L
         self._centroids = ExactIndex(centroids_LD, torch.arange(len(centroids_LD)))
@@ -104,19 +105,17 @@ class IVFIndex:
     ) -> "IVFIndex":
         """Sort the passages of `exact` into lists and raise nprobe until recall reaches the target.
 
-        `place` is given ids and vectors in the order of the lists and makes one block of them. Recall is
-        measured on `queries_QD`, or on some of the stored vectors plus noise half as large as their spread.
+        `place` is given ids and vectors in the order of the lists and makes one block of them, in memory or
+        on disk. Recall is measured with `queries_QD`, or with a sample of the vectors plus noise half as
+        large as their spread.
         """
         settings = settings or IVFSettings()
         if exact.device.type != "cpu":
-            raise BadInput(
-                f"approximate search works on the CPU, the vectors lie on {exact.device}; use exact search "
-                "there"
-            )
+            wrong = f"approximate search works on the CPU, the vectors lie on {exact.device}"
+            raise BadInput(f"{wrong}; use exact search there")
         if not len(exact):
-            raise BadInput(
-                "an approximate index of no passages cannot be built; use exact search or add passages first"
-            )
+            cure = "use exact search or add passages first"
+            raise BadInput(f"an approximate index of no passages cannot be built; {cure}")
         generator = torch.Generator().manual_seed(settings.seed)
         stored = _Stored(exact.blocks)
         lists = min(settings.lists or max(1, round(4 * len(exact) ** 0.5)), len(exact))
@@ -130,9 +129,8 @@ class IVFIndex:
         index = cls(placed, nearest.centroids_LD, offsets_L, settings=settings, nprobe=1, recall=0.0)
         if queries_QD is None:
             some_QD = stored.vectors(shuffled_N[:_SAMPLE]).float()
-            queries_QD = some_QD + 0.5 * some_QD.std(0, correction=0) * torch.randn(
-                some_QD.shape, generator=generator
-            )
+            noise_QD = torch.randn(some_QD.shape, generator=generator)
+            queries_QD = some_QD + 0.5 * some_QD.std(0, correction=0) * noise_QD
         index._raise_nprobe(queries_QD, exact.search(queries_QD, min(settings.k, len(exact))))
         return index
 
@@ -145,62 +143,28 @@ class IVFIndex:
             if self.recall >= self.settings.target or self.nprobe >= len(self.centroids_LD):
                 break
             self.nprobe = min(2 * self.nprobe, len(self.centroids_LD))
-        looked = (
-            f"looking into {self.nprobe} of {len(self.centroids_LD)} lists, measured on {len(queries_QD)} "
-            "queries"
-        )
-        say(f"approximate index: recall@1 {at_1:.3f}, recall@{k} {at_k:.3f} of exact search, {looked}")
-
-    @property
-    def dim(self) -> int:
-        return self._exact.dim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._exact.dtype
-
-    @property
-    def ids(self) -> Tensor:
-        return self._exact.ids
-
-    def __len__(self) -> int:
-        return len(self._exact)
-
-    def contains(self, ids_N: Tensor) -> Tensor:
-        return self._exact.contains(ids_N)
-
-    def vectors(self, ids_N: Tensor) -> Tensor:
-        return self._exact.vectors(ids_N)
-
-    def add(self, ids_N: Tensor, vectors_ND: Tensor) -> None:
-        self._exact.add(ids_N, vectors_ND)
-
-    def remove(self, ids_N: Tensor) -> None:
-        self._exact.remove(ids_N)
+        looked = f"looking into {self.nprobe} of {len(self.centroids_LD)} lists"
+        recall = f"recall@1 {at_1:.3f}, recall@{k} {at_k:.3f} of exact search"
+        say(f"approximate index: {recall}, {looked}, measured on {len(queries_QD)} queries")
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
-        queries_QD, exclude_QE = self._exact.prepared(queries_QD, k, exclude_QE)
+        queries_QD, exclude_QE = self.prepared(queries_QD, k, exclude_QE)
         wanted = min(k + exclude_QE.shape[1], len(self))
-        added = self._exact.best(
-            queries_QD, wanted, [block for block in self._exact.blocks if block is not self._listed]
-        )
+        added = self.best(queries_QD, wanted, [block for block in self.blocks if block is not self._listed])
         listed = self._in_lists(queries_QD, wanted)
-        hits = ranked(
-            torch.cat([added.scores_QK, listed.scores_QK], 1),
-            torch.cat([added.ids_QK, listed.ids_QK], 1),
-            wanted,
-        )
+        scores_QN = torch.cat([added.scores_QK, listed.scores_QK], 1)
+        hits = ranked(scores_QN, torch.cat([added.ids_QK, listed.ids_QK], 1), wanted)
         hits = drop(hits, exclude_QE, k)
-        short_Q = (hits.scores_QK == -torch.inf).any(1)  # the lists held fewer
+        short_Q = (hits.scores_QK == -torch.inf).any(1)  # the lists held too few
         if short_Q.any():
-            whole = self._exact.search(queries_QD[short_Q], k, exclude_QE=exclude_QE[short_Q])
+            whole = super().search(queries_QD[short_Q], k, exclude_QE=exclude_QE[short_Q])
             hits.scores_QK[short_Q] = whole.scores_QK
             hits.ids_QK[short_Q] = whole.ids_QK
         return hits
 
     def _in_lists(self, queries_QD: Tensor, k: int) -> Hits:
-        """The k best in the lists that each query looks into, so many queries at a time that their scores
-        stay within the scratch."""
+        """The k best in the lists that each query looks into, for as many queries at a time as have room for
+        their scores in the scratch memory."""
         hits = nothing(len(queries_QD), k, queries_QD.device)
         if not len(queries_QD):
             return hits
@@ -213,12 +177,20 @@ class IVFIndex:
         return hits
 
     def _scan(self, queries_QD: Tensor, lists_QP: Tensor, k: int) -> Hits:
-        """The best in these lists, at most k of each query."""
+        """The best in these lists, at most k for each query.
+
+        The scores of a query stand in one row, list after list. A query that looks into lists 2 and 0 of the
+        example at the top has s5, the score of row 5, first:
+
+            place       0  1  2  3   4  5  6   7 …
+            scores_QC  s5 s6 s7 s8  s0 s1 s2  -∞ …      ends_QP = [4, 7]
+
+        A place in the p-th of its lists, list l, is row offsets[l + 1] - ends[p] + place: 3 - 7 + 5 = 1.
+        """
         sizes_QP = self.offsets_L.diff()[lists_QP]
-        ends_QP = sizes_QP.cumsum(1)  # the scores of a query stand in one row, list after list
+        ends_QP = sizes_QP.cumsum(1)
         scores_QC = torch.full((len(queries_QD), max(1, int(ends_QP[:, -1].max()))), -torch.inf)
-        # List by list, each read once for all queries that look into it, in the order in which they lie on
-        # the disk.
+        # in the order of the lists on disk, each read once for all queries that look into it
         lists, by_list = lists_QP.flatten().sort(stable=True)
         lists, counts = lists.unique_consecutive(return_counts=True)
         asking = (by_list // lists_QP.shape[1]).split(counts.tolist())
@@ -229,13 +201,12 @@ class IVFIndex:
             scores_RN = self._scores(queries_QD[asking_R], first, past)
             for row, end, scores_N in zip(asking_R.tolist(), ends_R.tolist(), scores_RN, strict=True):
                 scores_QC[row, end - (past - first) : end] = scores_N
-        # Whatever equals the k-th score may be a hit: the smallest ids are.
+        # all that equal the k-th score may be hits: those with the smallest ids are
         edge_Q = scores_QC.topk(min(k, scores_QC.shape[1]), dim=1).values[:, -1]
         query_M, place_M = ((scores_QC >= edge_Q[:, None]) & (scores_QC > -torch.inf)).nonzero(as_tuple=True)
         begin_Q = torch.arange(len(queries_QD)) * scores_QC.shape[1]
-        pair_M = torch.searchsorted(
-            (begin_Q[:, None] + ends_QP).flatten(), begin_Q[query_M] + place_M, right=True
-        )
+        all_ends = (begin_Q[:, None] + ends_QP).flatten()
+        pair_M = torch.searchsorted(all_ends, begin_Q[query_M] + place_M, right=True)  # (query, list)
         row_M = self.offsets_L[lists_QP.flatten()[pair_M] + 1] - ends_QP.flatten()[pair_M] + place_M
         counts_Q = query_M.bincount(minlength=len(queries_QD))
         column_M = torch.arange(len(query_M)) - (counts_Q.cumsum(0) - counts_Q)[query_M]
@@ -246,7 +217,7 @@ class IVFIndex:
 
     def _scores(self, queries_RD: Tensor, first: int, past: int) -> Tensor:
         """Scores of the listed rows from `first` to `past`, in float32; dead ones -inf."""
-        # a list may be as long as the corpus, where all vectors are alike
+        # in pieces: if all vectors are alike, one list has all passages of the corpus
         pieces = self._listed.vectors_ND[first:past].split(_PIECE)
         scores_RN = torch.cat([queries_RD @ piece_ND.float().t() for piece_ND in pieces], 1)
         if self._listed.live_N is not None:
@@ -258,12 +229,12 @@ class IVFIndex:
 
 
 def _shared(truth_QK: Tensor, found_QK: Tensor) -> float:
-    """The share of the true ids that were found."""
+    """The share of the true hits that were found."""
     return (truth_QK[:, :, None] == found_QK[:, None, :]).any(2).double().mean().item()
 
 
 class _Stored:
-    """The live rows of some blocks, numbered through."""
+    """The live rows of some blocks, numbered across all of them."""
 
     def __init__(self, blocks: list[Rows]) -> None:
         self._parts = [(block.live_ids(), block.vectors_ND, block.live_rows()) for block in blocks]
@@ -273,9 +244,9 @@ class _Stored:
         return int(self._ends[-1])
 
     def vectors(self, rows_N: Tensor) -> Tensor:
-        """The vectors of these rows, in this order, as they are stored."""
+        """The vectors of these rows, in this order and in the type they are stored in."""
         part_N = torch.searchsorted(self._ends, rows_N, right=True)
-        vectors_ND = torch.empty(len(rows_N), self._parts[0][1].shape[1], dtype=self._parts[0][1].dtype)
+        vectors_ND = self._parts[0][1].new_empty(len(rows_N), self._parts[0][1].shape[1])
         for number in part_N.unique().tolist():
             here_N = (part_N == number).nonzero()[:, 0]
             ids, vectors, live = self._parts[number]
@@ -292,11 +263,9 @@ class _Stored:
 
 
 class _Nearest:
-    """Which of many centroids is nearest to a vector: the one with the largest inner product, of equal ones
-    the first.
+    """Finds the nearest of many centroids to a vector: the largest inner product, of equal ones the first.
 
-    Many centroids are put into groups themselves, and only those of the few groups nearest to a vector are
-    compared.
+    More than `_FEW` centroids are grouped, and only those of the groups nearest to a vector are compared.
     """
 
     def __init__(self, centroids_LD: Tensor) -> None:
@@ -321,23 +290,19 @@ class _Nearest:
             rows_R = looked_N.nonzero()[:, 0]
             scores_R, places_R = (vectors_ND[rows_R] @ self.centroids_LD[members_L].t()).max(1)
             list_R = members_L[places_R]
-            better_R = (scores_R > best_N[rows_R]) | (
-                (scores_R == best_N[rows_R]) & (list_R < list_N[rows_R])
-            )
+            best_R = best_N[rows_R]
+            better_R = (scores_R > best_R) | ((scores_R == best_R) & (list_R < list_N[rows_R]))
             best_N[rows_R[better_R]] = scores_R[better_R]
             list_N[rows_R[better_R]] = list_R[better_R]
         return list_N
 
 
 def _centroids(sample_ND: Tensor, lists: int, *, quiet: bool = False) -> _Nearest:
-    """Spherical k-means: unit centroids, a passage belongs to the nearest. A list left empty keeps its
-    own."""
+    """Spherical k-means: centroids of length 1, each the mean direction of the vectors nearest to it. One
+    that no vector is nearest to stays."""
     centroids_LD = normalize(sample_ND[:lists], dim=1)  # the sample is in random order
-    with (
-        nullcontext()
-        if quiet
-        else progress("finding centroids", _ROUNDS * len(sample_ND), unit="comparisons") as bar
-    ):
+    comparisons = _ROUNDS * len(sample_ND)
+    with nullcontext() if quiet else progress("finding centroids", comparisons, unit="comparisons") as bar:
         for _ in range(_ROUNDS):
             nearest_N = _in_pieces(_Nearest(centroids_LD), sample_ND.split(_PIECE), bar)
             sums_LD = torch.zeros(lists, sample_ND.shape[1]).index_add_(0, nearest_N, sample_ND)

@@ -1,9 +1,23 @@
-"""The refresh: a second job re-embeds the corpus with a snapshot of the weights while training goes on.
+"""The asynchronous refresh of the index (§3.3 of the paper): while training goes on, a second process embeds
+the corpus again with a snapshot of the document tower.
 
-Trainer and refresher share nothing but a folder. The trainer publishes `snapshots/step-N`; the refresher
-embeds the corpus with it, shard by shard, and publishes `index/step-N`. Both appear by rename. Either may die
-at any moment: what was published stays, finished shards are not embedded twice, and a refresher whose trainer
-is gone ends by itself.
+Trainer and refresher share nothing but the folder of the run. While the index of step 500 is being built and
+that of step 0 is still searched, it looks like this (published folders appear by a rename):
+
+    RUN/
+      snapshots/step-00000500/          weights; the trainer publishes them, the refresher removes them
+      index/step-00000000/              in use; the trainer removes it when nothing refers to it any more
+      index/.step-00000500.partial/     the refresher's finished shards
+      index/step-00000500/              not there yet: the refresher publishes it
+      .refresher.lock                   held by the one refresher
+
+Either process may be killed at any moment:
+
+    the trainer                       the refresher sees that it is gone and ends; `--resume` removes what was
+                                      asked for after the checkpoint (`forget_after`)
+    the refresher, embedding          the trainer starts another, which continues with the finished shards
+    the refresher, having published   the next one finds the index and only removes snapshot and shards
+    either, writing a folder          it has a temporary name, under which it is swept away later
 """
 
 import multiprocessing
@@ -12,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -25,13 +40,15 @@ from realmlm.parallel import die_with_parent, sheltered
 from realmlm.storage.artefacts import discard, sweep
 from realmlm.storage.locks import locked
 
-LoadEncoder = Callable[[Path, str], Encode]  # (snapshot folder, device)
+LoadEncoder = Callable[[Path, str], Encode]
+"""Makes an encoder of a snapshot's folder, on a device."""
 
 _POLL_S = 0.05
 _PATIENCE = {"failed": 5, "killed": 20}  # restarts without a single finished index before giving up
 
 
 def step_folder(parent: Path, step: int) -> Path:
+    """The folder of a snapshot or an index: `parent` is the run's `snapshots` or `index`."""
     return parent / f"step-{step:08d}"
 
 
@@ -42,34 +59,34 @@ def _steps(parent: Path) -> list[int]:
 def refresh_once(
     folder: Path, corpus: Corpus, load: LoadEncoder, *, device: str, dtype: torch.dtype, shard: int
 ) -> int | None:
-    """Build the index of the oldest snapshot that has none, then drop the snapshot. Gives its step, or None
-    if there is nothing to do."""
-    for step in _steps(folder / "snapshots"):
-        snapshot = step_folder(folder / "snapshots", step)
-        index = step_folder(folder / "index", step)
-        if not index.exists():
-            build_index(
-                index, corpus, load(snapshot, device), step=step, dtype=dtype, shard=shard, quiet=True
-            )
-        # of a build killed just after it was published
-        shutil.rmtree(index.with_name(f".{index.name}.partial"), ignore_errors=True)
-        discard(snapshot)
-        return step
-    return None
+    """Build the index of the oldest snapshot, unless it is there, and remove the snapshot. Gives its step, or
+    None if there is no snapshot."""
+    steps = _steps(folder / "snapshots")
+    if not steps:
+        return None
+    snapshot = step_folder(folder / "snapshots", steps[0])
+    index = step_folder(folder / "index", steps[0])
+    if not index.exists():
+        encode = load(snapshot, device)
+        build_index(index, corpus, encode, step=steps[0], dtype=dtype, shard=shard, quiet=True)
+    # the shards of a build that was killed just after it was published
+    shutil.rmtree(index.with_name(f".{index.name}.partial"), ignore_errors=True)
+    discard(snapshot)
+    return steps[0]
 
 
 def serve_refreshes(
     folder: Path, corpus: Path, edits: int, load: LoadEncoder, device: str, dtype: torch.dtype, shard: int
 ) -> None:
-    """The refresher's process: build what is asked for until the trainer is gone."""
+    """What the refresher's process does: build the index of each snapshot until the trainer is gone."""
     die_with_parent()
-    torch.set_num_threads(1)  # the one that the trainer leaves it
+    torch.set_num_threads(1)  # the trainer leaves it one
     try:
         with _alone(folder):
             sweep(folder / "index")
-            known = Corpus.open(corpus, edits=edits)
+            passages = Corpus.open(corpus, edits=edits)
             while True:
-                if refresh_once(folder, known, load, device=device, dtype=dtype, shard=shard) is None:
+                if refresh_once(folder, passages, load, device=device, dtype=dtype, shard=shard) is None:
                     time.sleep(_POLL_S)
     except RealmError as error:
         say(f"refresher: {error}")
@@ -77,12 +94,13 @@ def serve_refreshes(
 
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
-    """Only one refresher works in a folder; a successor waits until the one of a killed trainer is gone."""
+    """Wait until no other refresher works in this folder: that of a killed trainer may not have ended yet."""
     return locked(folder / ".refresher.lock")
 
 
 class Refresher:
-    """The trainer's side: hands snapshots over, says when an index is there, keeps the process alive."""
+    """The trainer's side: hands over snapshots, says when an index is ready, and restarts a process that has
+    died. With `process` false there is none: each index is built while the trainer waits."""
 
     def __init__(
         self,
@@ -97,19 +115,17 @@ class Refresher:
     ) -> None:
         self.folder = folder
         self.restarts = 0
-        self._corpus = corpus
-        self._load = load
-        self._device = device
-        self._dtype = dtype
-        self._shard = shard
-        self._in_process = process
-        self._fruitless = 0
+        self._refresh = partial(refresh_once, folder, corpus, load, device=device, dtype=dtype, shard=shard)
+        self._arguments = (folder, corpus.folder, corpus.edits, load, device, dtype, shard)
+        self._has_process = process
+        self._fruitless = 0  # restarts since an index was last ready
         self._worker: BaseProcess | None = None
         for name in ("snapshots", "index"):
             (folder / name).mkdir(exist_ok=True)
 
     def forget_after(self, step: int) -> None:
-        """Drop what an earlier life of this run handed over after `step`, once its refresher is gone."""
+        """Remove the snapshots and indexes after `step`, that of the checkpoint a run is resumed from, once
+        the refresher of the killed trainer is gone."""
         with _alone(self.folder):
             for name in ("snapshots", "index"):
                 sweep(self.folder / name)
@@ -124,36 +140,31 @@ class Refresher:
         return step_folder(self.folder / "index", step)
 
     def ask(self, step: int, write: Callable[[Path], None]) -> None:
-        """Hand over the weights of this step; in line, the index is there when this returns."""
+        """Ask for the index of this step: `write` publishes the snapshot in the folder it is given. Without a
+        process of its own the index is ready when this returns."""
         if not (self.index_folder(step).exists() or self.snapshot_folder(step).exists()):
             write(self.snapshot_folder(step))
-        if self._in_process:
+        if self._has_process:
             self._keep_alive()
         else:
-            refresh_once(
-                self.folder,
-                self._corpus,
-                self._load,
-                device=self._device,
-                dtype=self._dtype,
-                shard=self._shard,
-            )
+            self._refresh()
 
     def ready(self, step: int) -> bool:
-        """Is the index of this step published? Starts a process in place of a dead one."""
+        """Is the index of this step published? If not, a process that has died is restarted."""
         if self.index_folder(step).exists():
             self._fruitless = 0
             return True
-        if self._in_process:
+        if self._has_process:
             self._keep_alive()
         return False
 
     def wait(self, step: int) -> None:
+        """Wait until the index of this step is published."""
         while not self.ready(step):
             time.sleep(_POLL_S)
 
     def keep_only(self, steps: set[int]) -> None:
-        """Drop index versions that nothing refers to any more."""
+        """Remove the indexes of all other steps."""
         for step in _steps(self.folder / "index"):
             if step not in steps:
                 discard(self.index_folder(step))
@@ -162,31 +173,20 @@ class Refresher:
         if self._worker is not None and self._worker.is_alive():
             return
         if self._worker is not None:
-            self.restarts = self.restarts + 1
-            self._fruitless = self._fruitless + 1
+            self.restarts += 1
+            self._fruitless += 1
             code = self._worker.exitcode or 0
             say(f"the refresher ended (exit code {code}); starting another")
             if self._fruitless > _PATIENCE["killed" if code < 0 else "failed"]:
-                raise RealmError(
-                    f"the refresher died {self._fruitless} times in a row; see its error above, or use "
-                    "--refresh.no-process"
-                )
-        arguments = (
-            self.folder,
-            self._corpus.folder,
-            self._corpus.edits,
-            self._load,
-            self._device,
-            self._dtype,
-            self._shard,
-        )
-        self._worker = multiprocessing.get_context("spawn").Process(
-            target=serve_refreshes, args=arguments, daemon=True
-        )
+                died = f"the refresher died {self._fruitless} times in a row"
+                raise RealmError(f"{died}; see its error above, or use --refresh.no-process")
+        spawn = multiprocessing.get_context("spawn")
+        self._worker = spawn.Process(target=serve_refreshes, args=self._arguments, daemon=True)
         with sheltered():
             self._worker.start()
 
     def close(self) -> None:
+        """End the refresher's process."""
         if self._worker is not None:
             with suppress(ValueError):
                 self._worker.kill()

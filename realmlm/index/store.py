@@ -1,10 +1,9 @@
-"""Index artefacts on disk: built shard by shard, published by rename, opened memory-mapped, changed by small
-edits.
+"""Index artefacts on disk: built shard by shard, opened memory-mapped, changed by small edits.
 
-A version is an artefact of the kind "index". An exact one is `shard-00000.safetensors` … each with `vectors`
-[n, D] and `ids` [n]; in an approximate one `vectors` and `ids` stand in the order of its lists, which `lists`
-describes. Changes of the corpus are artefacts of their own, `edits/000001` …, replayed in order when it is
-opened.
+A version is an artefact of the kind "index", made with one state of the document tower. An exact one consists
+of `shard-00000.safetensors` …, each with `vectors` [n, D] and `ids` [n]; an approximate one has `vectors` and
+`ids` in the order of its lists, which `lists` describes. Later changes of the corpus are artefacts of their
+own, `edits/000001` …, applied in order when the version is opened.
 """
 
 import json
@@ -43,30 +42,29 @@ _IDS = "ids.safetensors"
 _LISTS = "lists.safetensors"
 _HINT = "make one: realmlm index"
 
-SHARD = 65_536  # passages of a published shard, about; at 128 × 2 bytes it is 16 MiB
+SHARD = 65_536  # passages in a published shard, about; with vectors of 128 × 2 bytes it is 16 MiB
 
 
 # --- building -----------------------------------------------------------------------------------------------
 
 
 class ShardedBuild:
-    """A version, or an edit of one, in the making: finished shards survive a crash. Several processes may put
+    """A version, or an edit of one, being built: finished shards survive a crash. Several processes may write
     different shards.
 
-    The plan is all that decides what the version will hold: `weights` and `corpus` (fingerprints),
-    `corpus_edits` (how many are contained), `step`, `dim`, `dtype` (float32, float16 or bfloat16), `kind`
-    (exact or ivf) and `borders` (shard i holds the passages from the borders[i]-th up to, not including, the
-    borders[i + 1]-th).
+    The plan is all that decides what the version will contain: `weights` and `corpus` (fingerprints),
+    `corpus_edits` (how many edits of the corpus it includes), `step`, `dim`, `dtype` (float32, float16 or
+    bfloat16), `kind` (exact or ivf) and `borders` (shard i holds the passages from the borders[i]-th up to,
+    not including, the borders[i + 1]-th).
     """
 
     def __init__(self, partial_folder: Path, plan: dict[str, Any]) -> None:
-        """Go on with what stands in `partial_folder` (named `*.partial`) if it was begun with an equal plan;
-        else begin anew."""
+        """Continue what is in `partial_folder` (named `*.partial`) if it was begun with an equal plan; begin
+        again otherwise."""
         assert partial_folder.name.endswith(".partial"), partial_folder  # it may be deleted
         if plan["dtype"] not in _DTYPES:
-            raise BadInput(
-                f"index vectors cannot be stored as {plan['dtype']}; choose one of {', '.join(_DTYPES)}"
-            )
+            names = ", ".join(_DTYPES)
+            raise BadInput(f"index vectors cannot be stored as {plan['dtype']}; choose one of {names}")
         if plan["kind"] not in ("exact", "ivf"):
             raise BadInput(f"there is no index kind {plan['kind']}; choose exact or ivf")
         if len(plan["borders"]) < 2:
@@ -86,10 +84,11 @@ class ShardedBuild:
 
     @property
     def shards(self) -> int:
+        """How many shards there will be."""
         return len(self.plan["borders"]) - 1
 
     def missing(self) -> list[int]:
-        """Shards that are still to be put: absent, cut off or altered. Each finished shard is hashed once."""
+        """The shards still to be written: absent, cut off or altered. A finished shard is hashed once."""
         for shard in range(self.shards):
             if shard not in self._sound and self._is_sound(shard):
                 self._sound.add(shard)
@@ -103,11 +102,9 @@ class ShardedBuild:
         vectors_ND = vectors_ND.detach().cpu().to(_DTYPES[self.plan["dtype"]])
         check_vectors(ids_N, vectors_ND, self.plan["dim"])
         file = self.folder / _shard(shard)
-        # no name that a link could have been put at
-        temporary = file.with_name(f".{uuid.uuid4().hex[:8]}.part")
-        save_file(
-            {"ids": ids_N.cpu().to(torch.int64).contiguous(), "vectors": vectors_ND.contiguous()}, temporary
-        )
+        temporary = file.with_name(f".{uuid.uuid4().hex[:8]}.part")  # no name where a link could be waiting
+        ids_N = ids_N.cpu().to(torch.int64)
+        save_file({"ids": ids_N.contiguous(), "vectors": vectors_ND.contiguous()}, temporary)
         fsync_file(temporary)
         checksum = sha256_of(temporary)
         temporary.replace(file)
@@ -116,33 +113,26 @@ class ShardedBuild:
         self._sound.add(shard)
 
     def vectors(self) -> Tensor:
-        """Of all shards, in their order; none may be missing."""
-        return torch.cat(
-            [
-                _map_tensors(self.folder / _shard(shard), self.plan["dtype"])["vectors"]
-                for shard in range(self.shards)
-            ]
-        )
+        """The vectors of all shards, in their order; none may be missing."""
+        shards = _map_files(self.folder, self.shards, self.plan["dtype"])
+        return torch.cat([tensors["vectors"] for tensors in shards])
 
     def publish(self, path: Path, *, queries_QD: Tensor | None = None) -> None:
-        """Turn the finished build into the version at `path`; an approximate one is measured with the
-        queries.
+        """Turn the finished build into the version at `path`. The recall of an approximate one is measured
+        with the queries.
 
-        A kill at any moment leaves no version or a whole one, and no lost shard.
+        A kill at any moment leaves no version or a whole one, and all shards until then.
         """
         if missing := self.missing():
-            raise NotEnough(
-                f"{self.folder} lacks {len(missing)} of {self.shards} shards, first {missing[0]}; put them "
-                "before publishing"
-            )
+            lacks = f"{len(missing)} of {self.shards} shards, first {missing[0]}"
+            raise NotEnough(f"{self.folder} lacks {lacks}; put them before publishing")
         with publish(path, kind="index") as draft:
             exact = _map_shards(self.folder, self.shards, self.plan["dtype"], "cpu")
             ids_N = exact.ids
             if (twice := ids_N[1:][ids_N[1:] == ids_N[:-1]]).numel():
                 raise BadInput(f"passage id {int(twice[0])} is in two shards; give each passage once")
-            draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")} | {
-                "ivf": None
-            }
+            draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")}
+            draft.config["ivf"] = None
             draft.counts = {"passages": len(ids_N), "corpus_edits": self.plan["corpus_edits"]}
             draft.parents = {name: self.plan[name] for name in ("weights", "corpus")}
             if self.plan["kind"] == "ivf":
@@ -152,35 +142,35 @@ class ShardedBuild:
         self.discard()
 
     def _write_shards(self, folder: Path, exact: ExactIndex) -> int:
-        """The shards of a version, small ones put together (each costs a search some steps, whatever its
-        size); gives how many they are."""
-        together = [
-            list(shards)
-            for _, shards in groupby(
-                range(self.shards), key=lambda shard: self.plan["borders"][shard] // SHARD
-            )
-        ]
-        for number, shards in enumerate(together):
-            if len(shards) == 1:
-                _link(self.folder / _shard(shards[0]), folder / _shard(number))
+        """Write the shards of a version and say how many they are. Small ones are joined: each costs a search
+        some steps, whatever its size."""
+
+        def joined_shard(shard: int) -> int:
+            return int(self.plan["borders"][shard] // SHARD)
+
+        count = 0
+        for _, shards in groupby(range(self.shards), key=joined_shard):
+            first, *more = shards
+            if more:
+                rows = [exact.blocks[shard] for shard in (first, *more)]
+                ids = torch.cat([block.ids_N for block in rows])
+                vectors = torch.cat([block.vectors_ND for block in rows])
+                save_file({"ids": ids, "vectors": vectors}, folder / _shard(count))
             else:
-                rows = [exact.blocks[shard] for shard in shards]
-                arrays = {
-                    "ids": torch.cat([one.ids_N for one in rows]),
-                    "vectors": torch.cat([one.vectors_ND for one in rows]),
-                }
-                save_file(arrays, folder / _shard(number))
-        return len(together)
+                _link(self.folder / _shard(first), folder / _shard(count))
+            count += 1
+        return count
 
     def discard(self) -> None:
-        """Remove the folder and all that was finished in it."""
+        """Remove the folder with all that was finished in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._sound.clear()
 
     def _is_sound(self, shard: int) -> bool:
         file = self.folder / _shard(shard)
         try:
-            return bool(json.loads(file.with_suffix(".json").read_text("utf-8"))["sha256"] == sha256_of(file))
+            record = json.loads(file.with_suffix(".json").read_text("utf-8"))
+            return bool(record["sha256"] == sha256_of(file))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -190,7 +180,7 @@ class ShardedBuild:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexInfo:
-    """What a version says of itself, its edits included."""
+    """What the manifests of a version and of its edits say about it."""
 
     step: int
     dim: int
@@ -199,18 +189,18 @@ class IndexInfo:
     corpus: str
     passages: int
     corpus_edits: int
-    """Edits of the corpus that are contained."""
+    """How many edits of the corpus it includes."""
     recall: float | None
-    """Measured recall of an approximate index, the worse of that at 1 and at `k` hits; None: exact."""
+    """Measured recall of an approximate index, the worse of that at 1 hit and at `k`; None: exact."""
 
 
 def index_info(
     path: Path, *, expect_weights: str | None = None, expect_corpus: str | None = None
 ) -> IndexInfo:
-    """Step, parents and counts of a version. Manifests are read, vectors are not.
+    """What there is to know about a version without reading its vectors.
 
     Raises Mismatch if it was made with another document tower than `expect_weights` or of another corpus than
-    `expect_corpus` (None: whichever).
+    `expect_corpus` (fingerprints; None: any).
     """
     manifest = read_manifest(path, kind="index", hint=_HINT)
     edits = [read_manifest(edit, kind="index-edit").counts for edit in _edits(path)]
@@ -243,47 +233,44 @@ def open_index(
     expect_weights: str | None = None,
     expect_corpus: str | None = None,
 ) -> Index:
-    """Check a version, map it into memory and replay its edits.
+    """Check a version, map it into memory and apply its edits.
 
     On the CPU nothing is copied. An approximate index stays on the CPU whatever the device.
     """
     path = Path(path)
     info = index_info(path, expect_weights=expect_weights, expect_corpus=expect_corpus)
     manifest = open_artefact(path, kind="index", hint=_HINT)
-    exact = _map_version(path, manifest, device)
-    index: Index = _with_lists(exact, path, manifest) if manifest.config["kind"] == "ivf" else exact
+    index: Index
+    if manifest.config["kind"] == "ivf":
+        index = _map_lists(path, manifest)
+    else:
+        index = _map_shards(path, manifest.counts["shards"], info.dtype, device)
     for edit in _edits(path):
-        _replay(index, edit, info.dtype)
+        open_artefact(edit, kind="index-edit")
+        tensors = _map_tensors(edit / "edit.safetensors", info.dtype)
+        index.remove(tensors["removed_ids"])
+        index.add(tensors["added_ids"], tensors["vectors"])
     return index
 
 
-def _with_lists(exact: ExactIndex, path: Path, manifest: Manifest) -> IVFIndex:
+def _map_lists(path: Path, manifest: Manifest) -> IVFIndex:
     settings = dict(manifest.config["ivf"])
-    nprobe = settings.pop("nprobe")
-    recall = settings.pop("recall")
+    measured = {name: settings.pop(name) for name in ("nprobe", "recall")}
     lists = {name: torch.from_numpy(array) for name, array in map_arrays(path / _LISTS).items()}
-    return IVFIndex(
-        exact,
-        lists["centroids"],
-        lists["offsets"],
-        settings=IVFSettings(**settings),
-        nprobe=nprobe,
-        recall=recall,
-    )
+    exact = _map_placed(path, manifest.config["dtype"])
+    return IVFIndex(exact, lists["centroids"], lists["offsets"], settings=IVFSettings(**settings), **measured)
 
 
 # --- edits --------------------------------------------------------------------------------------------------
 
 
 def edits_contained(path: Path) -> int:
-    """How many edits of the corpus a version contains; of its own edits the last alone is read."""
-    edits = count_edits(path)
-    last = (
-        read_manifest(edit_place(path, edits), kind="index-edit")
-        if edits
-        else read_manifest(path, kind="index", hint=_HINT)
-    )
-    return int(last.counts["corpus_edits"])
+    """How many edits of the corpus a version includes; of its own edits only the last is read."""
+    if edits := count_edits(path):
+        newest = read_manifest(edit_place(path, edits), kind="index-edit")
+    else:
+        newest = read_manifest(path, kind="index", hint=_HINT)
+    return int(newest.counts["corpus_edits"])
 
 
 def save_edit(
@@ -295,29 +282,27 @@ def save_edit(
     removed_ids: Tensor,
     corpus_edits: int,
 ) -> None:
-    """Write a change of the corpus beside a version, and make it in `index`, which is that version opened
-    with all its edits.
+    """Write a change of the corpus as an edit of a version, and change `index`, which is that version opened
+    with all its edits, too.
 
-    `added_ids` have these vectors from now on, `removed_ids` are gone. An added passage may replace one, a
-    removed one need not have been there: what counts is the state after the edit. `corpus_edits` says how
-    many edits of the corpus are contained then.
+    From now on `added_ids` have these vectors and `removed_ids` are gone. An added passage may replace one
+    and a removed one need not have been there: what counts is the state after the edit. `corpus_edits` is how
+    many edits of the corpus the version then includes.
     """
     contained = edits_contained(path)
     if corpus_edits <= contained:
-        raise BadInput(
-            f"{path} contains {contained} edits of the corpus already; this one says {corpus_edits}"
-        )
+        already = f"{path} contains {contained} edits of the corpus already"
+        raise BadInput(f"{already}; this one says {corpus_edits}")
     added_ids = as_ids(added_ids, torch.device("cpu"))
     removed_ids = as_ids(removed_ids, torch.device("cpu"))
     added_vectors = added_vectors.detach().cpu().to(index.dtype).reshape(-1, index.dim)
-    check_vectors(added_ids, added_vectors, index.dim)  # what is written must be replayed without complaint
+    check_vectors(added_ids, added_vectors, index.dim)  # an edit that is written must be sure to apply
     gone = torch.cat([added_ids, removed_ids]).unique()
     gone = gone[index.contains(gone).cpu()]
     with publish(edit_place(path, count_edits(path) + 1), kind="index-edit") as draft:
-        arrays = {"added_ids": added_ids, "removed_ids": gone, "vectors": added_vectors}
-        save_file(
-            {name: array.contiguous() for name, array in arrays.items()}, draft.path / "edit.safetensors"
-        )
+        tensors = {"added_ids": added_ids, "removed_ids": gone, "vectors": added_vectors}
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, draft.path / "edit.safetensors")
         draft.counts = {"added": len(added_ids), "removed": len(gone), "corpus_edits": corpus_edits}
     index.remove(gone)
     index.add(added_ids, added_vectors)
@@ -328,13 +313,6 @@ def _edits(path: Path) -> list[Path]:
     return [edit_place(path, number + 1) for number in range(count_edits(path))]
 
 
-def _replay(index: Index, edit: Path, dtype: str) -> None:
-    open_artefact(edit, kind="index-edit")
-    arrays = _map_tensors(edit / "edit.safetensors", dtype)
-    index.remove(arrays["removed_ids"])
-    index.add(arrays["added_ids"], arrays["vectors"])
-
-
 # --- files --------------------------------------------------------------------------------------------------
 
 
@@ -342,41 +320,33 @@ def _shard(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
 
 
-def _map_version(path: Path, manifest: Manifest, device: torch.device | str) -> ExactIndex:
-    """The stored vectors of a version; those of an approximate one stay on the CPU, in one block."""
-    dtype = manifest.config["dtype"]
-    return (
-        _map_placed(path, dtype)
-        if manifest.config["kind"] == "ivf"
-        else _map_shards(path, manifest.counts["shards"], dtype, device)
-    )
+def _map_files(folder: Path, shards: int, dtype: str) -> list[dict[str, Tensor]]:
+    return [_map_tensors(folder / _shard(number), dtype) for number in range(shards)]
 
 
 def _map_shards(folder: Path, shards: int, dtype: str, device: torch.device | str) -> ExactIndex:
-    mapped = [_map_tensors(folder / _shard(number), dtype) for number in range(shards)]
-    return ExactIndex.from_blocks([(arrays["vectors"], arrays["ids"]) for arrays in mapped], device=device)
+    mapped = _map_files(folder, shards, dtype)
+    return ExactIndex.from_blocks([(tensors["vectors"], tensors["ids"]) for tensors in mapped], device=device)
 
 
 def _write_lists(folder: Path, exact: ExactIndex, queries_QD: Tensor | None) -> dict[str, Any]:
     """Write vectors, ids and lists of an approximate index; gives its settings and what was measured."""
 
     def place(pieces: Pieces) -> ExactIndex:
-        bits = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.uint16}[
-            exact.dtype
-        ]  # numpy has no bfloat16
+        # numpy has no bfloat16: its bits are written
+        dtype = {torch.float32: np.float32, torch.float16: np.float16}.get(exact.dtype, np.uint16)
         ids = ArrayWriter(folder / _IDS, np.int64)
-        vectors = ArrayWriter(folder / _VECTORS, bits, row=(exact.dim,))
+        vectors = ArrayWriter(folder / _VECTORS, dtype, row=(exact.dim,))
         for ids_N, vectors_ND in pieces:
             ids.append(ids_N.numpy())
-            vectors.append(vectors_ND.view(torch.uint8).numpy().view(bits))
+            vectors.append(vectors_ND.view(torch.uint8).numpy().view(dtype))
         ids.close()
         vectors.close()
         return _map_placed(folder, str(exact.dtype).removeprefix("torch."))
 
     index = IVFIndex.build(exact, queries_QD=queries_QD, place=place)
-    save_arrays(
-        folder / _LISTS, {"centroids": index.centroids_LD.numpy(), "offsets": index.offsets_L.numpy()}
-    )
+    lists = {"centroids": index.centroids_LD.numpy(), "offsets": index.offsets_L.numpy()}
+    save_arrays(folder / _LISTS, lists)
     return {**asdict(index.settings), "nprobe": index.nprobe, "recall": index.recall}
 
 

@@ -1,2 +1,1 @@
-"""Checkpoints of the published REALM (transformers' layout, the authors' variables): brought in, and written
-back."""
+"""Imports published REALM checkpoints (transformers' layout, the authors' variables) and exports models."""

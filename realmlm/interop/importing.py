@@ -1,5 +1,4 @@
-"""`realmlm import-hf`: published checkpoints become a model, their passages a corpus and the passages'
-vectors its index.
+"""`realmlm import-hf`: makes a model of published checkpoints, and of their passages a corpus with its index.
 
 N passages, D vector size.
 """
@@ -23,6 +22,7 @@ from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.interop.layout import (
     ARCHITECTURES,
     BLOCKS,
+    ROLES,
     SHAPED,
     UNUSED,
     is_unused,
@@ -44,7 +44,8 @@ _RECORD = 2**16 - 1  # wordpieces: a record is one passage, however long
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a source: `embedder`, `query embedder`, `encoder` or `reader`, under a prefix."""
+    """A part of a source: an `embedder`, `query embedder`, `encoder` or `reader`, whose weights have names
+    with a common prefix."""
 
     source: Source
     prefix: str
@@ -58,26 +59,24 @@ class Part:
 
 
 def import_hf(settings: ImportHf) -> Realm:
-    """Join published checkpoints into one model; RealmForOpenQA's passages and vectors become a corpus with
-    its index."""
+    """Join published checkpoints into one model. If a corpus is named, RealmForOpenQA's passages and their
+    vectors become a corpus there, with its index."""
     out = settings.out
     corpus = settings.corpus
-    for place in (out, corpus):
-        if place is not None:
-            refuse_existing(place)
-    if corpus is not None and (
-        out.resolve().is_relative_to(corpus.resolve()) or corpus.resolve().is_relative_to(out.resolve())
-    ):
-        raise BadInput("--out and --corpus are folders of their own; one cannot lie within the other")
+    refuse_existing(out)
+    if corpus is not None:
+        refuse_existing(corpus)
+        model_place = out.resolve()
+        corpus_place = corpus.resolve()
+        if model_place.is_relative_to(corpus_place) or corpus_place.is_relative_to(model_place):
+            raise BadInput("--out and --corpus are folders of their own; one cannot lie within the other")
     opened = [open_source(name) for name in settings.sources]
     model = join(opened, _tokenizer_of(opened, settings.tokenizer), seed=settings.seed)
     if corpus is not None:
         _import_blocks(opened, model, corpus, dtype=settings.dtype)
     elif any(source.records for source in opened):
-        say(
-            "the source has passages and their vectors as well; to take them over, name a place: --corpus "
-            "FOLDER"
-        )
+        offer = "to take them over, name a place: --corpus FOLDER"
+        say(f"the source has passages and their vectors as well; {offer}")
     try:
         model.save_pretrained(out)
     except Exception:
@@ -88,34 +87,31 @@ def import_hf(settings: ImportHf) -> Realm:
 
 
 def join(sources: list[Source], wordpieces: Wordpieces, *, seed: int = 0) -> Realm:
-    """One model of all parts that the sources bring; what none brings begins from what is there, its heads
-    from fresh weights."""
+    """One model of all parts that the sources have. A part that none has begins from another part's encoder,
+    with heads of fresh weights."""
     parts = _roles(sources)
     described = {role: _described(part) for role, part in parts.items()}
     tower = described.get("document") or described.get("query") or described["reader"]
     if "query" in parts and "document" in parts:
         _check_alike(parts, described)
     reader = described.get("reader", tower)
-    settings = tower | {
-        name: reader[name] for name in ("reader", "max_answer", "span_hidden", "max_together")
-    }
+    settings = dict(tower)
+    settings |= {name: reader[name] for name in ("reader", "max_answer", "span_hidden", "max_together")}
     settings |= {name: min(tower[name], reader[name]) for name in ("max_query", "max_passage")}
     for which in ("tower", "reader"):
-        if len(wordpieces) > settings[which]["vocab_size"]:
-            raise BadInput(
-                f"the tokenizer has {len(wordpieces)} wordpieces, the {which} knows "
-                f"{settings[which]['vocab_size']}"
-            )
-    alike = (
-        "query" not in parts or "document" not in parts or _same_weights(parts["document"], parts["query"])
-    )
+        vocabulary = settings[which]["vocab_size"]
+        if len(wordpieces) > vocabulary:
+            raise BadInput(f"the tokenizer has {len(wordpieces)} wordpieces, the {which} knows {vocabulary}")
+    both = "query" in parts and "document" in parts
+    alike = not both or _same_weights(parts["document"], parts["query"])
     spans = "reader" in parts and parts["reader"].kind == "reader"
     config = ModelConfig(**settings, share_towers=alike, share_projection=alike, trained_on_questions=spans)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Realm(config, wordpieces)
     taken = {role: part for role, part in parts.items() if not (alike and role == "query")}
-    if "document" not in parts and "query" in parts:
+    stands_in = "document" not in parts and "query" in parts
+    if stands_in:
         taken["document"] = parts["query"]
     state = {name: tensor.clone() for name, tensor in model.own_state().items()}
     for role, part in taken.items():
@@ -125,9 +121,9 @@ def join(sources: list[Source], wordpieces: Wordpieces, *, seed: int = 0) -> Rea
             _check_tied(part)
         state |= {name: part.source.tensors[key].to(state[name].dtype) for key, name in expected.items()}
     _check_surplus(sources, parts.values(), state)
-    _begin_from_what_is_there(state, parts)
+    _fill_missing(state, parts)
     model.load_own_state(state)
-    if "document" not in parts and "query" in parts:
+    if stands_in:
         model.config = replace(model.config, stand_in=tower_fingerprint(model.config, model.document))
     return model.eval()
 
@@ -140,7 +136,7 @@ def _described(part: Part) -> dict[str, Any]:
 
 
 def _check_alike(parts: dict[str, Part], described: dict[str, dict[str, Any]]) -> None:
-    """Both towers must have the same shape; what they were trained with may differ."""
+    """Raise unless both towers have the same shape; how they were trained may differ."""
     first = described["document"]
     second = described["query"]
     different = [name for name in SHAPED if first["tower"][name] != second["tower"][name]]
@@ -151,20 +147,18 @@ def _check_alike(parts: dict[str, Part], described: dict[str, dict[str, Any]]) -
 
 
 def _roles(sources: list[Source]) -> dict[str, Part]:
-    """Which source brings the document tower, the query tower and the reader, in this order."""
+    """The parts that become the document tower, the query tower and the reader, in this order."""
     roles: dict[str, Part] = {}
-    role_of = {"embedder": "document", "query embedder": "query", "encoder": "reader", "reader": "reader"}
     for source in sources:
         for prefix, kind in ARCHITECTURES[source.architecture].items():
             part = Part(source, prefix, kind)
             if kind == "query embedder" and source.architecture == "RealmScorer" and not part.names():
                 continue  # a scorer with one embedder for both
-            role = role_of[kind]
+            role = ROLES[kind]
             if role in roles:
+                what = role if role == "reader" else f"{role} tower"
                 both = f"{roles[role].source.name} and {source.name}"
-                raise BadInput(
-                    f"{both} both bring a {role}{'' if role == 'reader' else ' tower'}; name one of them"
-                )
+                raise BadInput(f"{both} both bring a {what}; name one of them")
             roles[role] = part
     return {role: roles[role] for role in ("document", "query", "reader") if role in roles}
 
@@ -178,98 +172,81 @@ def _same_weights(first: Part, second: Part) -> bool:
 
 
 def _expected(part: Part, role: str, state: dict[str, Tensor]) -> dict[str, str]:
-    """Key in the source -> name of the weight here, for a part that becomes the document or query tower or
-    the reader."""
+    """The name here of each weight of a part, by its key in the source; `role` is what the part becomes."""
     own = f"{role}."
     names = {name: their_name(part.kind, name.removeprefix(own)) for name in state if name.startswith(own)}
     return {part.prefix + theirs: name for name, theirs in names.items() if theirs is not None}
 
 
 def _check_weights(part: Part, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise unless the source has all these weights, in these shapes and finite."""
     tensors = part.source.tensors
     name = part.source.name
     if missing := set(shapes) - set(tensors):
-        raise BadInput(
-            f"{name} lacks weights of {part.source.architecture}: {listing(missing)}; fetch it again"
-        )
+        lacks = f"{name} lacks weights of {part.source.architecture}"
+        raise BadInput(f"{lacks}: {listing(missing)}; fetch it again")
+    found = {key: tuple(tensors[key].shape) for key in shapes}
     if wrong := [
-        f"{key} {tuple(tensors[key].shape)} instead of {shape}"
-        for key, shape in shapes.items()
-        if tensors[key].shape != shape
+        f"{key} {found[key]} instead of {shapes[key]}" for key in shapes if found[key] != shapes[key]
     ]:
-        raise BadInput(
-            f"{name} has weights of other shapes than its config describes: {listing(wrong)}; is the config "
-            "of another model?"
-        )
-    if odd := [
-        key
-        for key in shapes
-        if not tensors[key].is_floating_point() or not bool(tensors[key].float().isfinite().all())
-    ]:
+        others = f"{name} has weights of other shapes than its config describes"
+        raise BadInput(f"{others}: {listing(wrong)}; is the config of another model?")
+    if odd := [key for key in shapes if not _is_finite(tensors[key])]:
         raise BadInput(f"{name} has weights that are no finite numbers: {listing(odd)}; fetch it again")
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool(tensor.float().isfinite().all())
+
+
 def _check_tied(part: Part) -> None:
-    """A masked-LM head with output weights of its own has no place here; the published ones write with the
-    word embeddings."""
+    """Raise if a masked-LM head has output weights of its own. Those of the published ones are the word
+    embeddings, and there is no place here for others."""
     decoder = part.source.tensors.get(f"{part.prefix}cls.predictions.decoder.weight")
     words = part.source.tensors[f"{part.prefix}realm.embeddings.word_embeddings.weight"]
     if part.kind == "encoder" and decoder is not None and not torch.equal(decoder.float(), words.float()):
-        raise BadInput(
-            f"{part.source.name} has a masked-LM head that is not tied to its word embeddings; such a one "
-            "cannot be imported"
-        )
+        head = f"{part.source.name} has a masked-LM head that is not tied to its word embeddings"
+        raise BadInput(f"{head}; such a one cannot be imported")
 
 
 def _check_surplus(sources: list[Source], parts: Iterable[Part], state: dict[str, Tensor]) -> None:
-    """No weight may be left over, but for those that are known to do nothing."""
-    known: dict[str, set[str]] = {source.name: {BLOCKS} for source in sources}
+    """Raise if a source has weights that were not taken, except those that no output depends on."""
+    taken: dict[str, set[str]] = {source.name: {BLOCKS} for source in sources}
     for part in parts:
-        known[part.source.name] |= set(
-            _expected(part, "document" if "embedder" in part.kind else "reader", state)
-        )
+        role = "document" if "embedder" in part.kind else "reader"
+        taken[part.source.name] |= set(_expected(part, role, state))
     for source in sources:
-        if surplus := {
-            key
-            for key in source.tensors
-            if key not in known[source.name] and not is_unused(source.architecture, key)
-        }:
-            raise BadInput(
-                f"{source.name} has weights that {source.architecture} does not: {listing(surplus)}; is it "
-                "another model?"
-            )
+        left = source.tensors.keys() - taken[source.name]
+        if surplus := {key for key in left if not is_unused(source.architecture, key)}:
+            others = f"{source.name} has weights that {source.architecture} does not"
+            raise BadInput(f"{others}: {listing(surplus)}; is it another model?")
 
 
-def _begin_from_what_is_there(state: dict[str, Tensor], parts: dict[str, Part]) -> None:
-    """A reader that no source brings takes the tower's encoder, a tower the reader's; said, for it is a
-    beginning and no more."""
+def _fill_missing(state: dict[str, Tensor], parts: dict[str, Part]) -> None:
+    """Give a reader that no source has the tower's encoder, or a tower the reader's, and tell the user, for
+    such a part is yet to be trained."""
     towers = "document" in parts or "query" in parts
     if not towers:
-        pooler = {
-            f"document.encoder.body.{name}": f"realm.{name}"
-            for name in ("pooler.dense.weight", "pooler.dense.bias")
-        }
+        pooler = {f"document.encoder.body.pooler.dense.{name}": name for name in ("weight", "bias")}
         reader = parts["reader"]
         for name in [name for name in state if name.startswith("document.encoder.")]:
-            theirs = reader.source.tensors.get(reader.prefix + pooler.get(name, "-"))
             twin = name.replace("document.", "reader.", 1)
-            state[name] = (
-                theirs.to(state[name].dtype) if theirs is not None else state.get(twin, state[name]).clone()
-            )
+            weight = state.get(twin, state[name])
+            if name in pooler:  # readers do without, but the source of this one may have it
+                key = f"{reader.prefix}realm.pooler.dense.{pooler[name]}"
+                weight = reader.source.tensors.get(key, weight).to(weight.dtype)
+            state[name] = weight.clone()
         say("no source brings towers: they begin from the reader's encoder, with fresh projections")
     if "reader" not in parts:
         for name in [name for name in state if name.startswith("reader.encoder.")]:
             state[name] = state[name.replace("reader.", "document.", 1)].clone()
         say("no source brings a reader: it begins from the tower's encoder, with fresh heads")
     elif parts["reader"].kind == "encoder":
-        say(
-            "no source brings a head for answers: it begins from fresh weights, `realmlm finetune` teaches it"
-        )
+        fresh = "it begins from fresh weights, `realmlm finetune` teaches it"
+        say(f"no source brings a head for answers: {fresh}")
     if towers and "document" not in parts:
-        say(
-            "no source brings the embedder of the passages: none can be added or embedded again; to do so, "
-            "name that embedder as well"
-        )
+        cure = "none can be added or embedded again; to do so, name that embedder as well"
+        say(f"no source brings the embedder of the passages: {cure}")
 
 
 def _tokenizer_of(sources: list[Source], file: Path | None) -> Wordpieces:
@@ -277,17 +254,16 @@ def _tokenizer_of(sources: list[Source], file: Path | None) -> Wordpieces:
         return wordpieces_from_list(file) if file.suffix == ".txt" else Wordpieces.load(file)
     found = {source.name: source.wordpieces for source in sources if source.wordpieces is not None}
     if not found:
-        raise BadInput(
-            f"no tokenizer.json or vocab.txt beside {listing(source.name for source in sources)}; name one: "
-            "--tokenizer vocab.txt"
-        )
+        names = listing(source.name for source in sources)
+        cure = "name one: --tokenizer vocab.txt"
+        raise BadInput(f"no tokenizer.json or vocab.txt beside {names}; {cure}")
     if len({_rules(pieces) for pieces in found.values()}) > 1:
         raise Mismatch(f"{' and '.join(found)} have different tokenizers; they do not belong together")
     return next(iter(found.values()))
 
 
 def _rules(wordpieces: Wordpieces) -> str:
-    """What makes two tokenizers cut alike: pieces and normalisation."""
+    """Pieces and normalisation: tokenizers that agree in both cut every text alike."""
     record = json.loads(wordpieces.tokenizer.to_str())
     return json.dumps([wordpieces.tokenizer.get_vocab(), record["normalizer"]], sort_keys=True)
 
@@ -296,23 +272,17 @@ def _rules(wordpieces: Wordpieces) -> str:
 
 
 def _import_blocks(sources: list[Source], model: Realm, folder: Path, *, dtype: str) -> None:
-    """The records become a corpus, one passage each and without titles, and their vectors its index: both or
+    """Make a corpus of the records, each a passage without a title, and an index of their vectors: both or
     nothing."""
-    source = next(
-        (source for source in sources if source.records is not None and BLOCKS in source.tensors), None
-    )
+    source = next((source for source in sources if source.records and BLOCKS in source.tensors), None)
     if source is None or source.records is None:
-        raise BadInput(
-            f"no source has both {BLOCKS} and {RECORDS}: a corpus comes with RealmForOpenQA only; leave "
-            "--corpus out"
-        )
+        only = "a corpus comes with RealmForOpenQA only; leave --corpus out"
+        raise BadInput(f"no source has both {BLOCKS} and {RECORDS}: {only}")
     vectors_ND = source.tensors[BLOCKS]
     count = count_records(source.records)
     if vectors_ND.shape != (count, model.config.projection):
-        raise BadInput(
-            f"{source.name} has {BLOCKS} in the shape {tuple(vectors_ND.shape)} for {count:,} records; they "
-            "do not belong together"
-        )
+        misfit = f"{BLOCKS} in the shape {tuple(vectors_ND.shape)} for {count:,} records"
+        raise BadInput(f"{source.name} has {misfit}; they do not belong together")
     aside = folder.parent / f".{folder.name}.importing"  # a kill leaves this, and nothing at `folder`
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -325,16 +295,10 @@ def _import_blocks(sources: list[Source], model: Realm, folder: Path, *, dtype: 
                 draft, articles, model.wordpieces, max_wordpieces=_RECORD, workers=default_workers()
             )
             if not writer.passages == writer.articles == count:
-                raise BadInput(
-                    f"{source.records}: {count:,} records, but {writer.passages:,} passages; some record "
-                    "gives no wordpiece"
-                )
-            # what is longer than `max_wordpieces` is there, but not read
-            draft.config |= {
-                "sources": [RECORDS],
-                "max_wordpieces": model.config.max_passage,
-                "tokenizer": f"of {source.architecture}",
-            }
+                counts = f"{count:,} records, but {writer.passages:,} passages"
+                raise BadInput(f"{source.records}: {counts}; some record gives no wordpiece")
+            draft.config |= {"sources": [RECORDS], "tokenizer": f"of {source.architecture}"}
+            draft.config["max_wordpieces"] = model.config.max_passage  # more are stored, but not read
             draft.config["vectors"] = tower_fingerprint(model.config, model.document)
             draft.counts["skipped"] = 0
         _import_vectors(vectors_ND, model, Corpus.open(aside), dtype=dtype)
@@ -348,13 +312,11 @@ def _articles(file: Path, advance: Callable[[int], None]) -> Iterator[Article]:
         try:
             text = record.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise BadInput(
-                f"{file}: record {number} is not UTF-8 text ({error.reason} at byte {error.start})"
-            ) from error
+            why = f"{error.reason} at byte {error.start}"
+            raise BadInput(f"{file}: record {number} is not UTF-8 text ({why})") from error
         if not text.strip() or len(text) > MAX_CHARACTERS:
-            raise BadInput(
-                f"{file}: record {number} has {len(text):,} characters; a passage has 1 to {MAX_CHARACTERS:,}"
-            )
+            wrong = f"{file}: record {number} has {len(text):,} characters"
+            raise BadInput(f"{wrong}; a passage has 1 to {MAX_CHARACTERS:,}")
         yield Article("", text, f"record {number}")
         advance(1)
 
@@ -370,11 +332,7 @@ def _import_vectors(vectors_ND: Tensor, model: Realm, corpus: Corpus, *, dtype: 
         first = borders[shard]
         last = borders[shard + 1]
         vectors = vectors_ND[first:last].float()
-        if (
-            dtype == "float16"
-            and bool(vectors.isfinite().all())
-            and not bool(vectors.half().isfinite().all())
-        ):
+        if dtype == "float16" and _is_finite(vectors) and not _is_finite(vectors.half()):
             raise BadInput(f"{BLOCKS} has numbers too large for float16; keep them with --dtype float32")
         build.put(shard, torch.arange(first, last), vectors)
     build.publish(place)

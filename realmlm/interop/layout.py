@@ -1,4 +1,4 @@
-"""How transformers' REALM (until 4.57) names its weights and settings, and how they are named here."""
+"""How transformers' REALM (until 4.57) names weights and settings, and how they are named here."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ from realmlm.corpus.store import MAX_TITLE
 from realmlm.errors import BadInput, Mismatch
 from realmlm.model.realm import MOST_SPECIAL
 
-# What a config leaves unsaid.
+# The values of settings that a config does not name.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -55,7 +55,7 @@ _ENCODER = (
     "eos_token_id",
 )
 
-# Architecture -> the parts it consists of: what stands before the names of a part, and which part it is.
+# The parts that each architecture consists of: the prefix of a part's names, and which part it is.
 ARCHITECTURES = {
     "RealmEmbedder": {"": "embedder"},
     "RealmScorer": {"embedder.": "embedder", "query_embedder.": "query embedder"},
@@ -63,10 +63,11 @@ ARCHITECTURES = {
     "RealmReader": {"": "reader"},
     "RealmForOpenQA": {"embedder.": "query embedder", "reader.": "reader"},
 }
+ROLES = {"embedder": "document", "query embedder": "query", "encoder": "reader", "reader": "reader"}
+"""What each part becomes here: the document tower, the query tower or the reader."""
 BLOCKS = "block_emb"  # RealmForOpenQA's passage vectors
 
-# (here, there); the reader's masked-LM head writes with the word embeddings, so its decoder has no weights of
-# its own here.
+# (name here, name there). The output weights of the reader's masked-LM head are the word embeddings.
 _TOWER = (("encoder.body.", "realm."), ("projection.", "cls.dense."), ("norm.", "cls.LayerNorm."))
 _MASKS = (
     ("encoder.body.", "realm."),
@@ -81,66 +82,59 @@ _SPANS = (
 )
 NAMES = {"embedder": _TOWER, "query embedder": _TOWER, "encoder": _MASKS, "reader": _MASKS + _SPANS}
 
-# Weights that no output depends on: an embedder's masked-LM head, a reader's pooler and untied decoder,
+# Weights that no output depends on: an embedder's masked-LM head, a reader's pooler and untied decoder, and
 # buffers of old versions.
 _BUFFERS = ("realm.embeddings.position_ids", "realm.embeddings.token_type_ids")
-UNUSED = {
-    "embedder": ("cls.predictions.", *_BUFFERS),
-    "query embedder": ("cls.predictions.", *_BUFFERS),
-    "encoder": ("cls.predictions.decoder.", "realm.pooler.", *_BUFFERS),
-    "reader": ("cls.predictions.decoder.", "realm.pooler.", *_BUFFERS),
-}
+_IN_EMBEDDERS: tuple[str, ...] = ("cls.predictions.", *_BUFFERS)
+_IN_READERS: tuple[str, ...] = ("cls.predictions.decoder.", "realm.pooler.", *_BUFFERS)
+UNUSED = {part: _IN_READERS if role == "reader" else _IN_EMBEDDERS for part, role in ROLES.items()}
 
 
 def their_name(part: str, ours: str) -> str | None:
-    """The name of one of our weights (within its tower or reader) in their layout; None where they have no
+    """The name in their layout of one of our weights (named within its tower or reader); None if they have no
     such weight."""
-    return next(
-        (theirs + ours.removeprefix(own) for own, theirs in NAMES[part] if ours.startswith(own)), None
-    )
+    pairs = NAMES[part]
+    return next((theirs + ours.removeprefix(own) for own, theirs in pairs if ours.startswith(own)), None)
 
 
 def is_unused(architecture: str, key: str) -> bool:
+    """Is this a weight of theirs that no output depends on?"""
     parts = ARCHITECTURES[architecture].items()
     return any(key.startswith(tuple(prefix + name for name in UNUSED[part])) for prefix, part in parts)
 
 
+def _is_like(value: Any, name: str) -> bool:
+    """Is a setting's value of the same type as its default, and if a whole number, not too small?"""
+    usual = DEFAULTS[name]
+    if isinstance(value, bool):
+        return False
+    if isinstance(usual, int):
+        return isinstance(value, int) and value >= (0 if name.endswith("_id") else 1)
+    return isinstance(value, int | float if isinstance(usual, float) else str)
+
+
 def model_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """ModelConfig's fields from a RealmConfig."""
+    """The fields of our ModelConfig for one of their configs (RealmConfig)."""
     full = DEFAULTS | {name: value for name, value in config.items() if value is not None}
     for name, usual in DEFAULTS.items():
-        fits = isinstance(
-            full[name], (int, float) if isinstance(usual, int | float) else str
-        ) and not isinstance(full[name], bool)
-        if not fits or (
-            isinstance(usual, int)
-            and not (isinstance(full[name], int) and full[name] >= (0 if name.endswith("_id") else 1))
-        ):
+        if not _is_like(full[name], name):
             raise BadInput(f"config.json has {name} = {full[name]!r}; the published REALM's is {usual!r}")
     if full["pad_token_id"] >= full["vocab_size"] or full["hidden_size"] % full["num_attention_heads"]:
-        raise BadInput(
-            "config.json contradicts itself: the padding is no wordpiece, or the hidden size is no multiple "
-            "of the heads"
-        )
+        why = "the padding is no wordpiece, or the hidden size is no multiple of the heads"
+        raise BadInput(f"config.json contradicts itself: {why}")
     kind = full.get("position_embedding_type") or "absolute"
     if kind != "absolute" or full.get("is_decoder"):
-        raise BadInput(
-            f"a REALM with {kind} positions, decoder {bool(full.get('is_decoder'))} cannot be imported: the "
-            "published ones are BERT"
-        )
-    if full["reader_layer_norm_eps"] != DEFAULTS["reader_layer_norm_eps"]:
-        raise BadInput(
-            f"reader_layer_norm_eps {full['reader_layer_norm_eps']} cannot be imported, only "
-            f"{DEFAULTS['reader_layer_norm_eps']}"
-        )
+        other = f"a REALM with {kind} positions, decoder {bool(full.get('is_decoder'))}"
+        raise BadInput(f"{other} cannot be imported: the published ones are BERT")
+    eps = "reader_layer_norm_eps"
+    if full[eps] != DEFAULTS[eps]:
+        raise BadInput(f"{eps} {full[eps]} cannot be imported, only {DEFAULTS[eps]}")
     encoder = {"model_type": "bert", **{name: full[name] for name in _ENCODER}}
     positions = full["max_position_embeddings"]
     together = min(full["reader_seq_len"], positions)
     if together < 2 * MOST_SPECIAL or positions < MAX_TITLE + 2 * MOST_SPECIAL:
-        raise BadInput(
-            f"config.json has max_position_embeddings {positions}, reader_seq_len {full['reader_seq_len']}: "
-            "too short to read"
-        )
+        lengths = f"max_position_embeddings {positions}, reader_seq_len {full['reader_seq_len']}"
+        raise BadInput(f"config.json has {lengths}: too short to read")
     return {
         "tower": encoder,
         "reader": encoder,
@@ -159,7 +153,8 @@ def model_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | None) -> dict[str, Any]:
-    """A RealmConfig from ModelConfig's fields; an error names what that layout has no place for."""
+    """Their config (RealmConfig) for the fields of our ModelConfig; an error names what it has no place for.
+    `blocks` is the number of passages that go along."""
     kinds = ARCHITECTURES[architecture].values()
     embeds = any("embedder" in kind for kind in kinds)
     reads = any(kind in ("encoder", "reader") for kind in kinds)
@@ -167,27 +162,19 @@ def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | N
     needed = {"projection_norm": True, "scale_scores": False, "pooling": "pooler"} if embeds else {}
     needed |= {"reading": "released"} if "reader" in kinds else {}
     wrong = [f"{name} = {settings[name]}" for name, value in needed.items() if settings[name] != value]
-    wrong += (
-        [f"an encoder of the family {encoder.get('model_type')}"]
-        if encoder.get("model_type") != "bert"
-        else []
-    )
-    wrong += (
-        ["another encoder in the reader than in the towers"]
-        if embeds and reads and settings["reader"] != settings["tower"]
-        else []
-    )
+    if encoder.get("model_type") != "bert":
+        wrong.append(f"an encoder of the family {encoder.get('model_type')}")
+    if embeds and reads and settings["reader"] != settings["tower"]:
+        wrong.append("another encoder in the reader than in the towers")
     if architecture == "RealmScorer" and not settings["share_projection"]:
         wrong.append(
             "queries and documents embedded by different weights (transformers would load one for both): "
             "take RealmEmbedder"
         )
     if wrong:
-        raise Mismatch(
-            f"transformers' REALM layout has no place for this model: {'; '.join(wrong)}; only models of "
-            "that layout fit"
-        )
-    return {
+        misfit = f"transformers' REALM layout has no place for this model: {'; '.join(wrong)}"
+        raise Mismatch(f"{misfit}; only models of that layout fit")
+    config = {
         "model_type": "realm",
         "architectures": [architecture],
         **{name: encoder.get(name, DEFAULTS[name]) for name in _ENCODER},
@@ -195,12 +182,10 @@ def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | N
         "max_span_width": settings["max_answer"],
         "reader_seq_len": settings["max_together"] or DEFAULTS["reader_seq_len"],
         "span_hidden_size": settings["span_hidden"],
-        **(
-            {}
-            if blocks is None
-            else {"num_block_records": blocks, "reader_beam_size": min(DEFAULTS["reader_beam_size"], blocks)}
-        ),
     }
+    if blocks is not None:
+        config |= {"num_block_records": blocks, "reader_beam_size": min(DEFAULTS["reader_beam_size"], blocks)}
+    return config
 
 
 def listing(names: Iterable[str], *, most: int = 8) -> str:

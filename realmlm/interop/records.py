@@ -1,9 +1,8 @@
-"""`block_records.npy`: the texts of the published REALM, a pickled numpy array of bytes, read without
-unpickling.
+"""Reads `block_records.npy`, the passages of the published REALM, without unpickling.
 
-A pickle is a program. This reader goes through its instructions one by one, carries none of them out, and
-takes only the texts of the one list such an array consists of. Whatever else a file contains, it is refused
-by name.
+The file is a pickled numpy array of bytes, and a pickle is a program. This reader goes through its
+instructions one by one, executes none of them, and takes only the texts of the one list that such an array
+consists of. A file with anything else in it is refused, and the reason names what it is.
 """
 
 import pickletools
@@ -17,32 +16,19 @@ from numpy.lib import format as npy
 
 from realmlm.errors import BadInput
 
-_ARRAY = {
-    "numpy.core.multiarray _reconstruct",
-    "numpy._core.multiarray _reconstruct",
-    "numpy ndarray",
-    "numpy dtype",
-}  # what an array of objects names
-_PLAIN = {
-    "PROTO",
-    "FRAME",
-    "MARK",
-    "EMPTY_TUPLE",
-    "TUPLE",
-    "TUPLE1",
-    "TUPLE2",
-    "TUPLE3",
-    "REDUCE",
-    "BUILD",
-    "STOP",
-}
-_PLAIN |= {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
+# the code that the pickle of an array of objects names
+_ARRAY = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"}
+_ARRAY |= {"numpy ndarray", "numpy dtype"}
+_PLAIN = {"PROTO", "FRAME", "MARK", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_PLAIN |= {"REDUCE", "BUILD", "STOP", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
 _BYTES = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
 _STRINGS = {"SHORT_BINUNICODE", "BINUNICODE"}
 _REMEMBER = {"MEMOIZE", "BINPUT", "LONG_BINPUT"}
 _RECALL = {"BINGET", "LONG_BINGET"}
 _IN_LIST = {"FRAME", "MARK", "APPEND", "APPENDS"}
 _AFTER_LIST = {"TUPLE", "BUILD", "STOP"}
+# what pickletools raises for a file that is cut off
+_CUT_OFF = (ValueError, EOFError, IndexError, OverflowError, MemoryError)
 
 
 def count_records(file: Path) -> int:
@@ -52,7 +38,7 @@ def count_records(file: Path) -> int:
 
 
 def read_records(file: Path) -> Iterator[bytes]:
-    """The texts, one after the other, whatever the size of the file."""
+    """The texts, one at a time: the file may be larger than memory."""
     with open(file, "rb") as stream, open(file, "rb") as again:
         expected = _header(stream, file)
         found = 0
@@ -60,13 +46,7 @@ def read_records(file: Path) -> Iterator[bytes]:
             for record in _list_of_bytes(stream, again, file):
                 found += 1
                 yield record
-        except (
-            ValueError,
-            EOFError,
-            IndexError,
-            OverflowError,
-            MemoryError,
-        ) as error:  # pickletools on a file that is cut off
+        except _CUT_OFF as error:
             raise BadInput(f"{file} is damaged after {found:,} texts ({error}); fetch it again") from error
     if found != expected:
         raise BadInput(f"{file} holds {found:,} texts where its header says {expected:,}; fetch it again")
@@ -74,35 +54,27 @@ def read_records(file: Path) -> Iterator[bytes]:
 
 def _header(stream: BinaryIO, file: Path) -> int:
     try:
-        version = npy.read_magic(stream)
-        shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(
-            stream
-        )
+        first_version = npy.read_magic(stream) == (1, 0)
+        read_header = npy.read_array_header_1_0 if first_version else npy.read_array_header_2_0
+        shape, _, dtype = read_header(stream)
     except Exception as error:  # numpy's parser of headers raises many kinds
-        raise BadInput(
-            f"{file} is not a numpy file ({error}); block records are an array of texts saved by numpy"
-        ) from error
+        needed = "block records are an array of texts saved by numpy"
+        raise BadInput(f"{file} is not a numpy file ({error}); {needed}") from error
     if dtype != np.dtype(object) or len(shape) != 1:
-        raise BadInput(
-            f"{file} holds an array of {dtype} with the shape {shape}; block records are one row of texts "
-            "(bytes objects)"
-        )
+        found = f"an array of {dtype} with the shape {shape}"
+        raise BadInput(f"{file} holds {found}; block records are one row of texts (bytes objects)")
     return int(shape[0])
 
 
 def _list_of_bytes(stream: BinaryIO, again: BinaryIO, file: Path) -> Iterator[bytes]:
-    """What stands in the one list of the pickle. Nothing in it is called: its instructions are read, not
-    followed."""
-    memo = array(
-        "q"
-        # where in the file a remembered literal stands, -1 for other things: the texts themselves would fill
-        # the memory
-    )
+    """The texts in the one list of the pickle. Its instructions are read, not executed. The file comes opened
+    twice: `again` is for looking up literals that the pickle refers to."""
+    # Where in the file a remembered literal stands; -1 for other things. The texts would fill the memory.
+    memo = array("q")
     strings: list[str] = []
-    # before the list, in it, after it
-    literal = -1
-    part = "before"
-    stray = False
+    literal = -1  # where the last literal stands
+    part = "before"  # the list; then "in" it, and "after" it
+    stray = False  # a string among the texts
     code: pickletools.OpcodeInfo
     argument: Any
     position: Any
@@ -126,9 +98,8 @@ def _list_of_bytes(stream: BinaryIO, again: BinaryIO, file: Path) -> Iterator[by
         if part == "in" and name in _AFTER_LIST:
             part = "after"
         if stray or (part == "in" and name not in _IN_LIST | _BYTES):
-            raise _refusal(
-                file, f"there is something else than bytes among its texts ({'a string' if stray else name})"
-            )
+            what = "a string" if stray else name
+            raise _refusal(file, f"there is something else than bytes among its texts ({what})")
         if part == "after" and name not in _AFTER_LIST:
             raise _refusal(file, f"it goes on after its texts ({name})")
         if name in _BYTES:
@@ -149,7 +120,7 @@ def _remember(memo: "array[int]", place: int, literal: int) -> None:
 
 
 def _literal_at(stream: BinaryIO, position: int) -> tuple[str, Any]:
-    """The instruction that put a literal there; what is not one is only named."""
+    """The name and the argument of the instruction at a position: a literal. -1 stands for other objects."""
     if position < 0:
         return "an object named before", None
     stream.seek(position)
@@ -163,13 +134,12 @@ def _refusal(file: Path, why: str) -> BadInput:
 
 def write_records(file: Path, records: Iterable[bytes], count: int) -> None:
     """Write such a file for numpy's `load`: the instructions that make an array of `count` bytes objects."""
+    size = count.to_bytes(4, "little")
     with open(file, "wb") as stream:
         npy.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": (count,)})
-        # an empty array
+        # an empty array, which gets a size, a type (objects) and the list of its elements
         stream.write(b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R")
-        stream.write(
-            b"(K\x01J" + count.to_bytes(4, "little") + b"\x85cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R"
-        )  # of objects
+        stream.write(b"(K\x01J" + size + b"\x85cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R")
         stream.write(b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb\x89]")
         for record in records:
             stream.write(b"B" + len(record).to_bytes(4, "little") + record + b"a")

@@ -1,4 +1,4 @@
-"""Opening a published checkpoint: a folder or a hub's repository in transformers' layout, or the authors'
+"""Opens a published checkpoint: a folder or a repository of the hub in transformers' layout, or the authors'
 TensorFlow variables."""
 
 import json
@@ -22,7 +22,8 @@ _TORCH = "pytorch_model.bin"
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint: what it is, its weights (memory-mapped) and what lies beside them."""
+    """A checkpoint: which of transformers' classes it is of, its weights (memory-mapped), and the tokenizer
+    and the passages beside them, if there are any."""
 
     name: str
     architecture: str
@@ -48,13 +49,10 @@ def open_source(name: str) -> Source:
     named = config.get("architectures")
     architecture = str(named[0] if isinstance(named, list) and named else named)
     if architecture not in ARCHITECTURES:
-        raise BadInput(
-            f"{name} says its architecture is {architecture}; known are {', '.join(ARCHITECTURES)}"
-        )
-    records = folder / RECORDS
-    return Source(
-        name, architecture, config, tensors, _wordpieces(folder), records if records.is_file() else None
-    )
+        names = ", ".join(ARCHITECTURES)
+        raise BadInput(f"{name} says its architecture is {architecture}; known are {names}")
+    records = folder / RECORDS if (folder / RECORDS).is_file() else None
+    return Source(name, architecture, config, tensors, _wordpieces(folder), records)
 
 
 def _fetch(name: str) -> Path:
@@ -64,27 +62,27 @@ def _fetch(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # the hub's library raises a dozen kinds, from bad names to no network
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"no checkpoint at '{name}': it is neither a folder nor a repository that can be fetched ({why})"
-        ) from error
+        wrong = f"it is neither a folder nor a repository that can be fetched ({_first_line(error)})"
+        raise BadInput(f"no checkpoint at '{name}': {wrong}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{file} cannot be read as JSON ({type(error).__name__}); it belongs beside a checkpoint's "
-            "weights"
-        ) from error
+        wrong = f"{file} cannot be read as JSON ({type(error).__name__})"
+        raise BadInput(f"{wrong}; it belongs beside a checkpoint's weights") from error
     if not isinstance(record, dict):
         raise BadInput(f"{file} holds no JSON object; fetch it again")
     return record
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder, whole or in parts."""
+    """All weights in a folder, from one file or several."""
     for whole, read in ((_SAFE, _read_safe), (_TORCH, _read_torch)):
         if (folder / whole).is_file():
             return read(folder / whole)
@@ -108,16 +106,15 @@ def _read_safe(file: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(file: Path) -> dict[str, Tensor]:
-    """Weights only: a file that holds anything else than tensors is refused, and nothing in it is run."""
+    """The tensors of a file that torch wrote; one that holds anything else is refused, and no code in it is
+    run."""
     try:
         with open(file, "rb") as stream:
-            zipped = stream.read(2) == b"PK"  # as torch writes since 1.6; older files cannot be mapped
+            zipped = stream.read(2) == b"PK"  # as torch has written since 1.6; older files cannot be mapped
         state = torch.load(file, map_location="cpu", mmap=zipped, weights_only=True)
     except Exception as error:  # torch raises UnpicklingError, RuntimeError, OSError …
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"{file} cannot be read as weights only ({why}); use a file you trust, or safetensors"
-        ) from error
+        wrong = f"{file} cannot be read as weights only ({_first_line(error)})"
+        raise BadInput(f"{wrong}; use a file you trust, or safetensors") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadInput(f"{file} holds something else than a table of weights; use the checkpoint's own file")
     return state
@@ -131,8 +128,8 @@ def _wordpieces(folder: Path) -> Wordpieces | None:
 
 
 def wordpieces_from_list(file: Path) -> Wordpieces:
-    """BERT's tokenizer from its list of pieces, one a line, with the settings in `tokenizer_config.json`
-    beside it."""
+    """BERT's tokenizer from its list of pieces, one on each line, with the settings of a
+    `tokenizer_config.json` beside it."""
     try:
         pieces = file.read_text("utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:

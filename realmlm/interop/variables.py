@@ -1,6 +1,7 @@
-"""The authors' TensorFlow checkpoints: their variables under the names of transformers' layout.
+"""Reads the authors' TensorFlow checkpoints, with their variables under the names of transformers' layout.
 
-Pre-trained and fine-tuned embedders differ in how many `module/` stand before a name; what follows is BERT's.
+The names of pre-trained and of fine-tuned embedders begin with a different number of `module/`; what follows
+is BERT's.
 """
 
 import re
@@ -39,25 +40,23 @@ def _prefix(place: Path) -> Path | None:
 
 
 def read_variables(place: Path) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    """Architecture, config and weights of a checkpoint, as transformers would have them; sizes are those of
-    the weights."""
+    """Architecture, config and weights of a checkpoint as transformers would have them; the config's sizes
+    are those of the weights."""
     tensorflow = require("tensorflow", extra="tensorflow", why="reading the authors' checkpoints")
     try:
         reader = tensorflow.train.load_checkpoint(str(_prefix(place)))
         names = list(reader.get_variable_to_shape_map())
     except Exception as error:  # TensorFlow's own kinds
-        raise BadInput(
-            f"{place} cannot be read as a TensorFlow checkpoint ({type(error).__name__}); fetch it again"
-        ) from error
-    return translate(
-        {name: reader.get_tensor(name) for name in names if their_key(name) is not None}, name=str(place)
-    )
+        wrong = f"{place} cannot be read as a TensorFlow checkpoint ({type(error).__name__})"
+        raise BadInput(f"{wrong}; fetch it again") from error
+    variables = {name: reader.get_tensor(name) for name in names if their_key(name) is not None}
+    return translate(variables, name=str(place))
 
 
 def translate(
     variables: dict[str, np.ndarray], *, name: str
 ) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    """The same as `read_variables`, from arrays."""
+    """What `read_variables` gives, from arrays; errors name the checkpoint `name`."""
     tensors: dict[str, Tensor] = {}
     for variable, array in variables.items():
         if (key := their_key(variable)) is not None:
@@ -69,65 +68,55 @@ def translate(
         raise BadInput(f"{name} holds no variables of REALM: neither an embedder nor a reader nor BERT")
     if has_embedder and has_reader:
         return "RealmForOpenQA", _config(tensors, name), tensors
-    architecture = (
-        "RealmReader" if has_reader else "RealmEmbedder" if has_embedder else "RealmKnowledgeAugEncoder"
-    )
+    alone = "RealmReader" if has_reader else "RealmEmbedder" if has_embedder else "RealmKnowledgeAugEncoder"
     bare = {key.removeprefix("reader.").removeprefix("embedder."): tensor for key, tensor in tensors.items()}
-    return architecture, _config(bare, name), bare
+    return alone, _config(bare, name), bare
 
 
 def their_key(variable: str) -> str | None:
-    """The name in RealmForOpenQA's layout; a pre-trained encoder (`bert/…`, `cls/…`) has no prefix. None: not
-    a weight of REALM."""
-    # BERT's other head, of which REALM makes no use
+    """The name of a variable in RealmForOpenQA's layout, without a prefix if it is of a pre-trained encoder
+    (`bert/…`, `cls/…`); None if it is no weight of REALM."""
+    # seq_relationship is BERT's other head, which REALM does not use
     if _OPTIMIZER.search(variable) or "cls/seq_relationship/" in variable:
         return None
     if variable == BLOCKS:
         return variable
     path = variable
     if path.startswith("reader/"):
-        path = next(
-            (new + path.removeprefix(old) for old, new in _READER.items() if path.startswith(old)), path
-        )
+        path = _renamed(path, _READER)
     elif path.startswith("module/"):
-        rest = re.sub(r"^(module/)+", "", path)
-        path = "embedder/" + next(
-            (new + rest.removeprefix(old) for old, new in _EMBEDDER.items() if rest.startswith(old)), rest
-        )
+        path = "embedder/" + _renamed(re.sub(r"^(module/)+", "", path), _EMBEDDER)
     elif path.startswith("bert/"):
         path = "realm/" + path.removeprefix("bert/")
     *scopes, last = path.split("/")
     scopes = [re.sub(r"^layer_(\d+)$", r"layer.\1", scope) for scope in scopes]
-    ending = {"kernel": ["weight"], "gamma": ["weight"], "beta": ["bias"], "output_bias": ["bias"]}.get(
-        last, [last]
-    )
-    return ".".join(scopes + (ending if not last.endswith("_embeddings") else [last, "weight"]))
+    if last.endswith("_embeddings"):
+        return ".".join([*scopes, last, "weight"])
+    endings = {"kernel": "weight", "gamma": "weight", "beta": "bias", "output_bias": "bias"}
+    return ".".join([*scopes, endings.get(last, last)])
+
+
+def _renamed(path: str, prefixes: dict[str, str]) -> str:
+    """The path with the first of these prefixes that it has replaced."""
+    return next((new + path.removeprefix(old) for old, new in prefixes.items() if path.startswith(old)), path)
 
 
 def _config(tensors: dict[str, Tensor], name: str) -> dict[str, Any]:
-    """The settings that shapes tell; heads are 64 wide, as in every BERT."""
-    prefix = next(
-        (
-            prefix
-            for prefix in ("", "reader.", "embedder.")
-            if f"{prefix}realm.embeddings.word_embeddings.weight" in tensors
-        ),
-        None,
-    )
+    """The settings that the shapes of the weights tell; a head is 64 wide, as in every BERT."""
+    words = "realm.embeddings.word_embeddings.weight"
+    prefix = next((prefix for prefix in ("", "reader.", "embedder.") if prefix + words in tensors), None)
     if prefix is None:
-        raise BadInput(
-            f"{name} has no word embeddings; a checkpoint of embedder, encoder or reader is needed"
-        )
+        needed = "a checkpoint of embedder, encoder or reader is needed"
+        raise BadInput(f"{name} has no word embeddings; {needed}")
 
     def rows(key: str) -> int:
         if f"{prefix}{key}" not in tensors:
             raise BadInput(f"{name} lacks the variable behind {prefix}{key}")
         return len(tensors[f"{prefix}{key}"])
 
-    vocabulary, hidden = tensors[f"{prefix}realm.embeddings.word_embeddings.weight"].shape
-    layers = {
-        int(found[1]) for key in tensors if (found := re.search(r"realm\.encoder\.layer\.(\d+)\.", key))
-    }
+    vocabulary, hidden = tensors[prefix + words].shape
+    found = (re.search(r"realm\.encoder\.layer\.(\d+)\.", key) for key in tensors)
+    layers = [int(match[1]) for match in found if match]
     config = {
         "model_type": "realm",
         "vocab_size": vocabulary,

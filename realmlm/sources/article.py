@@ -1,11 +1,11 @@
-"""What every reader of documents gives."""
+"""What every reader of documents produces."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Article:
-    """A document as read, before it is cut."""
+    """A document as it was read, before it is cut into passages."""
 
     title: str
     text: str

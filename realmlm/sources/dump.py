@@ -1,4 +1,4 @@
-"""The pages of a MediaWiki dump, picked out as it streams by."""
+"""Picks the pages out of a MediaWiki dump."""
 
 from xml.parsers import expat
 
@@ -6,12 +6,15 @@ from realmlm.sources.markup import HIDDEN_LINKS
 
 
 class NoDump(Exception):
-    """XML that is no MediaWiki dump."""
+    """Raised for XML that is not a MediaWiki dump."""
 
 
 class Dump:
-    """Picks the pages out of a dump as it streams by. No tree is built, and a DOCTYPE is refused: entities
-    that expand without end (or read other files) can only be declared there."""
+    """Collects the articles of a dump while its bytes are fed to `parser`; `take` hands over those found.
+
+    No tree is built, so a dump of any size can be read. A DOCTYPE is refused: only there can entities be
+    declared that expand without end or read other files.
+    """
 
     _FIELDS = frozenset({("page", "title"), ("page", "ns"), ("page", "id"), ("revision", "text")})
 
@@ -24,12 +27,13 @@ class Dump:
         self.parser.CharacterDataHandler = self._characters
         self.hidden_links = HIDDEN_LINKS
         self.pages = 0
-        self._path: list[str] = []
+        self._path: list[str] = []  # the elements that are open
         self._page: dict[str, str] = {}
-        self._gathered: list[str] | None = None
+        self._gathered: list[str] | None = None  # characters of the innermost element; None: not wanted
         self._done: list[dict[str, str]] = []
 
     def take(self) -> list[dict[str, str]]:
+        """The articles found since the last call: their title, id and text (wiki markup)."""
         done = self._done
         self._done = []
         return done
@@ -44,10 +48,9 @@ class Dump:
             self._page = {"title": "", "ns": "0", "id": "", "text": ""}
         elif name == "redirect":
             self._page["redirect"] = ""
-        names_links = name == "namespace" and attributes.get("key") in ("6", "14")
-        self._gathered = (
-            [] if names_links or (self._path and (self._path[-1], name) in self._FIELDS) else None
-        )
+        names_links = name == "namespace" and attributes.get("key") in ("6", "14")  # files, categories
+        is_field = bool(self._path) and (self._path[-1], name) in self._FIELDS
+        self._gathered = [] if names_links or is_field else None
         self._path.append(name)
 
     def _characters(self, data: str) -> None:

@@ -1,14 +1,14 @@
-"""In which encoding a file's bytes are a text: what it says itself, and what can be told from the bytes."""
+"""Finds out in which encoding a file's bytes are text: from what it declares, and from the bytes."""
 
 import codecs
 import re
 
-_HEAD = 1024  # bytes in which a page declares its encoding, as browsers look for it
+_HEAD = 1024  # bytes at the beginning of a page in which browsers look for its declared encoding
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 _DECLARED = re.compile(
     rb"""(?:<meta\s[^>]*?charset|^\s*<\?xml\s[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
 )
-_WIDER = {  # what old programs declared is read as the larger encoding that they wrote
+_WIDER = {  # old programs declared the first and wrote the second, which contains it
     "ascii": "cp1252",
     "iso8859-1": "cp1252",
     "iso8859-9": "cp1254",
@@ -18,13 +18,13 @@ _WIDER = {  # what old programs declared is read as the larger encoding that the
 }
 _ASCII = bytes(range(32, 127)) + rb"\n +A-"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_LEAST_NULS = 8  # of bytes that are taken for UTF-16 without a mark
-_CONTROLS = 100  # one control character in so many bytes is the most that a text has
+_LEAST_NULS = 8  # NUL bytes for a file without a byte order mark to be taken for UTF-16
+_CONTROLS = 100  # text has at most one control character in so many bytes
 
 
 def utf_16_codec(head: bytes) -> str | None:
-    """The codec of UTF-16, told by its mark or by NUL bytes: mostly every second and hardly another. None
-    where it is another encoding."""
+    """The codec for a file that is UTF-16, as a byte order mark shows, or NULs in nearly every second byte
+    and hardly any other; None for other files. `head` is how the file begins."""
     if head.startswith(_UTF_16):
         return "utf-16"
     nuls = [head[first::2].count(0) for first in (0, 1)]
@@ -34,26 +34,21 @@ def utf_16_codec(head: bytes) -> str | None:
 
 
 def declared_text(page: bytes) -> str | None:
-    """The text of an HTML page in the encoding that it declares; None where there is none, or it is unknown
-    or not what the bytes are in.
+    """The text of an HTML page in the encoding that it declares; None if it declares none, or one that is
+    unknown or that its bytes are not in.
 
-    A byte order mark goes before what is declared, and so does UTF-8 where letters beyond ASCII are in it,
-    which nothing else looks like: such a page gives None too.
+    A byte order mark outranks what is declared. So does valid UTF-8 with letters beyond ASCII, which no other
+    encoding looks like. Both give None, too.
     """
     found = _DECLARED.search(_COMMENT.sub(b"", page[:_HEAD]))
-    if (
-        found is None
-        or page.startswith((codecs.BOM_UTF8, *_UTF_16))
-        or (not page.isascii() and _is_utf_8(page))
-    ):
+    marked = page.startswith((codecs.BOM_UTF8, *_UTF_16))
+    if found is None or marked or (not page.isascii() and _is_utf_8(page)):
         return None
     try:
         name = codecs.lookup(found[1].decode("ascii")).name
         name = _WIDER.get(name, name)
-        # in such an encoding the page could not have said so
-        if _ASCII.decode(name) != _ASCII.decode("ascii"):
-            return None
-        return page.decode(name)
+        # an encoding in which the declaration itself would read otherwise cannot be the page's
+        return page.decode(name) if _ASCII.decode(name) == _ASCII.decode("ascii") else None
     except (LookupError, ValueError):
         return None
 
@@ -67,7 +62,7 @@ def _is_utf_8(data: bytes) -> bool:
 
 
 def windows_text(data: bytes) -> str | None:
-    """The text of bytes in Windows-1252, or None where they do not look like text."""
+    """The text of bytes in Windows-1252, or None if they do not look like text."""
     controls = sum(data.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r")
     try:
         return None if 0 in data or controls * _CONTROLS > len(data) else data.decode("cp1252")

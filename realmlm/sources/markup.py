@@ -1,4 +1,4 @@
-"""Markup to plain text: wiki, HTML and Markdown, each through a maintained parser (extra `formats`)."""
+"""Wiki, HTML and Markdown to plain text, each through a maintained parser (extra `formats`)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,15 +7,13 @@ from typing import Any
 from realmlm.errors import require
 
 HIDDEN_LINKS = frozenset({"file", "image", "category"})
-"""Namespaces whose links show no text in an article; every wiki knows these names beside those of its own
+"""Namespaces whose links show no text in an article. Every wiki has these names, beside those in its own
 language."""
 
 _TAGS_WITHOUT_PROSE = """
     categorytree gallery graph imagemap inputbox math ref references score section table templatedata timeline
 """
-_ELEMENTS_WITHOUT_PROSE = """
-    head script style nav noscript template svg math iframe object select button
-"""
+_ELEMENTS_WITHOUT_PROSE = "head script style nav noscript template svg math iframe object select button"
 _ELEMENTS_ON_THEIR_OWN_LINES = """
     address article aside blockquote body caption dd details dialog div dl dt fieldset figcaption figure
     footer form h1 h2 h3 h4 h5 h6 header hgroup hr li main ol p pre section summary table tbody td tfoot th
@@ -26,14 +24,16 @@ _HIDDEN_HTML = frozenset(_ELEMENTS_WITHOUT_PROSE.split())
 _BLOCKS = frozenset(_ELEMENTS_ON_THEIR_OWN_LINES.split())
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
-# brackets that held a template, switches like __NOTOC__
+# brackets in which only a template stood; switches like __NOTOC__
 _WIKI_LEFTOVERS = re.compile(r" ?\(\s*+(?:[,;]\s*+)?\)|__[A-Z]+__")
 
 
 def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str] = HIDDEN_LINKS) -> str:
-    """The prose of a wiki page: links as their text, headings and paragraphs on lines of their own;
-    templates, tables, references, formulas, files and categories left out. `hidden_links` are the lower-case
-    namespaces of files and categories."""
+    """The prose of a wiki page: links as their text, headings and paragraphs on lines of their own.
+
+    Templates, tables, references, formulas, files and categories are left out. `hidden_links` are the
+    namespaces of files and categories in lower case.
+    """
     parser = require("mwparserfromhell", extra="formats", why="reading MediaWiki markup")
     pieces = _wiki_pieces(parser.parse(wikitext, skip_style_tags=False), parser.nodes, hidden_links)
     return _tidy(_WIKI_LEFTOVERS.sub("", "".join(pieces)))
@@ -45,13 +45,12 @@ def _wiki_pieces(code: Any, nodes: Any, hidden_links: frozenset[str]) -> Iterato
             yield str(node.value)
         elif isinstance(node, nodes.Wikilink):
             namespace, colon, _ = str(node.title).partition(":")
-            if not (colon and namespace.strip().lower() in hidden_links):
-                shown = (
-                    _wiki_pieces(node.text, nodes, hidden_links)
-                    if node.text is not None
-                    else [str(node.title).strip().lstrip(":")]
-                )
-                yield from shown
+            if colon and namespace.strip().lower() in hidden_links:
+                continue
+            if node.text is not None:
+                yield from _wiki_pieces(node.text, nodes, hidden_links)
+            else:
+                yield str(node.title).strip().lstrip(":")
         elif isinstance(node, nodes.ExternalLink):
             if node.title is not None:
                 yield from _wiki_pieces(node.title, nodes, hidden_links)
@@ -70,25 +69,21 @@ def _wiki_pieces(code: Any, nodes: Any, hidden_links: frozenset[str]) -> Iterato
 
 
 def row_line(names: Sequence[str], cells: Sequence[str]) -> str:
-    """A row of a table as one line, each cell behind its column's name: "town: Oslo; river: Aker". Empty
+    """A row of a table as one line, each cell after its column's name: "town: Oslo; river: Aker". Empty
     cells are left out."""
-    said = ((name, " ".join(cell.split())) for name, cell in zip(names, cells, strict=True))
-    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in said if cell)
+    pairs = ((name, " ".join(cell.split())) for name, cell in zip(names, cells, strict=True))
+    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, header: bool) -> list[str]:
-    """The rows of a table as lines; the first names the columns if it is a header, of the rows that are as
-    long."""
+    """The rows of a table as lines; a `header`, the first, names the columns of rows of its length."""
     names = rows[0] if header and any(len(row) == len(rows[0]) for row in rows[1:]) else ()
-    return [
-        row_line(names if len(row) == len(names) else [""] * len(row), row)
-        for row in rows[1 if names else 0 :]
-    ]
+    body = rows[1:] if names else rows
+    return [row_line(names if len(row) == len(names) else [""] * len(row), row) for row in body]
 
 
 def html_to_text(html: str) -> tuple[str, str]:
-    """Title (`<title>`, else the first `<h1>`, else "") and visible text of a page, block elements on lines
-    of their own."""
+    """Title (`<title>`, else the first `<h1>`, else "") and visible text of a page, a block a line."""
     parser = require("selectolax.lexbor", extra="formats", why="reading HTML")
     tree = parser.LexborHTMLParser(html)
     heading = tree.css_first("head > title") or tree.css_first("h1")
@@ -97,8 +92,7 @@ def html_to_text(html: str) -> tuple[str, str]:
 
 
 def _html_pieces(body: Any) -> Iterator[str]:
-    # a stack, not recursion: pages nest deeper than Python's limit. A string on it is a closing tag's line
-    # break
+    # A stack, for pages nest deeper than Python recurses. A string on it is the line break of a closing tag.
     stack: list[tuple[Any, bool]] = [(body, False)]
     while stack:
         node, verbatim = stack.pop()
@@ -117,8 +111,8 @@ def _html_pieces(body: Any) -> Iterator[str]:
 
 
 def _html_table(table: Any) -> list[str] | None:
-    """The lines of a table: its caption, then its rows. None of one that only arranges a page: with tables or
-    paragraphs in its cells."""
+    """The lines of a table: its caption, then its rows. None for one that only lays out a page, as tables or
+    paragraphs in its cells show."""
     if any(child.css_first("table") is not None for child in table.iter()):
         return None
     found = [[cell for cell in row.iter() if cell.tag in ("td", "th")] for row in table.css("tr")]
@@ -131,24 +125,21 @@ def _html_table(table: Any) -> list[str] | None:
 
 
 def markdown_to_text(markdown: str) -> tuple[str, str]:
-    """Title (of the front matter, else the first heading, else "") and text of a document, blocks on lines of
-    their own."""
+    """Title (of the front matter, else the first heading, else "") and text of a document, a block a line."""
     parser = require("markdown_it", extra="formats", why="reading Markdown")
     front = _FRONT_MATTER.match(markdown)
     stated = _FRONT_TITLE.search(front[1]) if front else None
     title = stated[1].strip("\"'") if stated else ""
     pieces: list[str] = []
     rows: list[list[str]] = []
-    tokens = (
-        parser.MarkdownIt("commonmark").enable("table").parse(markdown[front.end() :] if front else markdown)
-    )
-    for before, token in zip([None, *tokens], tokens, strict=False):
+    body = markdown[front.end() :] if front else markdown
+    opened = ""  # the type of the token before
+    for token in parser.MarkdownIt("commonmark").enable("table").parse(body):
         if token.type == "inline":
             line = "".join(_inline_pieces(token.children))
-            title = title or (
-                " ".join(line.split()) if before is not None and before.type == "heading_open" else ""
-            )
-            if before is not None and before.type in ("td_open", "th_open"):
+            if opened == "heading_open":
+                title = title or " ".join(line.split())
+            if opened in ("td_open", "th_open"):
                 rows[-1].append(line)
             else:
                 pieces += [line, "\n"]
@@ -161,6 +152,7 @@ def markdown_to_text(markdown: str) -> tuple[str, str]:
         elif token.type == "table_close":
             pieces += [f"{row}\n" for row in table_lines(rows, header=True)]
             rows = []
+        opened = token.type
     return title, _tidy("".join(pieces))
 
 

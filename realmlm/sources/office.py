@@ -1,7 +1,7 @@
 """PDF and Word documents to plain text, each through a maintained library (extra `documents`).
 
-Both kinds come from anywhere: what is damaged, locked, scanned or swollen is refused with a reason, in
-bounded time and memory.
+Such files come from anywhere: one that is damaged, locked, scanned or far too large is refused with a reason,
+in bounded time and memory.
 """
 
 import io
@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
 from typing import Any
 
 from realmlm.errors import require
@@ -18,14 +19,14 @@ from realmlm.sources.markup import table_lines
 from realmlm.sources.wrapping import joined, known_compounds
 
 LARGEST = 2**28  # bytes of a document
-_LARGEST_XML = 2**26  # bytes of a Word document's text, unpacked: its tree takes ten times as much
+_LARGEST_XML = 2**26  # bytes of a Word document's XML, decompressed: its tree takes ten times as much
 _LONGEST_S = 300.0  # seconds for the pages of a PDF
 _MOST_CHARACTERS = 50_000_000
-_MOST_PIECES = 50_000  # of text on a page of a PDF, whose reading takes time by their square
+_MOST_PIECES = 50_000  # pieces of text on a page of a PDF: reading takes time by their square
 
-_MARGIN = 2  # lines at the top and the bottom of a page that may be its header and footer
-_REPEATED = 0.5  # share of the pages from which on they are
-_FULL_LINE = 0.75  # of the usual width: a shorter line ends its paragraph
+_MARGIN = 2  # lines at the top and at the bottom of a page that may be its header and footer
+_REPEATED = 0.5  # share of the pages that must have a line there for it to be one
+_FULL_LINE = 0.75  # share of the usual width: a shorter line ends its paragraph
 _LIGATURES = str.maketrans(
     {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None}
 )
@@ -36,10 +37,10 @@ class Unreadable(Exception):
 
 
 def pdf_to_text(data: bytes) -> tuple[str, str]:
-    """Title (of the document's properties, else "") and text of a PDF, a line a paragraph; page headers and
-    footers left out."""
+    """Title (of the document's properties, else "") and text of a PDF, one line for each paragraph, without
+    page headers and footers."""
     pypdf = require("pypdf", extra="documents", why="reading PDF")
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every flaw it gets over
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every flaw that it overcomes
     try:
         pdf = pypdf.PdfReader(io.BytesIO(data))
         if pdf.is_encrypted and not pdf.decrypt(""):
@@ -49,18 +50,16 @@ def pdf_to_text(data: bytes) -> tuple[str, str]:
     except (Unreadable, MemoryError):
         raise
     except pypdf.errors.DependencyError as error:
-        raise Unreadable(
-            f"is encrypted ({error}); install that library, or save it without encryption"
-        ) from error
+        cure = "install that library, or save it without encryption"
+        raise Unreadable(f"is encrypted ({error}); {cure}") from error
     except Exception as error:  # its authors say that a broken file may raise anything
-        raise Unreadable(
-            f"cannot be read as a PDF ({type(error).__name__}: {error}); it may be damaged"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise Unreadable(f"cannot be read as a PDF ({why}); it may be damaged") from error
     text = "\n".join(_paragraphs([line for page in _without_margins(pages) for line in page]))
+    if not pages:
+        raise Unreadable("has no pages")
     if not text:
-        raise Unreadable(
-            "has no text, only images; run text recognition (OCR) on it first" if pages else "has no pages"
-        )
+        raise Unreadable("has no text, only images; run text recognition (OCR) on it first")
     return _clean(stated.removeprefix("Microsoft Word - ")), text
 
 
@@ -71,16 +70,13 @@ def _pages(pdf: Any) -> Iterator[list[str]]:
     for number, page in enumerate(pdf.pages, start=1):
         contents = page.get_contents()
         if contents is not None and len(re.findall(rb"T[jJ]\b", contents.get_data())) > _MOST_PIECES:
-            raise Unreadable(
-                f"has more than {_MOST_PIECES:,} pieces of text on page {number}; remove that page"
-            )
+            too_many = f"more than {_MOST_PIECES:,} pieces of text on page {number}"
+            raise Unreadable(f"has {too_many}; remove that page")
         text = _clean(page.extract_text())
         characters += len(text)
         if characters > _MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
-            raise Unreadable(
-                f"takes more than {_LONGEST_S:.0f} s to read, or has more than {_MOST_CHARACTERS:,} "
-                "characters; split it"
-            )
+            limits = f"more than {_LONGEST_S:.0f} s to read, or has more than {_MOST_CHARACTERS:,} characters"
+            raise Unreadable(f"takes {limits}; split it")
         yield [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
@@ -89,8 +85,13 @@ def _clean(text: str) -> str:
 
 
 def _without_margins(pages: list[list[str]]) -> list[list[str]]:
-    """Pages without the lines that stand at the top or bottom of most of them, and without page numbers."""
-    places = [*range(_MARGIN), *range(-_MARGIN, 0)]
+    """Pages without the lines that stand at the top or bottom of most of them, and without page numbers.
+
+    A place is a line's position on its page: 0 and 1 from the top, -1 and -2 from the bottom.
+    """
+    top = range(_MARGIN)
+    bottom = range(-1, -_MARGIN - 1, -1)
+    places = [*top, *bottom]
     marks = [
         {place: _mark(page[place], number) for place in places if len(page) >= 2 * _MARGIN}
         for number, page in enumerate(pages)
@@ -98,7 +99,7 @@ def _without_margins(pages: list[list[str]]) -> list[list[str]]:
 
     def margin(number: int, place: int) -> str | None:
         mark = marks[number].get(place)
-        # a number that goes up with the pages near by; left and right pages may differ
+        # a page number: pages near by are as far from theirs; left and right pages may differ
         if isinstance(mark, int):
             near = marks[max(number - 2, 0) : number] + marks[number + 1 : number + 3]
             return "#" if mark in (other.get(place) for other in near) else None
@@ -107,26 +108,18 @@ def _without_margins(pages: list[list[str]]) -> list[list[str]]:
     seen = Counter((place, margin(number, place)) for number in range(len(pages)) for place in places)
     repeated = {key for key, count in seen.items() if key[1] and count >= max(3, _REPEATED * len(pages))}
 
-    def kept(number: int, page: list[str]) -> list[str]:
-        top = next(
-            (place for place in range(_MARGIN) if (place, margin(number, place)) not in repeated), _MARGIN
-        )
-        bottom = next(
-            (
-                place
-                for place in range(-1, -_MARGIN - 1, -1)
-                if (place, margin(number, place)) not in repeated
-            ),
-            -_MARGIN - 1,
-        )
-        return page[top : len(page) + bottom + 1]
+    def body(number: int, page: list[str]) -> list[str]:
+        def count(places: range) -> int:
+            return len(list(takewhile(lambda place: (place, margin(number, place)) in repeated, places)))
 
-    return [kept(number, page) for number, page in enumerate(pages)]
+        return page[count(top) : len(page) - count(bottom)]
+
+    return [body(number, page) for number, page in enumerate(pages)]
 
 
 def _mark(line: str, page: int) -> str | int | None:
-    """What a header or footer has in common with those of other pages: its words, or how far its only number
-    is ahead of the page's."""
+    """What a header or footer has in common with those of other pages: its words, or, if it is a page number,
+    how far that is ahead of the page's own count."""
     number = re.fullmatch(r"\W*(?:(\d{1,9})|([ivxlc]+))[^\w/]*(?:/\W*\d+\W*)?", line)
     if number:
         return (int(number[1]) if number[1] else _roman(number[2])) - page
@@ -136,22 +129,18 @@ def _mark(line: str, page: int) -> str | int | None:
 
 def _roman(numeral: str) -> int:
     values = [{"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}[letter] for letter in numeral]
-    return sum(
-        -value if value < following else value
-        for value, following in zip(values, [*values[1:], 0], strict=True)
-    )
+    return sum(-value if value < following else value for value, following in pairwise([*values, 0]))
 
 
 def _paragraphs(lines: list[str]) -> Iterator[str]:
-    """Lines joined to paragraphs; a word cut at a line's end is whole again."""
+    """Lines joined into paragraphs; a word cut at the end of a line is made whole again."""
     widths = sorted(map(len, lines))
     full = _FULL_LINE * widths[len(widths) * 9 // 10] if widths else 0
     compounds = known_compounds(lines)
     paragraph: list[str] = []
     for line in lines:
-        heads = len(line) < full and line[-1].isalnum()
-        # a heading after a full last line
-        if paragraph and paragraph[-1].endswith((".", "!", "?")) and heads:
+        may_be_heading = len(line) < full and line[-1].isalnum()
+        if paragraph and paragraph[-1].endswith((".", "!", "?")) and may_be_heading:
             yield joined(paragraph, compounds)
             paragraph = []
         paragraph.append(line)
@@ -163,27 +152,24 @@ def _paragraphs(lines: list[str]) -> Iterator[str]:
 
 
 def word_to_text(data: bytes) -> tuple[str, str]:
-    """Title (of the document's properties, else its first heading, else "") and text of a Word document, a
-    line a paragraph or row."""
+    """Title (of the document's properties, else its first heading, else "") and text of a Word document, one
+    line for each paragraph or row of a table."""
     docx = require("docx", extra="documents", why="reading Word documents")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as parts:
             sizes = [(part.filename.endswith((".xml", ".rels")), part.file_size) for part in parts.infolist()]
-        if (
-            sum(size for _, size in sizes) > LARGEST
-            or sum(size for is_xml, size in sizes if is_xml) > _LARGEST_XML
-        ):
+        xml = sum(size for is_xml, size in sizes if is_xml)
+        if sum(size for _, size in sizes) > LARGEST or xml > _LARGEST_XML:
             raise Unreadable("unpacks to more than a document may hold; split it")
         document = docx.Document(io.BytesIO(data))
         lines, heading = _word_lines(document)
         stated = str(document.core_properties.title or "")
     except (Unreadable, MemoryError):
         raise
-    except Exception as error:  # besides its own errors those of zip files and of XML
-        raise Unreadable(
-            f"cannot be read as a Word document (.docx) ({type(error).__name__}: {error})"
-        ) from error
-    stated = "" if stated == "Word Document" else stated  # python-docx says so where there are no properties
+    except Exception as error:  # errors of zip files and of XML, beside its own
+        why = f"{type(error).__name__}: {error}"
+        raise Unreadable(f"cannot be read as a Word document (.docx) ({why})") from error
+    stated = "" if stated == "Word Document" else stated  # python-docx's title where there are no properties
     return _clean(stated) or heading, "\n".join(lines)
 
 
@@ -193,8 +179,7 @@ def _word_lines(document: Any) -> tuple[list[str], str]:
     lines: list[str] = []
     heading = ""
     for element in document.element.body.iter(_word("p"), _word("tbl")):
-        # what is in a cell is said with its row
-        if next(element.iterancestors(_word("tbl")), None) is not None:
+        if next(element.iterancestors(_word("tbl")), None) is not None:  # it comes with its row
             continue
         if element.tag == _word("tbl"):
             lines += filter(None, _word_table(element))
@@ -207,12 +192,11 @@ def _word_lines(document: Any) -> tuple[list[str], str]:
 
 
 def _word_table(table: Any) -> list[str]:
-    """A line a row. The first is a header if the table says so, as Word's do unless it was switched off."""
+    """A line for each row. The first is a header if the table says so, as Word's do by default."""
 
     def own(kind: str, within: Any) -> list[Any]:
-        return [
-            found for found in within.iter(_word(kind)) if next(found.iterancestors(within.tag)) is within
-        ]
+        inside = within.iter(_word(kind))
+        return [found for found in inside if next(found.iterancestors(within.tag)) is within]
 
     rows = [
         [" ".join(filter(None, map(_words, cell.iter(_word("p"))))) for cell in own("tc", row)]
@@ -223,13 +207,12 @@ def _word_table(table: Any) -> list[str]:
 
 
 def _words(paragraph: Any) -> str:
-    """The text of a paragraph, that of text boxes anchored in it left out; what was deleted or moved away is
-    no text."""
+    """The text of a paragraph, without text boxes anchored in it and without what was deleted or moved."""
     pieces = (
         _SIGNS.get(piece.tag, piece.text or "")
         for piece in paragraph.iter(_word("t"), *_SIGNS)
         if next(piece.iterancestors(_word("p"))) is paragraph
-        and next(piece.iterancestors(*_UNSAID), None) is None
+        and next(piece.iterancestors(*_LEFT_OUT), None) is None
     )
     return " ".join(_clean("".join(pieces)).split())
 
@@ -239,6 +222,6 @@ def _word(name: str) -> str:
 
 
 _SIGNS = {_word("tab"): " ", _word("br"): " ", _word("cr"): " ", _word("noBreakHyphen"): "-"}
-# repeats what stands beside it
+# repeats the element beside it for older programs
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
-_UNSAID = (_word("del"), _word("moveFrom"), _FALLBACK)
+_LEFT_OUT = (_word("del"), _word("moveFrom"), _FALLBACK)

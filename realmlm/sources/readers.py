@@ -1,5 +1,4 @@
-"""Sources to articles: folders and files of many kinds, streamed, so that an article is the most that is in
-memory at once."""
+"""Reads articles from folders and files of many kinds, one article in memory at a time."""
 
 import bz2
 import gzip
@@ -28,40 +27,37 @@ from realmlm.sources.wrapping import unwrapped
 from realmlm.storage.artefacts import read_manifest
 
 OnBad = Callable[[RealmError], None]
-"""Told of each thing that cannot be read: it raises, or it counts and the thing is left out."""
+"""Called with each complaint about unreadable input: raises it, or returns to leave the input out."""
 
-_UNPACK: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _CHUNK = 2**16
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to be read: where it is, what its articles' `source` begins with, its kind (a suffix) and its
-    compression."""
+    """A file to be read."""
 
     path: Path
-    name: str
-    kind: str
-    packing: str
+    name: str  # what the `source` of its articles begins with
+    kind: str  # the suffix that says how it is read
+    compression: str  # the suffix after that, or ""
 
 
 def apart(places: Sequence[Path]) -> list[Path]:
-    """Each once, and none that lies in another: what is named twice is read once. A place that is not there
-    is refused."""
+    """The files and folders named, each once and none that lies in another, so that no document is read
+    twice. One that does not exist is refused."""
     for path in places:
         try:
             exists = path.exists()
-        except OSError as error:  # a folder that it is in may not be looked into
+        except OSError as error:  # no permission to look into the folder it is in
             raise BadInput(_unreadable(path, error)) from error
         if not exists:
             raise BadInput(f"{path} does not exist; name a folder with documents, or a file")
         if _is_corpus(path):
             raise BadInput(f"{path} is a corpus, not a folder with documents; search it with --corpus {path}")
-    whole = {path.resolve(): Path(os.path.abspath(path)) for path in reversed(places)}
-    return sorted(
-        named for path, named in whole.items() if not any(parent in whole for parent in path.parents)
-    )
+    as_named = {path.resolve(): Path(os.path.abspath(path)) for path in reversed(places)}
+    return sorted(named for path, named in as_named.items() if as_named.keys().isdisjoint(path.parents))
 
 
 def _is_corpus(path: Path) -> bool:
@@ -72,14 +68,13 @@ def _is_corpus(path: Path) -> bool:
 
 
 def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:
-    """All articles of folders and files, in the order of the sources and, within a folder, of the sorted
-    paths."""
+    """All articles of folders and files, in the order named and, within a folder, in that of the paths."""
     yield from read_files(find_files(sources, on_bad=on_bad)[0], on_bad=on_bad)
 
 
 def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFile], list[Path]]:
-    """The files to read, and those in folders that are of no known kind. Hidden files and folders are passed
-    over, links are followed."""
+    """The files to read, and the files in folders that are of no known kind. Hidden files and folders are
+    passed over; links are followed."""
     files: list[SourceFile] = []
     unknown: list[Path] = []
     for source in map(Path, sources):
@@ -101,9 +96,8 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
             faults += [_misnamed(path) for path, file in found.items() if file and not _is_text(file.name)]
             unknown += [path for path, file in found.items() if not file]
             if not faults and not any(found.values()):
-                faults.append(
-                    BadInput(f"{source} holds no file that can be read; readable kinds: {_kinds()}")
-                )
+                nothing = f"{source} holds no file that can be read; readable kinds: {_kinds()}"
+                faults.append(BadInput(nothing))
             for fault in faults:
                 on_bad(fault)
         elif stat.S_ISREG(mode):
@@ -117,8 +111,8 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
 
 
 def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
-    """The files in a folder and those below it. Linked folders come last and none is entered twice, so that
-    links cannot go round."""
+    """The files in a folder and below it. Linked folders come last and none is entered twice: links may form
+    a circle."""
     tops = [source]
     entered = set[Path]()
     root = Path(os.path.realpath(source))
@@ -144,13 +138,14 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                 if not link.is_symlink() or target in entered:
                     continue
                 if target in place.parents or target in root.parents:
-                    on_bad(
-                        BadInput(f"{link} is a link to {target}, a folder that contains it; remove the link")
-                    )
+                    circle = f"{link} is a link to {target}, a folder that contains it; remove the link"
+                    on_bad(BadInput(circle))
                 else:
                     tops.append(link)
-            shown_files = [file for file in names if not file.startswith((".", "~$"))]  # ~$: an office's lock
-            for path in (folder / file for file in shown_files):
+            for file in names:
+                if file.startswith((".", "~$")):  # ~$: the lock file of an office program
+                    continue
+                path = folder / file
                 try:
                     if path.is_file():
                         yield path
@@ -159,7 +154,7 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
 
 
 def _is_text(name: str) -> bool:
-    """Is it of characters, or are there bytes in it that are none?"""
+    """Is a file's name text, or are there bytes in it that are not UTF-8?"""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -168,9 +163,8 @@ def _is_text(name: str) -> bool:
 
 
 def _misnamed(path: Path) -> BadInput:
-    return BadInput(
-        f"{os.fsencode(path).decode(errors='backslashreplace')} has a name that is not UTF-8; rename it"
-    )
+    shown = os.fsencode(path).decode(errors="backslashreplace")
+    return BadInput(f"{shown} has a name that is not UTF-8; rename it")
 
 
 def _unreadable(path: str | Path, error: OSError) -> str:
@@ -179,14 +173,14 @@ def _unreadable(path: str | Path, error: OSError) -> str:
 
 def _source_file(path: Path, base: Path) -> SourceFile | None:
     suffix = path.suffix.lower()
-    packing = suffix if suffix in _UNPACK else ""
-    kind = Path(path.stem).suffix.lower() if packing else suffix
+    compression = suffix if suffix in _DECOMPRESS else ""
+    kind = Path(path.stem).suffix.lower() if compression else suffix
     name = Path(os.path.abspath(path)).relative_to(base).as_posix()
-    return SourceFile(path=path, name=name, kind=kind, packing=packing) if kind in _READERS else None
+    return SourceFile(path, name, kind, compression) if kind in _READERS else None
 
 
 def _kinds() -> str:
-    return f"{' '.join(_READERS)}, each also with {' '.join(_UNPACK)}"
+    return f"{' '.join(_READERS)}, each also with {' '.join(_DECOMPRESS)}"
 
 
 def read_files(
@@ -196,31 +190,32 @@ def read_files(
     on_bytes: Callable[[int], None] = lambda count: None,
     on_guess: Callable[[str], None] = say,
 ) -> Iterator[Article]:
-    """The articles of files, in order; `on_bytes` hears how many bytes (compressed, as on disk) were read
-    since it was last called, `on_guess` of each file whose encoding was guessed."""
+    """The articles of these files, in order.
+
+    For a progress bar, `on_bytes` is called with the bytes (compressed, as on disk) read since its last call;
+    `on_guess` is called with a message about each file whose encoding was guessed.
+    """
     for file in files:
         reading = _Reading(file, on_bad, on_guess)
         try:
             with open(file.path, "rb", buffering=0) as raw:
                 counted: BinaryIO = io.BufferedReader(_Counted(raw, on_bytes), _CHUNK)
-                stream = _UNPACK[file.packing](counted) if file.packing else counted
+                stream = _DECOMPRESS[file.compression](counted) if file.compression else counted
                 yield from _READERS[file.kind](reading, stream)
         except _UNREADABLE as error:
             reading.bad(f"cannot be read to its end ({str(error) or type(error).__name__})")
         except MissingExtra as error:
             reading.fault(MissingExtra(f"{file.path}: {error}"))
-        except RealmError:  # `on_bad` stops at the first complaint
+        except RealmError:  # from `on_bad`
             raise
-        except (
-            Exception
-        ) as error:  # whatever a reader stumbles over: one file must not keep a folder from being read
+        except Exception as error:  # whatever it is, one file must not keep a folder from being read
             reading.bad(f"cannot be read ({type(error).__name__}: {error})")
         if not (reading.found or reading.faults):
             reading.bad("is empty: there is no article in it")
 
 
 class _Counted(io.RawIOBase):
-    """A file that tells how far it was read."""
+    """A file that calls `on_bytes` with the number of bytes of each read."""
 
     def __init__(self, raw: io.FileIO, on_bytes: Callable[[int], None]) -> None:
         self._raw = raw
@@ -236,7 +231,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Reading:
-    """One file being read: makes its articles, words what is wrong with it, and counts both."""
+    """One file being read: makes its articles, complains about what is wrong with it, and counts both."""
 
     def __init__(self, file: SourceFile, on_bad: OnBad, on_guess: Callable[[str], None]) -> None:
         self.file = file
@@ -246,9 +241,9 @@ class _Reading:
         self._guessed = False
 
     def bad(self, what: str, *, line: int | None = None) -> None:
-        said = f"{self.file.path}{f', line {line}' if line else ''}: {what}"
-        # what is no character could not be printed
-        self.fault(BadInput(said.encode(errors="backslashreplace").decode()))
+        message = f"{self.file.path}{f', line {line}' if line else ''}: {what}"
+        # half of a surrogate pair could not be printed
+        self.fault(BadInput(message.encode(errors="backslashreplace").decode()))
 
     def fault(self, error: RealmError) -> None:
         self.faults += 1
@@ -257,8 +252,8 @@ class _Reading:
     def article(
         self, title: str, text: str, *, identity: object = None, line: int | None = None
     ) -> Iterator[Article]:
-        """The article, or none with a complaint. Its source is the file's name with the article's own id,
-        else the line."""
+        """The article, or a complaint and no article. Its source is the file's name with the article's own
+        id, if it has one, or else with its line."""
         mark = f"#{identity}" if identity not in (None, "") else f":{line}" if line else ""
         try:
             (title + text + mark).encode()
@@ -272,8 +267,8 @@ class _Reading:
         yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
 
     def whole(self, stream: BinaryIO) -> bytes | None:
-        """All of a file that is one document, or a complaint: a small packed file may unpack to more than
-        there is room for."""
+        """All bytes of a file that is one document, or None after a complaint: a small compressed file may
+        expand to more than fits into memory."""
         data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             self.bad(f"is larger than {LARGEST >> 20} MiB; split it")
@@ -281,17 +276,17 @@ class _Reading:
         return data
 
     def decode(self, data: bytes, *, line: int | None = None) -> str | None:
-        """UTF-8; UTF-16 by its mark or its NUL bytes; else the bytes of old Windows programs if they look
-        like text. What was guessed is said. Or a complaint."""
+        """The text of a file's bytes, or of one line's; None after a complaint.
+
+        UTF-8; UTF-16 if a byte order mark or NUL bytes show it; else Windows-1252 if that looks like text. A
+        guess is reported.
+        """
         utf_16 = utf_16_codec(data[:_CHUNK]) if line is None else None
         try:
             text = data.decode(utf_16 or ("utf-8-sig" if line in (None, 1) else "utf-8"))
         except UnicodeDecodeError as error:
-            if (
-                not utf_16
-                and self.file.kind not in _ONLY_UTF_8
-                and (windows := windows_text(data)) is not None
-            ):
+            may_be_windows = not utf_16 and self.file.kind not in _ONLY_UTF_8
+            if may_be_windows and (windows := windows_text(data)) is not None:
                 self._guess("not UTF-8, read as Windows-1252")
                 return windows
             where = line or data.count(b"\n", 0, error.start) + 1
@@ -302,7 +297,7 @@ class _Reading:
         return text
 
     def lines(self, stream: Any) -> Iterator[tuple[int, str]]:
-        """Lines with their numbers from 1; undecodable ones are left out with a complaint."""
+        """Lines with their numbers from 1; a complaint in place of one that cannot be decoded."""
         if utf_16 := utf_16_codec(stream.peek(_CHUNK)[:_CHUNK]):
             self._say_unmarked(utf_16)
             number = 0
@@ -310,10 +305,8 @@ class _Reading:
                 for number, line in enumerate(io.TextIOWrapper(stream, utf_16, newline="\n"), start=1):
                     yield number, line
             except UnicodeDecodeError:
-                self.bad(
-                    "is not UTF-16, which its first bytes announce; convert the file to UTF-8",
-                    line=number + 1,
-                )
+                why = "is not UTF-16, which its first bytes announce; convert the file to UTF-8"
+                self.bad(why, line=number + 1)
             return
         for number, data in enumerate(iter(partial(stream.readline, LARGEST + 1), b""), start=1):
             if len(data) > LARGEST:
@@ -327,7 +320,7 @@ class _Reading:
             self._guess("no byte order mark, read as UTF-16")
 
     def _guess(self, what: str) -> None:
-        """Say once how the file was read."""
+        """Report, once for each file, which encoding was guessed."""
         if not self._guessed:
             self._on_guess(f"{self.file.path}: {what}; if letters look wrong, convert the file to UTF-8")
         self._guessed = True
@@ -352,40 +345,32 @@ def _read_html(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
         yield from _titled(reading, *html_to_text(marked))
 
 
-def _read_pdf(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    yield from _read_office(reading, stream, pdf_to_text)
-
-
-def _read_word(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    yield from _read_office(reading, stream, word_to_text)
-
-
 def _read_office(
-    reading: _Reading, stream: BinaryIO, plain: Callable[[bytes], tuple[str, str]]
+    reading: _Reading, stream: BinaryIO, *, to_text: Callable[[bytes], tuple[str, str]]
 ) -> Iterator[Article]:
     if (data := reading.whole(stream)) is None:
         return
     if not data:
         return reading.bad("is empty")
     try:
-        title, text = plain(data)
+        title, text = to_text(data)
     except Unreadable as error:
         return reading.bad(str(error))
     yield from _titled(reading, title, text)
 
 
 def _titled(reading: _Reading, title: str, text: str) -> Iterator[Article]:
-    """The article of a document: by its title, or else its file's name."""
+    """The article of a document; without a title it has its file's name."""
     title = " ".join(title.split())
     first, _, rest = text.partition("\n")
-    # where the heading is the title, it need not be said twice
+    # a title that is also the first line need not stand in the text again
     if rest.strip() and " ".join(first.split()) == title:
         text = rest.strip("\n")
     yield from reading.article(title or _stem(reading.file), text)
 
 
 def _stem(file: SourceFile) -> str:
-    return file.path.name.removesuffix(file.path.suffix if file.packing else "").rpartition(".")[0]
+    return file.path.name.removesuffix(file.path.suffix if file.compression else "").rpartition(".")[0]
 
 
 def _read_json_lines(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -404,43 +389,28 @@ def _read_json_lines(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
         text = record.get("text")
         identity = record.get("id")
         if not isinstance(text, str):
-            reading.bad(
-                f'"text" is {"missing" if text is None else "not a string"}; the line has {_listed(record)}',
-                line=number,
-            )
+            wrong = "missing" if text is None else "not a string"
+            names = ", ".join(f"'{name}'" for name in list(record)[:12]) or "nothing"
+            reading.bad(f'"text" is {wrong}; the line has {names}', line=number)
         elif not isinstance(title, str):
             reading.bad('"title" is not a string', line=number)
         else:
-            yield from reading.article(
-                title, text, identity=identity if isinstance(identity, str | int) else None, line=number
-            )
+            identity = identity if isinstance(identity, str | int) else None
+            yield from reading.article(title, text, identity=identity, line=number)
 
 
-def _read_csv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    yield from _read_table(reading, stream, ",;\t")  # semicolons, as spreadsheets write it in much of Europe
+def _read_table(reading: _Reading, stream: BinaryIO, *, delimiters: str) -> Iterator[Article]:
+    def on_bad(what: str, line: int) -> None:
+        reading.bad(what, line=line)
 
-
-def _read_tsv(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    yield from _read_table(reading, stream, "\t")
-
-
-def _read_table(reading: _Reading, stream: BinaryIO, delimiters: str) -> Iterator[Article]:
-    records = read_table(
-        reading.lines(stream), delimiters=delimiters, on_bad=lambda what, line: reading.bad(what, line=line)
-    )
-    for title, text, identity, line in records:
-        yield from reading.article(
-            _stem(reading.file) if title is None else title, text, identity=identity, line=line
-        )
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(f"'{name}'" for name in list(names)[:12]) or "nothing"
+    for record in read_table(reading.lines(stream), delimiters=delimiters, on_bad=on_bad):
+        title = _stem(reading.file) if record.title is None else record.title
+        yield from reading.article(title, record.text, identity=record.identity, line=record.line)
 
 
 def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
-    """A MediaWiki dump's articles. Pages without prose (a table, a template) are no fault of the dump: they
-    are left out."""
+    """The articles of a MediaWiki dump. Pages without prose (a table, a template) are left out without a
+    complaint: most dumps have some."""
     dump = Dump()
     try:
         while chunk := stream.read(_CHUNK):
@@ -472,10 +442,10 @@ _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
     ".htm": _read_html,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": partial(_read_table, delimiters=",;\t"),  # much of Europe's spreadsheets write semicolons
+    ".tsv": partial(_read_table, delimiters="\t"),
     ".xml": _read_dump,
-    ".pdf": _read_pdf,
-    ".docx": _read_word,
+    ".pdf": partial(_read_office, to_text=pdf_to_text),
+    ".docx": partial(_read_office, to_text=word_to_text),
 }
-_ONLY_UTF_8 = {".jsonl", ".ndjson"}  # by the standard: another byte in it is damage
+_ONLY_UTF_8 = {".jsonl", ".ndjson"}  # by their standards: any other byte is damage

@@ -1,5 +1,4 @@
-"""CSV and TSV tables to documents: what separates the fields, where the header is, what a row says.
-Streamed."""
+"""CSV and TSV tables to documents, streamed: the separator, the header, and what a row says."""
 
 import csv
 import re
@@ -12,37 +11,30 @@ from typing import NamedTuple
 from realmlm.sources.markup import row_line
 
 _FIELD_LIMIT = 2**24  # characters of one field; a quote that is never closed would swallow the file
-_TABLE = 2**20  # characters of a table's rows that are one document
-# lines, and characters, by which it is told what separates the fields
-_FIRST_LINES = 50
-_FIRST = 2**16
-_CORPUS = {
-    "id",
-    "title",
-    "text",
-}  # the columns of a table that was made to be a corpus, as DPR's psgs_w100.tsv
-_NAMED = re.compile(r'"?sep=([^\w\s"]|\t)"?[\r\n]*', re.IGNORECASE)  # Excel's first line
+_TABLE = 2**20  # characters of a table's rows that become one document
+_FIRST_LINES = 50  # lines from which the separator is inferred
+_FIRST = 2**16  # and their characters
+_CORPUS = {"id", "title", "text"}  # columns of a table made to be a corpus, such as DPR's psgs_w100.tsv
+_NAMED = re.compile(r'"?sep=([^\w\s"]|\t)"?[\r\n]*', re.IGNORECASE)  # the first line that Excel may write
 
 
 class Record(NamedTuple):
-    """A document of a table, with its row's own id and line if it is of one row; without a title it goes by
-    its file's name."""
+    """A document of a table."""
 
-    title: str | None
+    title: str | None  # None: it has its file's name
     text: str
-    identity: str | None = None
-    line: int | None = None
+    identity: str | None = None  # the id in its row
+    line: int | None = None  # None: it is made of several rows
 
 
 def read_table(
     lines: Iterator[tuple[int, str]], *, delimiters: str, on_bad: Callable[[str, int], None]
 ) -> Iterator[Record]:
-    """The documents of a table whose lines come with their numbers, its fields separated by one of these
-    `delimiters`.
+    """The documents of a table, given as numbered lines whose fields one of these `delimiters` separates.
 
-    A row with a column `text` is a document: its text, after the values of other columns. Of other tables the
-    rows are lines of one. A row shorter than the header is filled, cells beyond it have no name; in a corpus
-    such a row is damaged.
+    In a table with a column `text` each row is a document: its text, after the values of the other columns.
+    The rows of any other table are the lines of one document. A row shorter than the header is filled up and
+    cells beyond the header have no name; in a table made to be a corpus such a row is damaged.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
     head, cut = _head(lines)
@@ -78,7 +70,7 @@ def read_table(
 
 
 class _Header:
-    """The names of the columns, and which are those of a text, its title and its id."""
+    """The names of a table's columns, and which hold the text, the title and the id of a document."""
 
     def __init__(self, row: list[str]) -> None:
         self.columns = [" ".join(name.split()) for name in row]
@@ -89,13 +81,10 @@ class _Header:
         self.is_corpus = self.text is not None and _CORPUS.issuperset(names) and len(set(names)) == len(names)
 
     def line(self, row: list[str], without: Collection[int | None] = ()) -> str:
-        """What the row says, `without` these columns."""
-        said = [
-            both
-            for column, both in enumerate(zip_longest(self.columns, row, fillvalue=""))
-            if column not in without
-        ]
-        return row_line([name for name, _ in said], [cell for _, cell in said])
+        """A row as a line of text, `without` these columns."""
+        pairs = enumerate(zip_longest(self.columns, row, fillvalue=""))
+        shown = [pair for column, pair in pairs if column not in without]
+        return row_line([name for name, _ in shown], [cell for _, cell in shown])
 
     def document(self, row: list[str], line: int) -> Record:
         title, text, identity = (
@@ -108,7 +97,7 @@ class _Header:
 
 
 def _head(lines: Iterator[tuple[int, str]]) -> tuple[list[tuple[int, str]], bool]:
-    """The first lines, and whether there may be more."""
+    """The first lines of a table, and whether there may be more."""
     head: list[tuple[int, str]] = []
     size = 0
     for number, line in lines:
@@ -120,15 +109,15 @@ def _head(lines: Iterator[tuple[int, str]]) -> tuple[list[tuple[int, str]], bool
 
 
 def _shape(lines: list[str], delimiters: str, *, cut: bool) -> tuple[str, int]:
-    """The delimiter that cuts most rows into the same number of fields, more than one; of several, into the
-    most. And that number, or 0 where it is that of few rows."""
+    """The delimiter with which the largest share of these rows has the same number of fields (more than one;
+    ties: the larger number), and that number, or 0 if at most half of the rows have it."""
     best = (0.0, 0)
     found = delimiters[0]
     for delimiter in delimiters:
         rows = list(_first_rows(lines, delimiter))
         widths = Counter(map(len, filter(None, rows[:-1] if cut else rows)))
         shapes = [(count / widths.total(), width) for width, count in widths.items() if width > 1]
-        if shapes and max(shapes) >= best:  # of equals the later: commas stand in amounts, too
+        if shapes and max(shapes) >= best:  # of equals the later: there are commas in amounts of money, too
             best = max(shapes)
             found = delimiter
     share, width = best
@@ -136,22 +125,21 @@ def _shape(lines: list[str], delimiters: str, *, cut: bool) -> tuple[str, int]:
 
 
 def _first_rows(lines: list[str], delimiter: str) -> Iterator[list[str]]:
-    with suppress(csv.Error):  # said when it is read
+    with suppress(csv.Error):  # reported when the row is read for good
         yield from csv.reader(lines, delimiter=delimiter)
 
 
 def _stands_above(row: list[str], width: int) -> bool:
-    """Is a first row no header yet, but a title of a table so wide, or empty?"""
+    """Is this row, before the header of a table of this `width`, a title of the table or empty?"""
     filled = sum(bool(cell.strip()) for cell in row)
-    return not filled or (
-        width > 1 and (len(row) == 1 or len(row) < width - 1 or (filled == 1 and width > 2))
-    )
+    narrow = len(row) == 1 or len(row) < width - 1 or (filled == 1 and width > 2)
+    return not filled or (width > 1 and narrow)
 
 
 def _rows(
     lines: Iterable[tuple[int, str]], delimiter: str, on_bad: Callable[[str, int], None]
 ) -> Iterator[tuple[int, list[str]]]:
-    """The rows with the number of their first line; broken ones are left out with a complaint."""
+    """The rows with the numbers of their first lines; a complaint in place of a broken one."""
     latest = 0
 
     def plain() -> Iterator[str]:

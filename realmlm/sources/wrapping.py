@@ -1,4 +1,4 @@
-"""Lines that were broken at a width, joined to paragraphs again."""
+"""Joins lines that were broken at a certain width into paragraphs again."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,22 +6,22 @@ from itertools import pairwise
 
 from realmlm.sentences import split_sentences
 
-# characters of the longest line of a paragraph that was broken at a width
+# widths, in characters, at which prose is broken
 _NARROWEST = 55
 _WIDEST = 130
-_FULL = 0.9  # of that width would be reached if the next line's first word stood in a line too
-_NO_PROSE = re.compile(r"[_={}<>|\\~`^*+\t]|\w\(|\S {3,}\S")  # code, addresses of the web, columns
-_GOES_ON = re.compile(r"[^\W_]|[\"'“‘«„(\[][^\W_]")  # no list's mark, quotation's or comment's
+_FULL = 0.9  # share of the width that a line would fill with the first word of the next line in it, too
+_NO_PROSE = re.compile(r"[_={}<>|\\~`^*+\t]|\w\(|\S {3,}\S")  # code, web addresses, columns
+_GOES_ON = re.compile(r"[^\W_]|[\"'“‘«„(\[][^\W_]")  # not the mark of a list, a quotation or a comment
 _ITEM = re.compile(r"(?:\d{1,3}|[^\W\d_])[.)]\s")
 
 
 def known_compounds(lines: Sequence[str]) -> frozenset[str]:
-    """Words with a hyphen that stand within a line, in lower case."""
+    """The hyphenated words within lines, in lower case: they keep their hyphen at the end of a line."""
     return frozenset(word.lower() for line in lines for word in re.findall(r"\b\w++-\w+", line))
 
 
 def joined(lines: Sequence[str], compounds: frozenset[str]) -> str:
-    """The lines of a paragraph as one; a word cut at a line's end is whole again."""
+    """The lines of a paragraph as one; a word cut at the end of a line is made whole again."""
     pieces = [*lines[:1]]
     for line in lines[1:]:
         cut = re.search(r"\b(\w++)[-\u00ad]$", pieces[-1])
@@ -35,12 +35,12 @@ def joined(lines: Sequence[str], compounds: frozenset[str]) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """A plain text with the lines of its wrapped paragraphs joined, where that is sure; every other line
+    """A plain text with the lines of its wrapped paragraphs joined where that is certain; every other line
     stays as it is.
 
-    Sure is what looks like prose, is broken where the next word would have exceeded the width of the longest
-    line near by, and goes on, mostly, in lower case or after a sentence that ended within the line. A stop
-    before a capital letter ends a sentence in any case.
+    It is certain for lines that look like prose, that are broken where the next word would have exceeded the
+    width of the longest line near by, and that mostly go on in lower case or after a sentence that ended
+    within the line. A stop before a capital letter ends a sentence in any case.
     """
     lines = text.split("\n")
     runs = [run for block in _blocks(lines) for run in _runs(block)]
@@ -51,7 +51,7 @@ def unwrapped(text: str) -> str:
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Lines up to an empty one, and that."""
+    """The lines in blocks, each up to and including an empty line."""
     block: list[str] = []
     for line in lines:
         block.append(line)
@@ -63,7 +63,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _runs(block: list[str]) -> Iterator[list[str]]:
-    """A block's lines, those together that were one paragraph's."""
+    """The lines of a block, those of one paragraph together."""
     width = max(len(line.rstrip()) for line in block)
     if not _NARROWEST <= width <= _WIDEST:
         yield from ([line] for line in block)
@@ -79,12 +79,12 @@ def _runs(block: list[str]) -> Iterator[list[str]]:
 
 
 def _sure(run: list[str]) -> Iterator[list[str]]:
-    """The run if sentences go on at half of its line ends, else line by line."""
+    """The run whole if sentences go on at half of its line ends, else line by line."""
     open_ends = [(line, following) for line, following in pairwise(run) if not _ends(line, following)]
-    flowing = sum(
+    goes_on = [
         following.lstrip()[0].islower() or len(split_sentences(line)) > 1 for line, following in open_ends
-    )
-    if open_ends and 2 * flowing >= len(open_ends):
+    ]
+    if open_ends and 2 * sum(goes_on) >= len(open_ends):
         yield run
     else:
         yield from ([line] for line in run)
@@ -95,20 +95,14 @@ def _ends(line: str, following: str) -> bool:
 
 
 def _may_go_on(line: str, following: str, width: int) -> bool:
+    """Could the second line be the first one's paragraph going on?"""
     line = line.rstrip()
     words = following.split(maxsplit=1)
-    if (
-        not words
-        or len(line) + 1 + len(words[0]) <= _FULL * width
-        or line[-1] in ":;/"
-        or _ITEM.match(following.lstrip())
-    ):
+    if not words or len(line) + 1 + len(words[0]) <= _FULL * width or line[-1] in ":;/":
         return False
-    return (
-        bool(_GOES_ON.match(words[0]))
-        and not _NO_PROSE.search(line)
-        and not _NO_PROSE.search(following.rstrip())
-    )
+    if _ITEM.match(following.lstrip()) or not _GOES_ON.match(words[0]):
+        return False
+    return not (_NO_PROSE.search(line) or _NO_PROSE.search(following.rstrip()))
 
 
 def _indent(line: str) -> int:

@@ -27,11 +27,9 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if name != "B
 
 
 class ArrayWriter:
-    """A safetensors file of one array that grows by rows, so that nothing larger than a block is ever in
-    memory."""
+    """Writes one array into a safetensors file, some rows at a time, so that it need never be in memory."""
 
-    # bytes kept free for the header, which is known only at the end; JSON may be padded with spaces
-    _HEADER = 256
+    _HEADER = 256  # bytes reserved for the header, whose shape is known only at the end; padded with spaces
 
     def __init__(self, file: Path, dtype: Any, *, row: tuple[int, ...] = ()) -> None:
         self.name = file.stem
@@ -42,19 +40,20 @@ class ArrayWriter:
         self._stream.write(bytes(8 + self._HEADER))
 
     def append(self, rows: Any) -> None:
+        """Write these rows after those written before."""
         rows = np.ascontiguousarray(rows, dtype=self.dtype)
         assert rows.shape[1:] == self.row, (rows.shape, self.row)
         self._stream.write(memoryview(rows).cast("B") if rows.size else b"")
         self.rows += len(rows)
 
     def close(self) -> None:
+        """Write the header; until then the file is none that can be read."""
         shape = [self.rows, *self.row]
         size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
-        header = json.dumps(
-            {self.name: {"dtype": _NAMES[self.dtype], "shape": shape, "data_offsets": [0, size]}}
-        )
+        entry = {"dtype": _NAMES[self.dtype], "shape": shape, "data_offsets": [0, size]}
+        header = json.dumps({self.name: entry}).encode()
         self._stream.seek(0)
-        self._stream.write(self._HEADER.to_bytes(8, "little") + header.encode().ljust(self._HEADER))
+        self._stream.write(self._HEADER.to_bytes(8, "little") + header.ljust(self._HEADER))
         self._stream.close()
 
 
@@ -66,20 +65,18 @@ def save_arrays(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def map_arrays(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file, memory-mapped: nothing is read until it is used, and nothing can be
-    written back."""
+    """The arrays of a safetensors file by name, memory-mapped: read when used, never written back."""
     try:
         size = file.stat().st_size
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            # a length that is wrong may be beyond any memory
-            header = json.loads(stream.read(min(length, size)))
+            header = json.loads(stream.read(min(length, size)))  # a wrong length may exceed any memory
         header.pop("__metadata__", None)
         expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if size != expected:
             raise ValueError(f"{size} bytes instead of {expected}")
-        # copy-on-write: torch takes the arrays without a warning, the file stays untouched. The view is the
-        # same memory; slicing a plain array costs a third of slicing a memmap
+        # Copy-on-write: torch accepts the arrays without a warning and the file stays untouched.
+        # A plain view of the same memory: slicing it costs a third of slicing a memmap.
         mapped = np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray)[8 + length :]
         return {name: _array(mapped, entry) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Artefacts: folders that exist whole or not at all.
+"""Artefacts: everything realmlm writes is a folder that exists whole or not at all.
 
-A folder of files and a `manifest.json` with the format version, the config that made it, counts, parents and
-a checksum of each file. It is written under a temporary name, fsynced and renamed; it is checked when opened.
-The format is specified in docs/formats.md; arrays are safetensors files (realmlm.storage.arrays).
+Beside its files an artefact has a `manifest.json` with the format version, the config that made it, counts,
+the fingerprints of what it was made from (its parents) and a checksum of each file. It is written under a
+temporary name, fsynced and renamed, and it is checked when it is opened (docs/formats.md).
 """
 
 import errno
@@ -26,14 +26,15 @@ from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 FORMAT = 1
 MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
-# bytes of an artefact; files of a larger one are hashed again only when size or modification time changed
+# Bytes of an artefact up to which every opening hashes its files. Those of a larger one are hashed again only
+# when their size or modification time has changed.
 _ALWAYS_HASHED = 256 * 2**20
-_JUST_MADE = 5  # seconds within which a folder may not be held yet
+_JUST_MADE = 5  # seconds within which the writer of a temporary folder may not have locked it yet
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an artefact says of itself."""
+    """What an artefact's `manifest.json` says about it."""
 
     kind: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -44,19 +45,14 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the content: of the kind and of every file's checksum."""
-        return _digest(
-            {
-                "kind": self.kind,
-                "files": {name: entry["sha256"] for name, entry in sorted(self.files.items())},
-            }
-        )
+        """Identifies the content: a digest of the kind and of every file's checksum."""
+        checksums = {name: entry["sha256"] for name, entry in self.files.items()}
+        return _digest({"kind": self.kind, "files": checksums})
 
 
 @dataclass
 class Draft:
-    """An artefact being written: put files under `path`, fill in `counts`, `config` and `parents` until the
-    block ends."""
+    """An artefact being written: put files under `path` and fill in the rest before the block ends."""
 
     path: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -66,10 +62,9 @@ class Draft:
 
 @contextmanager
 def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
-    """Write an artefact: on a clean exit of the block it stands at `path`; on any error nothing does, and
-    what stood there stays.
+    """Write an artefact: when the block ends it stands at `path`; if the block raises, nothing has changed.
 
-    Replacing takes two renames: a kill just between them leaves nothing at `path`, never half of something.
+    Replacing an artefact takes two renames: a kill between them leaves nothing at `path`, never half of one.
     """
     path = Path(path)
     if not replace:
@@ -78,46 +73,46 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     _sweep_drafts(path)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     temporary.mkdir()
-    held = _hold(temporary)
+    lock = _lock_folder(temporary)
     draft = Draft(path=temporary)
     try:
         yield draft
         _seal(draft, kind=kind)
         if replace and path.exists():
-            aside = _aside(path)
+            aside = _move_aside(path)
             temporary.rename(path)
             shutil.rmtree(aside)
         else:
             _rename_to_new(temporary, path)
-        _fsync_folder(path.parent)
+        fsync_file(path.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         _name_full_disk(error, path)
         raise
     finally:
-        if held is not None:
-            os.close(held)
+        if lock is not None:
+            os.close(lock)
 
 
 def os_error(error: BaseException) -> OSError | None:
-    """What the system refused (a full disk, say), if that is what went wrong."""
+    """The system's error behind an exception (a full disk, say), or None if there is none."""
     if isinstance(error, OSError):
         return error
-    # as libraries in Rust say it: safetensors, tokenizers
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(said[1]), os.strerror(int(said[1]))) if said else None
+    # how libraries written in Rust (safetensors, tokenizers) report it
+    code = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else None
 
 
 def _name_full_disk(error: BaseException, path: Path) -> None:
-    """A full disk is said without a place: raise it anew with the one that was being written."""
-    refused = os_error(error)
-    if refused is not None and refused.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        raise OSError(refused.errno, refused.strerror, str(path)) from error
+    """If the disk is full, raise that again with the place being written, which the system does not name."""
+    cause = os_error(error)
+    if cause is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
 
 
-def _hold(folder: Path) -> int | None:
-    """Lock a folder as long as its descriptor is open; None: another process has it, or it cannot be locked
-    here."""
+def _lock_folder(folder: Path) -> int | None:
+    """Lock a folder until the descriptor returned is closed; None: another process has locked it, or this
+    file system has no locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,17 +123,17 @@ def _hold(folder: Path) -> int | None:
 
 
 def _sweep_drafts(path: Path) -> None:
-    """Remove what killed writers of the same artefact left; what another process is writing now is held by
-    it."""
+    """Remove what killed writers of the same artefact left. What a living one is writing, it has locked."""
     for leftover in path.parent.glob(f".{escape(path.name)}.????????.tmp"):
         with suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > _JUST_MADE and (held := _hold(leftover)) is not None:
+            old = time.time() - leftover.stat().st_mtime > _JUST_MADE
+            if old and (lock := _lock_folder(leftover)) is not None:
                 shutil.rmtree(leftover, ignore_errors=True)
-                os.close(held)
+                os.close(lock)
 
 
 def refuse_existing(path: Path) -> None:
-    """What is to be made must not be there yet."""
+    """Raise if something already stands where a command is about to write."""
     if path.exists():
         raise ArtefactExists(f"{path} already exists; choose another place or remove it first")
 
@@ -146,33 +141,32 @@ def refuse_existing(path: Path) -> None:
 def _rename_to_new(temporary: Path, path: Path) -> None:
     try:
         temporary.rename(path)
-    except OSError:  # a folder with something in it is not renamed over: another process was quicker
+    except OSError:  # a folder that is not empty cannot be replaced: another process was quicker
         refuse_existing(path)
         raise
 
 
 def discard(path: Path) -> None:
-    """Remove an artefact: killed in the middle of it, it is whole or no longer there."""
-    shutil.rmtree(_aside(path))
+    """Remove an artefact; a kill while it does leaves all of it at `path`, or nothing."""
+    shutil.rmtree(_move_aside(path))
 
 
-def _aside(path: Path) -> Path:
+def _move_aside(path: Path) -> Path:
     aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
     path.rename(aside)
     return aside
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left under temporary names in `folder` (their owner must hold the folder's
-    lock)."""
+    """Remove what killed writers left in `folder` under temporary names. The caller must hold the lock that
+    keeps other writers out of it."""
     for pattern in (".*.tmp", ".*.old"):
         for leftover in Path(folder).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 def count_edits(path: Path) -> int:
-    """How many edits of an artefact there are: `edits/000001`, `edits/000002` …, each an artefact, none
-    missing."""
+    """How many edits an artefact has: `edits/000001`, `edits/000002` …, each itself an artefact."""
     folder = Path(path) / "edits"
     try:
         names = sorted(name for name in os.listdir(folder) if name.isdecimal())
@@ -180,38 +174,34 @@ def count_edits(path: Path) -> int:
         return 0
     for number, name in enumerate(names, 1):
         if int(name) != number:
-            raise ArtefactDamaged(
-                f"{edit_place(path, number)} is missing, but {name} exists; {_again(Path(path))}"
-            )
+            missing = edit_place(path, number)
+            raise ArtefactDamaged(f"{missing} is missing, but {name} exists; {_again(Path(path))}")
     return len(names)
 
 
 def edit_place(path: Path, number: int) -> Path:
-    """Where an artefact's edit of this number stands; the first is 1."""
+    """The folder of an artefact's edit of this number, counted from 1."""
     return Path(path) / "edits" / f"{number:06d}"
 
 
 def open_artefact(path: Path, *, kind: str, hint: str = "") -> Manifest:
-    """Read and check an artefact of a kind. `hint` is the command that would make one."""
+    """Check an artefact of this kind, its files included, and give its manifest. `hint` is advice for a user
+    who has none: the command that makes one."""
     manifest = read_manifest(path, kind=kind, hint=hint)
     _verify_files(Path(path), manifest)
     return manifest
 
 
 def read_manifest(path: Path, *, kind: str, hint: str = "") -> Manifest:
-    """What an artefact of a kind says of itself; its files are not looked at."""
-    advice = f"; {hint}" if hint else ""
+    """The manifest of an artefact of this kind; its files are not checked."""
     file = Path(path) / MANIFEST
     if not file.is_file():
-        raise ArtefactMissing(
-            f"no {kind} in {path}{f': it has no {MANIFEST}' if file.parent.is_dir() else ''}{advice}"
-        )
+        why = f": it has no {MANIFEST}" if file.parent.is_dir() else ""
+        raise ArtefactMissing(f"no {kind} in {path}{why}{f'; {hint}' if hint else ''}")
     manifest = _read_manifest(file)
-    if manifest.kind != kind:
-        raise ArtefactMissing(
-            f"{path} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder"
-        )
-    return manifest
+    if manifest.kind == kind:
+        return manifest
+    raise ArtefactMissing(f"{path} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder")
 
 
 def _read_manifest(file: Path) -> Manifest:
@@ -219,16 +209,13 @@ def _read_manifest(file: Path) -> Manifest:
         record = json.loads(file.read_text("utf-8"))
         checksum = record.pop("checksum")
         if record.get("format", 0) > FORMAT:
-            raise ArtefactDamaged(
-                f"{file} has format {record['format']}, newer than this version reads ({FORMAT}); upgrade "
-                "realmlm"
-            )
+            newer = f"has format {record['format']}, newer than this version reads ({FORMAT})"
+            raise ArtefactDamaged(f"{file} {newer}; upgrade realmlm")
         intact = checksum == _digest(record)
         manifest = Manifest(**record)
-        if outside := [
-            name for name in manifest.files if Path(name).is_absolute() or ".." in Path(name).parts
-        ]:
-            raise ArtefactDamaged(f"{file} names a file outside its folder, '{outside[0]}': do not trust it")
+        for name in manifest.files:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ArtefactDamaged(f"{file} names a file outside its folder, '{name}': do not trust it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); {_again(file.parent)}") from error
     if not intact:
@@ -241,36 +228,41 @@ def _again(path: Path) -> str:
 
 
 def _verify_files(path: Path, manifest: Manifest) -> None:
+    """Compare each file's size and checksum with the manifest's.
+
+    A large artefact has the size and time of each file when it was last found sound in `.verified.json` (its
+    stamps), and a file that still has both is not hashed again.
+    """
     stamps = _read_stamps(path)
     small = sum(entry["bytes"] for entry in manifest.files.values()) <= _ALWAYS_HASHED
-    fresh = {}
+    verified = {}
     for name, entry in manifest.files.items():
         file = path / name
         if file.is_symlink():
-            raise ArtefactDamaged(
-                f"{file} is a link, and artefacts hold none: do not trust it, or copy what it leads to in "
-                "its place"
-            )
+            cure = "do not trust it, or copy what it leads to in its place"
+            raise ArtefactDamaged(f"{file} is a link, and artefacts hold none: {cure}")
         try:
             status = file.stat()
         except OSError as error:
             raise ArtefactDamaged(f"{file} is missing; {_again(path)}") from error
-        if status.st_size != entry["bytes"]:
+        size = status.st_size
+        if size != entry["bytes"]:
             raise ArtefactDamaged(
-                f"{file} is damaged: {status.st_size} bytes instead of {entry['bytes']}; {_again(path)}"
+                f"{file} is damaged: {size} bytes instead of {entry['bytes']}; {_again(path)}"
             )
-        stamp = [status.st_size, status.st_mtime_ns]
+        stamp = [size, status.st_mtime_ns]
         if (small or stamps.get(name) != stamp) and sha256_of(file) != entry["sha256"]:
             raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; {_again(path)}")
-        fresh[name] = stamp
-    if fresh != stamps and not small:
-        _write_stamps(path, fresh)
+        verified[name] = stamp
+    if verified != stamps and not small:
+        _write_stamps(path, verified)
 
 
 def _seal(draft: Draft, *, kind: str) -> None:
+    """Make the files of a draft durable and write its manifest."""
     files = {}
     stamps = {}
-    # what the umask leaves; safetensors gives its files to their owner alone
+    # the mode that the umask gives; safetensors lets no one but the owner read its files
     mode = draft.path.stat().st_mode & 0o666
     for file in sorted(draft.path.rglob("*")):
         if file.is_file():
@@ -286,14 +278,14 @@ def _seal(draft: Draft, *, kind: str) -> None:
     )
     record = json.loads(json.dumps(asdict(manifest)))
     record["checksum"] = _digest(record)
-    # the last byte closes it: a cut is seen
+    # no line break at the end: without its last byte, a brace, it is no JSON, so every cut is noticed
     write_text(draft.path / MANIFEST, json.dumps(record, indent=1, ensure_ascii=False))
     _write_stamps(draft.path, stamps)
-    _fsync_folder(draft.path)
+    fsync_file(draft.path)
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a small file atomically: it holds the old text or the new one."""
+    """Write a small file atomically: after a crash it holds the old text or the new one."""
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         temporary.write_text(text, "utf-8")
@@ -305,15 +297,13 @@ def write_text(file: Path, text: str) -> None:
         raise
 
 
-def fsync_file(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
+def fsync_file(path: Path) -> None:
+    """Wait until a file, or a folder's list of its files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_fsync_folder = fsync_file
 
 
 def _read_stamps(path: Path) -> dict[str, list[int]]:
@@ -325,12 +315,12 @@ def _read_stamps(path: Path) -> dict[str, list[int]]:
 
 
 def _write_stamps(path: Path, stamps: dict[str, list[int]]) -> None:
-    with suppress(OSError):  # a read-only artefact is hashed at each opening
-        # atomically: a link in its place is replaced, not followed
-        write_text(path / _STAMPS, json.dumps(stamps))
+    with suppress(OSError):  # an artefact that cannot be written to is hashed at each opening
+        write_text(path / _STAMPS, json.dumps(stamps))  # replaces a link, does not follow it
 
 
 def sha256_of(file: Path) -> str:
+    """The SHA-256 checksum of a file's bytes, in hexadecimal."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -1,4 +1,4 @@
-"""Files of text that someone names."""
+"""Reading the text files that a user names on the command line or in settings."""
 
 import json
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from realmlm.errors import BadInput
 
 
 def read_text(file: Path) -> str:
+    """The text of a UTF-8 file, or a complaint that names it."""
     try:
         return file.read_text("utf-8")
     except FileNotFoundError as error:
@@ -20,8 +21,8 @@ def read_text(file: Path) -> str:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, Any]]:
-    """Each line that is not empty with its number; None for what is not JSON."""
-    # not splitlines: JSON strings may hold U+2028 and its like
+    """The number and the value of each line that is not empty; None for a line that is not JSON."""
+    # not splitlines: JSON strings may contain U+2028 and similar
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:

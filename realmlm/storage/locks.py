@@ -1,4 +1,4 @@
-"""Locks between processes: files that one process at a time can hold."""
+"""Locks between processes, each a file that one process at a time can hold."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ from realmlm.errors import ArtefactDamaged
 
 
 def lock_on(file: Path) -> FileLock:
-    """The lock that a file stands for, not yet held. It is free again when its holder dies; the file itself
-    is never written to."""
-    if file.is_symlink():  # of a folder that came from elsewhere: it may lead to a file of the user
+    """A lock on this file, not yet held. The system frees it when its holder dies; nothing is ever written
+    to the file."""
+    if file.is_symlink():  # in a folder from someone else it may point to one of the user's own files
         raise ArtefactDamaged(
             f"{file} is a link, where only a lock belongs: do not trust this folder, or remove the link"
         )
@@ -22,6 +22,6 @@ def lock_on(file: Path) -> FileLock:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock file while the block runs; another process that wants it waits."""
+    """Hold a lock while the block runs; another process that wants it waits."""
     with lock_on(file):
         yield

@@ -1,15 +1,16 @@
-"""Fictional worlds: the project's scientific instrument.
+"""Fictional worlds, to measure exactly whether a model learns to retrieve.
 
-A world is made of entities that do not exist, so nothing but its passages tells about them, and for every
-sentence and question the passage that holds the answer is known. On it a small model learns from scratch on a
-CPU in minutes, and retrieval that emerges, or does not, is measured exactly. Some entities appear in the
-passages only: what is measured on them was learned, not memorised.
+The entities of a world do not exist, so only its passages tell anything about them, and for every sentence
+and question it is known which passage has the answer. A small model learns in a world from scratch, on a CPU,
+in minutes. Some entities are held out: they appear in passages only, so what is measured on them was learned,
+not memorised.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -21,13 +22,13 @@ from realmlm.worlds.words import COMMON, HARD_RELATIONS, RELATIONS, SYLLABLES, R
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSettings:
-    """How large a world is and how hard it is to know one's way about in it."""
+    """How large and how hard a world is."""
 
     entities: int
     relations: tuple[Relation, ...]
     facts_a_passage: int
-    common_share: float = 0.0
-    held_out_share: float = 0.2
+    common_share: float = 0.0  # of the training sentences, those that need no passage
+    held_out_share: float = 0.2  # of the entities
 
 
 KINDS = {
@@ -39,7 +40,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is so in the world, and the passage that says it."""
+    """Something that is true in the world, and the number of the passage that says it."""
 
     entity: str
     relation: Relation
@@ -49,7 +50,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence or question about a fact: `text` with `{v}` where the value stands, if it says it."""
+    """A sentence or question about a fact. In a sentence, `{v}` stands where the value does."""
 
     text: str
     answer: str
@@ -59,8 +60,8 @@ class Statement:
 
 @dataclass(frozen=True)
 class World:
-    """All of it: passages (title, text), and the facts of entities seen in training text and of those held
-    out."""
+    """A whole world: passages (title, text), and the facts of the entities that the training text is about
+    and of those held out."""
 
     passages: list[tuple[str, str]]
     seen: list[Fact]
@@ -68,30 +69,21 @@ class World:
     common_share: float
 
     def sentences(self, rng: np.random.Generator) -> list[Statement]:
-        """The training text X: every fact of the seen entities in every wording of X, with sentences that
-        need no knowledge between."""
-        stated = list(_stated(self.seen))
-        for number in range(int(self.common_share / (1 - self.common_share) * len(stated))):
+        """The training text X in random order: every fact of the seen entities in every wording of X, and
+        sentences that need no passage."""
+        sentences = _statements(self.seen, "text")
+        for number in range(int(self.common_share / (1 - self.common_share) * len(sentences))):
             text, value = COMMON[number % len(COMMON)]
-            stated.append(Statement(text, value, None, f"common/{number % len(COMMON)}"))
-        return [stated[number] for number in rng.permutation(len(stated))]
+            sentences.append(Statement(text, value, None, f"common/{number % len(COMMON)}"))
+        return [sentences[number] for number in rng.permutation(len(sentences))]
 
     def clozes(self) -> list[Statement]:
-        """The same wordings about the entities held out."""
-        return list(_stated(self.held_out))
+        """Sentences in the same wordings about the entities held out."""
+        return _statements(self.held_out, "text")
 
     def questions(self, *, held_out: bool) -> list[Statement]:
-        facts = self.held_out if held_out else self.seen
-        return [
-            Statement(
-                template.replace("{e}", fact.entity),
-                fact.value,
-                fact.passage,
-                f"{fact.relation.name}/{number}",
-            )
-            for fact in facts
-            for number, template in enumerate(fact.relation.questions)
-        ]
+        """Questions about the entities held out, or about the seen ones."""
+        return _statements(self.held_out if held_out else self.seen, "questions")
 
 
 def make_world(kind: str, *, seed: int = 0) -> World:
@@ -107,27 +99,25 @@ def make_world(kind: str, *, seed: int = 0) -> World:
     for name in (names[number] for number in rng.permutation(len(names))):
         order = rng.permutation(len(settings.relations))
         for first in range(0, len(order), settings.facts_a_passage):
-            chosen = [
-                settings.relations[number] for number in order[first : first + settings.facts_a_passage]
-            ]
-            said = [
-                Fact(name, relation, str(rng.choice(relation.values)), len(passages)) for relation in chosen
-            ]
-            passages.append((name, _tell(said, rng)))
-            facts += said
+            own = []
+            for number in order[first : first + settings.facts_a_passage]:
+                relation = settings.relations[number]
+                own.append(Fact(name, relation, str(rng.choice(relation.values)), len(passages)))
+            passages.append((name, _tell(own, rng)))
+            facts += own
     seen = [fact for fact in facts if fact.entity not in held_out]
     return World(passages, seen, [fact for fact in facts if fact.entity in held_out], settings.common_share)
 
 
 def write_world(out: str | Path, kind: str, *, seed: int = 0) -> World:
-    """Write a world as files that the other commands read."""
+    """Write a world as the files that other commands read."""
     world = make_world(kind, seed=seed)
     folder = Path(out)
     with publish(folder, kind="world") as draft:
         sentences = world.sentences(np.random.default_rng([seed, 8]))
         tables = {
             "knowledge": ({"title": title, "text": text} for title, text in world.passages),
-            "sentences": ({"text": _fill(statement)} for statement in sentences),
+            "sentences": ({"text": _capital(said.text.replace("{v}", said.answer))} for said in sentences),
             "clozes-held-out": _questions(world.clozes()),
             "questions-train": _questions(world.questions(held_out=False)),
             "questions-held-out": _questions(world.questions(held_out=True)),
@@ -136,28 +126,18 @@ def write_world(out: str | Path, kind: str, *, seed: int = 0) -> World:
             lines = [json.dumps(row) for row in rows]
             (draft.path / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines), "utf-8")
             draft.counts[name] = len(lines)
-        phrases = sorted(
-            {fact.value for fact in (*world.seen, *world.held_out)} | {value for _, value in COMMON}
-        )
-        (draft.path / "phrases.txt").write_text("".join(phrase + "\n" for phrase in phrases), "utf-8")
+        phrases = {fact.value for fact in (*world.seen, *world.held_out)} | {value for _, value in COMMON}
+        (draft.path / "phrases.txt").write_text("".join(phrase + "\n" for phrase in sorted(phrases)), "utf-8")
         world_wordpieces().save(draft.path / "tokenizer.json")
         draft.config = {"kind": kind, "seed": seed}
     return world
 
 
 def world_wordpieces() -> Wordpieces:
-    """One fixed vocabulary for all worlds: every word of the templates and values, and syllables for
-    names."""
-    texts = [
-        template
-        for relation in HARD_RELATIONS
-        for template in (*relation.knowledge, *relation.text, *relation.questions)
-    ]
-    texts += (
-        [value for relation in HARD_RELATIONS for value in relation.values]
-        + [f"{text} {value}" for text, value in COMMON]
-        + ["it"]
-    )
+    """The vocabulary of all worlds: every word of the templates and values, and syllables for names."""
+    texts = [f"{text} {value}" for text, value in COMMON] + ["it"]
+    for relation in HARD_RELATIONS:
+        texts += [*relation.knowledge, *relation.text, *relation.questions, *relation.values]
     words = {word for text in texts for word in _plain(text).split()}
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
     marks = list(".,?!'-")
@@ -168,9 +148,8 @@ def world_wordpieces() -> Wordpieces:
 
 
 def _names(count: int, rng: np.random.Generator) -> list[str]:
-    taken = {
-        word for relation in HARD_RELATIONS for value in relation.values for word in _plain(value).split()
-    }
+    values = [value for relation in HARD_RELATIONS for value in relation.values]
+    taken = {word for value in values for word in _plain(value).split()}
     names: dict[str, None] = {}
     while len(names) < count:
         name = "".join(rng.choice(SYLLABLES, size=3))
@@ -180,7 +159,7 @@ def _names(count: int, rng: np.random.Generator) -> list[str]:
 
 
 def _tell(facts: list[Fact], rng: np.random.Generator) -> str:
-    """A passage: the first sentence names its entity, later ones say "it" half of the time."""
+    """A passage that says these facts: its first sentence names the entity, half of the others say "it"."""
     sentences = []
     for number, fact in enumerate(facts):
         template = str(rng.choice(fact.relation.knowledge))
@@ -189,19 +168,19 @@ def _tell(facts: list[Fact], rng: np.random.Generator) -> str:
     return " ".join(sentences)
 
 
-def _stated(facts: list[Fact]) -> Iterator[Statement]:
+def _statements(facts: list[Fact], wordings: Literal["text", "questions"]) -> list[Statement]:
+    """Each fact in every wording of the training text, or of questions."""
+    statements = []
     for fact in facts:
-        for number, template in enumerate(fact.relation.text):
-            yield Statement(
-                template.replace("{e}", fact.entity),
-                fact.value,
-                fact.passage,
-                f"{fact.relation.name}/{number}",
-            )
+        for number, template in enumerate(getattr(fact.relation, wordings)):
+            text = template.replace("{e}", fact.entity)
+            name = f"{fact.relation.name}/{number}"
+            statements.append(Statement(text, fact.value, fact.passage, name))
+    return statements
 
 
 def _questions(statements: list[Statement]) -> Iterator[dict[str, object]]:
-    """Lines of a question set; the id begins with the wording, so that what fails can be seen by wording."""
+    """The lines of a question set. Ids begin with the wording, so that scores can be compared by wording."""
     for number, statement in enumerate(statements):
         text = _capital(statement.text.replace("{v}", "[MASK]"))
         yield {
@@ -210,10 +189,6 @@ def _questions(statements: list[Statement]) -> Iterator[dict[str, object]]:
             "answer": [statement.answer],
             "gold": [statement.passage],
         }
-
-
-def _fill(statement: Statement) -> str:
-    return _capital(statement.text.replace("{v}", statement.answer))
 
 
 def _capital(sentence: str) -> str:

@@ -1,8 +1,8 @@
 """The words that fictional worlds are made of: values, templates of sentences and questions, and syllables
 for names.
 
-`{e}` is the entity, `{v}` the value. Sentences of the knowledge Z, of the training text X and of questions
-are worded apart, so that no word but the names, and what the relation is about, connects them.
+`{e}` stands for the entity, `{v}` for the value. Sentences of the knowledge Z, of the training text X and of
+questions are worded differently, so that only the names and the topic of a relation connect them.
 """
 
 from dataclasses import dataclass
@@ -13,61 +13,51 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 YEARS = tuple(str(year) for year in range(1700, 1750))
-ANIMALS = _words(
-    "otter heron badger falcon lynx marten stork beaver bison weasel raven toad salmon hedgehog ibex crane "
-    "viper eagle moose hare "
-    "trout magpie wolf bear boar stag gull seal walrus puffin ferret finch owl swan goose pelican turtle "
-    "lizard newt cricket beetle "
-    "moth dragonfly carp pike sturgeon squirrel hamster mole bat"
-)
-FOODS = _words(
-    "porridge dumplings pancakes sausage lentils barley cheese honey pickles goulash chowder noodles custard "
-    "pretzels omelette "
-    "cabbage turnips mushrooms walnuts chestnuts plums cherries quince rhubarb marmalade mustard butter "
-    "yogurt biscuits waffles "
-    "fritters meatballs risotto polenta couscous hummus olives almonds apricots figs dates raisins ginger "
-    "saffron pepper vinegar "
-    "cider syrup toffee gingerbread"
-)
-TRADES = _words(
-    "weaving pottery carpentry masonry glassblowing tanning brewing milling printing bookbinding clockmaking "
-    "goldsmithing saddlery "
-    "thatching cooperage ropemaking shipbuilding fishing farming beekeeping baking dyeing embroidery "
-    "lacemaking tailoring hatmaking "
-    "cobbling smelting quarrying mining forestry charcoal papermaking engraving candlemaking soapmaking "
-    "basketry woodcarving "
-    "enamelling gilding knitting spinning felting plastering paving trapping whaling salting smoking pearling"
-)
-INSTRUMENTS = _words(
-    "fiddle lute harp zither oboe bassoon flute piccolo trumpet trombone cornet tuba horn bugle drum "
-    "tambourine cymbal xylophone "
-    "marimba accordion concertina harmonica organ piano harpsichord clavichord celesta guitar banjo mandolin "
-    "ukulele viola cello "
-    "sitar balalaika bagpipe recorder clarinet saxophone ocarina panpipe whistle gong triangle castanets "
-    "rattle bell dulcimer "
-    "psaltery theorbo"
-)
-TREES = _words(
-    "oak birch maple willow alder aspen poplar hazel rowan hawthorn elder yew juniper cypress cedar spruce "
-    "larch pine fir hemlock "
-    "sequoia beech hornbeam elm ash linden plane sycamore walnut pecan hickory mulberry fig olive laurel "
-    "myrtle magnolia tulip acacia "
-    "mimosa locust redbud dogwood holly boxwood privet lilac jasmine camellia eucalyptus"
-)
-GIVEN = _words(
-    "Anselm Brida Corvin Dalia Edmar Fenja Gorran Hedda Ilvar Jorun Kelda Ludo Mirka Nestor Olena Perrin "
-    "Runa Silvo Tamsin Ulric"
-)
-FAMILY = _words(
-    "Ashford Brantley Colmar Dunmore Elsworth Farrow Gantry Holbrook Inverley Jessop Kirwan Lockyer Marlow "
-    "Norwood Ormsby"
-)
+ANIMALS = _words("""
+    otter heron badger falcon lynx marten stork beaver bison weasel raven toad salmon hedgehog ibex crane
+    viper eagle moose hare trout magpie wolf bear boar stag gull seal walrus puffin ferret finch owl swan
+    goose pelican turtle lizard newt cricket beetle moth dragonfly carp pike sturgeon squirrel hamster mole
+    bat
+""")
+FOODS = _words("""
+    porridge dumplings pancakes sausage lentils barley cheese honey pickles goulash chowder noodles custard
+    pretzels omelette cabbage turnips mushrooms walnuts chestnuts plums cherries quince rhubarb marmalade
+    mustard butter yogurt biscuits waffles fritters meatballs risotto polenta couscous hummus olives almonds
+    apricots figs dates raisins ginger saffron pepper vinegar cider syrup toffee gingerbread
+""")
+TRADES = _words("""
+    weaving pottery carpentry masonry glassblowing tanning brewing milling printing bookbinding clockmaking
+    goldsmithing saddlery thatching cooperage ropemaking shipbuilding fishing farming beekeeping baking dyeing
+    embroidery lacemaking tailoring hatmaking cobbling smelting quarrying mining forestry charcoal papermaking
+    engraving candlemaking soapmaking basketry woodcarving enamelling gilding knitting spinning felting
+    plastering paving trapping whaling salting smoking pearling
+""")
+INSTRUMENTS = _words("""
+    fiddle lute harp zither oboe bassoon flute piccolo trumpet trombone cornet tuba horn bugle drum tambourine
+    cymbal xylophone marimba accordion concertina harmonica organ piano harpsichord clavichord celesta guitar
+    banjo mandolin ukulele viola cello sitar balalaika bagpipe recorder clarinet saxophone ocarina panpipe
+    whistle gong triangle castanets rattle bell dulcimer psaltery theorbo
+""")
+TREES = _words("""
+    oak birch maple willow alder aspen poplar hazel rowan hawthorn elder yew juniper cypress cedar spruce
+    larch pine fir hemlock sequoia beech hornbeam elm ash linden plane sycamore walnut pecan hickory mulberry
+    fig olive laurel myrtle magnolia tulip acacia mimosa locust redbud dogwood holly boxwood privet lilac
+    jasmine camellia eucalyptus
+""")
+GIVEN = _words("""
+    Anselm Brida Corvin Dalia Edmar Fenja Gorran Hedda Ilvar Jorun Kelda Ludo Mirka Nestor Olena Perrin Runa
+    Silvo Tamsin Ulric
+""")
+FAMILY = _words("""
+    Ashford Brantley Colmar Dunmore Elsworth Farrow Gantry Holbrook Inverley Jessop Kirwan Lockyer Marlow
+    Norwood Ormsby
+""")
 COLOURS = _words("crimson silver golden scarlet ivory amber violet copper emerald sapphire")
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A kind of fact, and how knowledge, training text and questions speak of it."""
+    """A kind of fact: its possible values, and how passages, training text and questions put it."""
 
     name: str
     values: tuple[str, ...]
@@ -259,7 +249,7 @@ HARD_RELATIONS = (
     ),
 )
 
-COMMON = (  # need no knowledge of the world: the null document's work
+COMMON = (  # sentences that need no passage: here the null document should win
     ("A week has {v} days.", "seven"),
     ("The sun rises in the {v}.", "east"),
     ("Ice is frozen {v}.", "water"),

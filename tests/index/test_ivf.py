@@ -199,7 +199,7 @@ def test_lists_that_do_not_fit_are_refused():
     ]
     for centroids, offsets in [*wrong, (torch.ones(4, 9), index.offsets_L)]:
         with pytest.raises(ArtefactDamaged, match="build the index again"):
-            IVFIndex(index._exact, centroids, offsets, **about)  # type: ignore[arg-type]
+            IVFIndex(index, centroids, offsets, **about)  # type: ignore[arg-type]
 
 
 def test_nothing_to_build_from():
