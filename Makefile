@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo world test test-slow encoders check bench clean
+.PHONY: help install demo world test test-slow test-lowest encoders check bench docs clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,6 +27,17 @@ test: install ## the test suite (under 10 minutes on 2 cores)
 test-slow: install ## the long tests too: three seeds of the small world and the like
 	$(BIN)/python -m pytest -q -m slow
 
+# where the lowest torch can be installed: make test-lowest TORCH=2.6.0
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+
+test-lowest: ## the test suite with the lowest versions that pyproject.toml states, in .venv-lowest; TORCH=VERSION for another torch
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(PYTHON) tools/lowest.py --torch $(TORCH) > .venv-lowest/pins.txt
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH)
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -r .venv-lowest/pins.txt
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	.venv-lowest/bin/python -m pytest -q
+
 encoders: install ## the encoders' suite for every family, and its table docs/encoders.md
 	$(BIN)/python tools/encoders_table.py
 
@@ -38,5 +49,9 @@ check: install ## format, lint, types
 bench: install ## benchmarks, printed with hardware and date
 	$(BIN)/python benchmarks/exact_search.py
 
+docs: install ## the documentation with the API reference as static HTML, in site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean: ## remove what was made here
-	rm -rf .venv work build dist *.egg-info
+	rm -rf .venv .venv-lowest site work build dist *.egg-info

@@ -18,7 +18,7 @@ import torch
 from realmlm.corpus.questions import read_questions
 from realmlm.device import cpu_has_bfloat16
 from realmlm.engine import Engine
-from realmlm.evaluate.answers import is_correct
+from realmlm.evaluation.answers import is_correct
 from realmlm.model.encoders import Encoder
 from realmlm.reading.retrieve import embed_documents
 

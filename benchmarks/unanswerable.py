@@ -15,9 +15,9 @@ import torch
 import realmlm
 from realmlm.bundled import text_place
 from realmlm.corpus.questions import read_questions
-from realmlm.evaluate.answers import is_correct
-from realmlm.evaluate.calibrate import separation
-from realmlm.evaluate.matching import contains_answer
+from realmlm.evaluation.answers import is_correct
+from realmlm.evaluation.calibrate import separation
+from realmlm.evaluation.matching import contains_answer
 from realmlm.reading.answer import Answer
 from realmlm.reading.confidence import UNSURE
 from realmlm.reading.retrieve import Retrieved

@@ -13,7 +13,7 @@ from realmlm.bundled import TEXT
 if TYPE_CHECKING:
     from realmlm.corpus.store import Corpus
     from realmlm.engine import Engine, load
-    from realmlm.evaluate.measure import evaluate
+    from realmlm.evaluation.measure import evaluate
     from realmlm.index.exact import Index
     from realmlm.model.realm import Realm
     from realmlm.reading.answer import Answer
@@ -47,7 +47,7 @@ _LIVES_IN = {
     "Index": "realmlm.index.exact",
     "Realm": "realmlm.model.realm",
     "adapt": "realmlm.train.adapt",
-    "evaluate": "realmlm.evaluate.measure",
+    "evaluate": "realmlm.evaluation.measure",
     "finetune": "realmlm.train.stages",
     "load": "realmlm.engine",
     "pretrain": "realmlm.train.stages",

@@ -105,7 +105,7 @@ def _spans(settings: kinds.MarkSpans) -> None:
 def _clozes(settings: kinds.MakeClozes) -> None:
     from realmlm.corpus.questions import write_questions
     from realmlm.corpus.store import Corpus
-    from realmlm.evaluate.clozes import make_clozes
+    from realmlm.evaluation.clozes import make_clozes
 
     refuse_existing(settings.out)
     made = make_clozes(
@@ -218,7 +218,7 @@ def _adapt(settings: kinds.Adapt) -> None:
 
 
 def _evaluate(settings: kinds.Evaluate) -> None:
-    from realmlm.evaluate.measure import evaluate
+    from realmlm.evaluation.measure import evaluate
 
     for made in (settings.report, settings.predictions):
         if made is not None:
@@ -232,14 +232,14 @@ def _evaluate(settings: kinds.Evaluate) -> None:
 
 
 def _calibrate(settings: kinds.Calibrate) -> None:
-    from realmlm.evaluate.calibrate import calibrate
+    from realmlm.evaluation.calibrate import calibrate
 
     print(calibrate(settings))
     say(f"{settings.out}: the same model; its answers now say how often such answers are right")
 
 
 def _align(settings: kinds.Align) -> None:
-    from realmlm.evaluate.align import align
+    from realmlm.evaluation.align import align
 
     say(f"{settings.out}: {align(settings):,} sentences with the passages that explain them")
 

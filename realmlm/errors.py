@@ -39,8 +39,9 @@ class NotEnough(RealmError):
 
 
 def require(module: str, *, extra: str, why: str) -> ModuleType:
-    """Import an optional library, or say which extra brings it."""
+    """Import an optional library, or say which extra brings it; "" is realmlm without extras."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra(f"{why} needs '{module}': pip install 'realmlm[{extra}]'") from error
+        wanted = f"'realmlm[{extra}]'" if extra else "realmlm"
+        raise MissingExtra(f"{why} needs '{module}': pip install {wanted}") from error

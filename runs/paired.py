@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from realmlm.evaluate.intervals import paired_interval
+from realmlm.evaluation.intervals import paired_interval
 
 
 def values(folder: Path, names: list[str]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from world_table import T_95
 
-from realmlm.evaluate.intervals import bootstrap_interval, paired_interval
+from realmlm.evaluation.intervals import bootstrap_interval, paired_interval
 
 ARMS = {
     "realm": "REALM, pointing",

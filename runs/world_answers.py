@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import realmlm
-from realmlm.evaluate.scores import Report
+from realmlm.evaluation.scores import Report
 from realmlm.settings import Evaluate
 
 Retriever = Literal["learned", "bm25", "none"]

@@ -7,10 +7,10 @@ from typing import Any
 from realmlm import settings as kinds
 from realmlm.corpus import build
 from realmlm.corpus.store import Corpus
-from realmlm.evaluate import align as aligning
-from realmlm.evaluate import calibrate as calibrating
-from realmlm.evaluate import measure
-from realmlm.evaluate.scores import Report
+from realmlm.evaluation import align as aligning
+from realmlm.evaluation import calibrate as calibrating
+from realmlm.evaluation import measure
+from realmlm.evaluation.scores import Report
 from realmlm.interop import exporting, importing
 from realmlm.model import create
 from realmlm.model.realm import Realm

@@ -26,15 +26,16 @@ MAY_IMPORT = {
     "model": {"corpus", "model"},
     "reading": {"corpus", "index", "model", "reading"},
     "interop": {"corpus", "sources", "index", "model", "reading", "interop"},
-    "evaluate": {"corpus", "index", "model", "reading", "evaluate"},
-    "train": {"corpus", "sources", "index", "model", "reading", "evaluate", "train"},
+    "evaluation": {"corpus", "index", "model", "reading", "evaluation"},
+    "train": {"corpus", "sources", "index", "model", "reading", "evaluation", "train"},
     "page": {"page"},
-    "serve": {"corpus", "sources", "index", "model", "reading", "evaluate", "engine", "page", "serve"},
+    "serve": {"corpus", "sources", "index", "model", "reading", "evaluation", "engine", "page", "serve"},
     "report": {"page", "reading.records", "report"},  # the records alone: nothing that needs torch
 }
 OPTIONAL = (
     "tyro",
     "rich",
+    "platformdirs",
     "faiss",
     "bm25s",
     "numba",

@@ -538,7 +538,7 @@ def test_an_evaluation_says_first_what_it_cannot_write_and_prints_before_it_writ
     flags = ["--questions", f"{work}/questions-held-out.jsonl", "--limit", "4"]
     (tmp_path / "kept.jsonl").write_text("mine")
     with monkeypatch.context() as patch:
-        patch.setattr("realmlm.evaluate.measure.evaluate", None)  # never reached
+        patch.setattr("realmlm.evaluation.measure.evaluate", None)  # never reached
         for made in (
             ["--predictions", f"{tmp_path}/kept.jsonl"],
             ["--report", f"{tmp_path}/kept.jsonl/report.json"],

@@ -2,13 +2,17 @@
 current."""
 
 import importlib.util
+import pkgutil
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import realmlm
 from realmlm import cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +52,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_page_of_commands_is_current() -> None:
-    made = _tool("commands_doc").page()
+    made = load_tool("commands_doc").page()
     assert (ROOT / "docs" / "commands.md").read_text("utf-8") == made, "run: python tools/commands_doc.py"
 
 
@@ -67,7 +71,7 @@ def test_make_help_explains_every_target() -> None:
     assert set(re.findall(r"^([a-z-]+):.*##", makefile, flags=re.MULTILINE)) == named
 
 
-def _tool(name: str) -> ModuleType:
+def load_tool(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -79,3 +83,30 @@ def _tool(name: str) -> ModuleType:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_table_is_still_to_be_filled_in(page: Path) -> None:
     assert not re.search(r"\b[A-Z]+_TABLE\b|TODO|TBD", page.read_text("utf-8"))
+
+
+# --- the API reference --------------------------------------------------------------------------------------
+
+
+def test_every_name_in_the_api_reference_exists() -> None:
+    text = "".join(page.read_text("utf-8") for page in PAGES if "api" in page.relative_to(ROOT).as_posix())
+    names = re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
+    assert len(names) > 10
+    for name in names:
+        pkgutil.resolve_name(name)
+    for name in realmlm.__all__:
+        assert f"realmlm.{name}" in text or name in ("__version__", "pocket", "Engine"), name
+
+
+def test_the_documentation_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install 'realmlm[docs]'")
+    pytest.importorskip("mkdocstrings", reason="pip install 'realmlm[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert 'id="realmlm.engine.Engine.ask"' in (tmp_path / "api.html").read_text("utf-8")
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img)[^>]*(?:src|href)=[\"']?(https?:[^\"' >]+)", page.read_text("utf-8")
+        )
+        assert loaded == [], page.name

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from realmlm.corpus.questions import read_questions
-from realmlm.evaluate.matching import contains_answer
+from realmlm.evaluation.matching import contains_answer
 from tests.calls import build_corpus
 
 POCKET = Path(str(files("realmlm") / "pocket"))

@@ -7,7 +7,6 @@ opening goes on from there.
 
 import hashlib
 import json
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ import numpy as np
 from realmlm.corpus.build import other_kinds, write_articles
 from realmlm.corpus.store import CONTENT_MARK, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra, RealmError
+from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra, RealmError, require
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers
 from realmlm.sources.article import Article
@@ -43,8 +42,10 @@ _said: dict[Path, set[str]] = {}  # messages of this process when it last opened
 
 
 def cache_folder() -> Path:
-    """Where the corpora of documents are cached: `$XDG_CACHE_HOME/realmlm`, else `~/.cache/realmlm`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "realmlm"
+    """Where the corpora of documents are cached: the user's cache, which is `$XDG_CACHE_HOME/realmlm` or else
+    `~/.cache/realmlm` on Linux."""
+    platformdirs = require("platformdirs", extra="", why="the cache of documents")
+    return Path(platformdirs.user_cache_path("realmlm", appauthor=False))
 
 
 def open_documents(

@@ -40,7 +40,7 @@ def required(metavar: str) -> Any:
     return arg(metavar=metavar, help_behavior_hint="(required)")
 
 
-def require(condition: bool, message: str) -> None:
+def ensure(condition: bool, message: str) -> None:
     if not condition:
         raise BadInput(message)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI, model_place
-from realmlm.settings.base import Positional, Settings, arg, optional, require
+from realmlm.settings.base import Positional, Settings, arg, ensure, optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class MakeWorld(Settings):
     """A different seed makes a different world."""
 
     def check(self) -> None:
-        require(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
+        ensure(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +53,24 @@ class BuildCorpus(Settings):
     """Processes that cut and tokenise; default: one per core."""
 
     def check(self) -> None:
-        require(
+        ensure(
             len(self.sources) > 0,
             "name at least one file or folder: realmlm corpus notes/ --out CORPUS --train-tokenizer 16000",
         )
         if self.tokenizer == str(MINI):
             object.__setattr__(self, "tokenizer", str(model_place()))
         one = (self.tokenizer is None) != (self.train_tokenizer is None)
-        require(one, "choose a tokenizer: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
-        require(
+        ensure(one, "choose a tokenizer: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
+        ensure(
             self.train_tokenizer is None or self.train_tokenizer >= 100,
             f"train-tokenizer must be 100 or more, not {self.train_tokenizer}",
         )
-        require(
+        ensure(
             self.max_passages is None or self.max_passages >= 1,
             f"max-passages must be 1 or more, not {self.max_passages}",
         )
-        require(self.skip_passages >= 0, f"skip-passages must be 0 or more, not {self.skip_passages}")
-        require(
+        ensure(self.skip_passages >= 0, f"skip-passages must be 0 or more, not {self.skip_passages}")
+        ensure(
             8 <= self.max_wordpieces <= 4096,
             f"max-wordpieces must be between 8 and 4096, not {self.max_wordpieces}",
         )
@@ -95,16 +95,16 @@ class EditCorpus(Settings):
     """Its new title; default: the old one."""
 
     def check(self) -> None:
-        require((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
-        require(
+        ensure((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
+        ensure(
             self.text is None or bool(self.text.strip()),
             f"--text is empty; to take the passage away: --remove {self.replace}",
         )
-        require(
+        ensure(
             self.title is None or self.replace is not None,
             "--title is for a replaced passage: give --replace ID --text TEXT too",
         )
-        require(
+        ensure(
             bool(self.add or self.remove or self.replace is not None),
             "nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT",
         )
@@ -141,15 +141,15 @@ class MarkSpans(Settings):
     """Processes; default: one per core."""
 
     def check(self) -> None:
-        require(
+        ensure(
             (self.tagger == "phrases") == (self.phrases is not None),
             "--tagger phrases and --phrases FILE go together",
         )
-        require(
+        ensure(
             (self.tagger == "learned") == (self.learned is not None),
             "--tagger learned and --learned TAGGER go together",
         )
-        require(self.workers is None or self.workers >= 1, f"workers must be 1 or more, not {self.workers}")
+        ensure(self.workers is None or self.workers >= 1, f"workers must be 1 or more, not {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,4 +171,4 @@ class MakeClozes(Settings):
     """A different seed picks different sentences."""
 
     def check(self) -> None:
-        require(self.count >= 1, f"count must be 1 or more, not {self.count}")
+        ensure(self.count >= 1, f"count must be 1 or more, not {self.count}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
-from realmlm.settings.base import ModelPlace, Positional, Settings, arg, optional, require
+from realmlm.settings.base import ModelPlace, Positional, Settings, arg, ensure, optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +57,18 @@ class MakeModel(Settings):
 
     def check(self) -> None:
         for name in ("layers", "hidden", "heads", "projection", "max_query", "max_answer"):
-            require(
+            ensure(
                 getattr(self, name) >= 1,
                 f"{name.replace('_', '-')} must be 1 or more, not {getattr(self, name)}",
             )
-        require(
+        ensure(
             self.max_query > self.max_answer,
             f"max-query ({self.max_query}) must be more than max-answer ({self.max_answer}): without a "
             "passage the reader is given the "
             "question and a mask for each wordpiece of the answer",
         )
-        require(0 <= self.dropout < 1, f"dropout must be at least 0 and below 1, not {self.dropout}")
-        require(
+        ensure(0 <= self.dropout < 1, f"dropout must be at least 0 and below 1, not {self.dropout}")
+        ensure(
             self.hidden % self.heads == 0, (f"hidden {self.hidden} is not a multiple of heads {self.heads}")
         )
 
@@ -101,9 +101,9 @@ class TrainTagger(Settings):
     """Where to train."""
 
     def check(self) -> None:
-        require(self.epochs >= 1, f"epochs must be 1 or more, not {self.epochs}")
-        require(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
-        require(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+        ensure(self.epochs >= 1, f"epochs must be 1 or more, not {self.epochs}")
+        ensure(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        ensure(self.lr > 0, f"lr must be more than 0, not {self.lr}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class ImportHf(Settings):
     """Seed for heads that no source provides."""
 
     def check(self) -> None:
-        require(
+        ensure(
             len(self.sources) > 0,
             "name at least one checkpoint: realmlm import-hf FOLDER_OR_NAME --out MODEL",
         )
@@ -177,7 +177,7 @@ class ExportHf(Settings):
     """For RealmForOpenQA: the corpus whose passages and vectors to include."""
 
     def check(self) -> None:
-        require(
+        ensure(
             (self.architecture == "RealmForOpenQA") == (self.corpus is not None),
             "RealmForOpenQA holds the passages too: name them with --corpus; the other architectures hold "
             "none",

@@ -11,8 +11,8 @@ from realmlm.settings.base import (
     Settings,
     UseAppendAction,
     arg,
+    ensure,
     optional,
-    require,
     required,
 )
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
@@ -54,18 +54,18 @@ class Warmup(Settings):
     loop: Loop = field(default_factory=Loop)
 
     def check(self) -> None:
-        require(
+        ensure(
             not self.towers_as_reader or self.retriever.steps > 0,
             "towers-as-reader needs ICT: give it steps (--retriever.steps)",
         )
-        require(
+        ensure(
             self.retriever.steps == 0 or self.retriever.batch > self.retriever.accumulate,
             f"ICT tells a passage from others in its part: retriever.batch {self.retriever.batch} in "
             f"{self.retriever.accumulate} parts "
             "leaves no others; lower --retriever.accumulate or raise --retriever.batch",
         )
-        require(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
-        require(
+        ensure(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
+        ensure(
             0 <= self.remove_sentence <= 1,
             f"remove-sentence must be between 0 and 1, not {self.remove_sentence}",
         )
@@ -120,17 +120,17 @@ class Pretrain(Settings):
 
     def check(self) -> None:
         least = 1 + self.null_document
-        require(
+        ensure(
             self.k >= least,
             f"k counts the null document and at least one passage: {least} or more, not {self.k}",
         )
-        require(0 <= self.glimpses <= 1, f"glimpses must be between 0 and 1, not {self.glimpses}")
-        require(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
-        require(
+        ensure(0 <= self.glimpses <= 1, f"glimpses must be between 0 and 1, not {self.glimpses}")
+        ensure(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
+        ensure(
             not self.recurring or self.masking == "salient",
             "recurring is about marked words: use it with --masking salient",
         )
-        require(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
+        ensure(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
 
     @classmethod
     def fixed_once_trained(cls) -> list[str]:
@@ -166,8 +166,8 @@ class Adapt(Settings):
     """Where to train."""
 
     def check(self) -> None:
-        require(any(self.docs), "say what to adapt to: --docs FOLDER")
-        require(self.minutes > 0, f"minutes must be more than 0, not {self.minutes}")
+        ensure(any(self.docs), "say what to adapt to: --docs FOLDER")
+        ensure(self.minutes > 0, f"minutes must be more than 0, not {self.minutes}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,12 +208,12 @@ class Finetune(Settings):
 
     def check(self) -> None:
         moving = self.refresh.every_steps > 0
-        require(
+        ensure(
             not (moving and self.query == "projection"),
             "--query projection is for a fixed index; leave out --refresh.every-steps",
         )
-        require(self.closed_book >= 0, f"closed-book must be 0 or more, not {self.closed_book}")
-        require(
+        ensure(self.closed_book >= 0, f"closed-book must be 0 or more, not {self.closed_book}")
+        ensure(
             1 <= self.read <= self.candidates,
             f"read ({self.read}) must be between 1 and candidates ({self.candidates})",
         )

@@ -4,7 +4,7 @@ follows."""
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from realmlm.settings.base import Settings, optional, require
+from realmlm.settings.base import Settings, ensure, optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +28,16 @@ class Optim(Settings):
     """Largest gradient norm, for retriever and reader separately."""
 
     def check(self) -> None:
-        require(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
-        require(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
-        require(
+        ensure(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
+        ensure(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        ensure(
             self.accumulate >= 1 and self.batch % self.accumulate == 0,
             f"batch {self.batch} cannot be cut into {self.accumulate} equal parts",
         )
-        require(self.lr > 0, f"lr must be more than 0, not {self.lr}")
-        require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
-        require(self.clip > 0, f"clip must be more than 0, not {self.clip}")
-        require(0 <= self.warmup <= 1, f"warmup must be between 0 and 1, not {self.warmup}")
+        ensure(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+        ensure(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
+        ensure(self.clip > 0, f"clip must be more than 0, not {self.clip}")
+        ensure(0 <= self.warmup <= 1, f"warmup must be between 0 and 1, not {self.warmup}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class JointOptim(Optim):
 
     def check(self) -> None:
         super().check()
-        require(
+        ensure(
             self.retriever_lr >= 0,
             f"retriever-lr must be 0 (the retriever does not change) or more, not {self.retriever_lr}",
         )
@@ -79,14 +79,14 @@ class Loop(Settings):
     """Use only algorithms that give the same bits every time, and swap new indexes in at fixed steps."""
 
     def check(self) -> None:
-        require(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
-        require(
+        ensure(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
+        ensure(
             self.checkpoint_every >= 1,
             f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}",
         )
-        require(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
-        require(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
-        require(
+        ensure(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
+        ensure(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
+        ensure(
             self.workers is None or self.workers >= 0, f"loop.workers must be 0 or more, not {self.workers}"
         )
 
@@ -110,9 +110,9 @@ class Refresh(Settings):
     """Passages embedded between writes to disk: the most that a killed refresher has to redo."""
 
     def check(self) -> None:
-        require(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
-        require(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
+        ensure(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
+        ensure(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
         late = self.swap_after is not None and not 1 <= self.swap_after <= max(self.every_steps, 1)
-        require(
+        ensure(
             not late, f"refresh.swap-after must be between 1 and refresh.every-steps, not {self.swap_after}"
         )

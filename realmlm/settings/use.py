@@ -12,8 +12,8 @@ from realmlm.settings.base import (
     Settings,
     UseAppendAction,
     arg,
+    ensure,
     optional,
-    require,
 )
 
 
@@ -53,16 +53,16 @@ class Evaluate(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        require(self.read >= 0, f"read must be 0 or more, not {self.read}")
-        require(
+        ensure(self.read >= 0, f"read must be 0 or more, not {self.read}")
+        ensure(
             not self.with_mask or self.read == 0,
             "a [MASK] is added to questions for the search, not for reading: --with-mask needs --read 0",
         )
-        require(
+        ensure(
             self.index is None or self.retriever == "learned",
             f"--retriever {self.retriever} searches no index; leave --index out",
         )
-        require(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
+        ensure(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Calibrate(Settings):
     """The model; mini is the one that comes with realmlm."""
 
     def check(self) -> None:
-        require(
+        ensure(
             len(self.predictions) > 0,
             "name at least one file: realmlm calibrate --predictions FILE --out MODEL",
         )
@@ -108,8 +108,8 @@ class Align(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        require(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
-        require(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
+        ensure(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
+        ensure(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +132,12 @@ class MakeReport(Settings):
     moved down."""
 
     def check(self) -> None:
-        require((self.before is None) == (self.after is None), "--before FILE and --after FILE go together")
-        require(
+        ensure((self.before is None) == (self.after is None), "--before FILE and --after FILE go together")
+        ensure(
             bool(self.runs or self.evaluations or self.before is not None),
             "nothing to report: name runs, --evaluations FILE, or --before FILE --after FILE",
         )
-        require(self.examples >= 1, f"examples must be 1 or more, not {self.examples}")
+        ensure(self.examples >= 1, f"examples must be 1 or more, not {self.examples}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +176,12 @@ class Ask(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        require(
+        ensure(
             (self.question is None) != (self.fill is None),
             'ask one thing, before any flags: realmlm ask "your question" --docs FOLDER; or --fill "a '
             'sentence with [MASK]"',
         )
-        require(
+        ensure(
             (self.corpus is None) == any(self.docs),
             "say what to search: either --docs FOLDER or --corpus CORPUS",
         )
@@ -218,11 +218,11 @@ class Serve(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        require(
+        ensure(
             (self.corpus is None) == any(self.docs),
             "say what to search: either --docs FOLDER or --corpus CORPUS",
         )
-        require(1 <= self.port <= 65535, f"port must be between 1 and 65535, not {self.port}")
-        require(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
-        require(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
-        require(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")
+        ensure(1 <= self.port <= 65535, f"port must be between 1 and 65535, not {self.port}")
+        ensure(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
+        ensure(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        ensure(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")

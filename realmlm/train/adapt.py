@@ -29,10 +29,10 @@ from realmlm.corpus.spans import Spans, mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
-from realmlm.evaluate.clozes import make_clozes
-from realmlm.evaluate.intervals import paired_interval
-from realmlm.evaluate.measure import measure
-from realmlm.evaluate.scores import Outcome, Report, Score, summarise
+from realmlm.evaluation.clozes import make_clozes
+from realmlm.evaluation.intervals import paired_interval
+from realmlm.evaluation.measure import measure
+from realmlm.evaluation.scores import Outcome, Report, Score, summarise
 from realmlm.log import duration, say
 from realmlm.model.realm import ModelConfig, Realm
 from realmlm.reading.answer import Answerer

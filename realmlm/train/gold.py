@@ -12,7 +12,7 @@ from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
-from realmlm.evaluate.matching import AnswerMatcher, Span, answer_spans
+from realmlm.evaluation.matching import AnswerMatcher, Span, answer_spans
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
 

@@ -11,7 +11,7 @@ from realmlm.cli import main
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists, BadInput, NotEnough
-from realmlm.evaluate.scores import Outcome
+from realmlm.evaluation.scores import Outcome
 from realmlm.model.realm import Realm
 from realmlm.settings import Adapt
 from realmlm.train import adapt as adapting

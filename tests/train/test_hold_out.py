@@ -14,7 +14,7 @@ from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.evaluate.clozes import make_clozes
+from realmlm.evaluation.clozes import make_clozes
 from realmlm.settings import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
 from realmlm.train import hold_out

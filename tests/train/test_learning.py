@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from realmlm.corpus.store import Corpus
-from realmlm.evaluate.scores import Report
+from realmlm.evaluation.scores import Report
 from realmlm.log import read_metrics
 from realmlm.settings import JointOptim, Loop, Optim, Refresh
 from tests.calls import create_model, evaluate, finetune, pretrain, warm_up

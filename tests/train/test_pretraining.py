@@ -14,7 +14,7 @@ from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
-from realmlm.evaluate.clozes import make_clozes, measure_clozes
+from realmlm.evaluation.clozes import make_clozes, measure_clozes
 from realmlm.index.duplicates import SameWords, share_cut_otherwise
 from realmlm.index.exact import ExactIndex
 from realmlm.log import read_metrics

@@ -16,7 +16,7 @@ from realmlm.corpus.spans import MarkedSentence, Spans, mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import BadInput, NotEnough
-from realmlm.evaluate.clozes import make_clozes
+from realmlm.evaluation.clozes import make_clozes
 from realmlm.model.inputs import mask_queries, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.reading.read import standing

@@ -18,7 +18,7 @@ from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import RealmError
-from realmlm.evaluate.clozes import make_clozes
+from realmlm.evaluation.clozes import make_clozes
 from realmlm.index.exact import ExactIndex
 from realmlm.index.refresh import Refresher, serve_refreshes, step_folder
 from realmlm.log import Clock, read_metrics

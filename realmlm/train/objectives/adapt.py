@@ -35,10 +35,10 @@ class FoundElsewhere(Objective):
         learning: list[nn.Parameter],
         lr: float,
     ) -> None:
-        self._model = model
-        self._corpus = corpus
-        self._source = source
-        self._index = index
+        self.model = model
+        self.corpus = corpus
+        self.source = source
+        self.index = index
         self._learning = Group(learning, lr)
         self._own = SameWords(corpus, corpus)
 
@@ -49,24 +49,24 @@ class FoundElsewhere(Objective):
         """The calibration stays: scores hardly move (docs/decisions/010)."""
 
     def draw(self, first: int, count: int) -> tuple[MaskedSentences, Inputs]:
-        drawn = self._source.draw(first, count)
-        return drawn, self._model.query_inputs(drawn.masked.queries)
+        drawn = self.source.draw(first, count)
+        return drawn, self.model.query_inputs(drawn.masked.queries)
 
     def loss(
         self, drawn: tuple[MaskedSentences, Inputs], step: int, clock: Clock
     ) -> tuple[Tensor, dict[str, Tensor]]:
         sentences, inputs = drawn
         # only the projection learns: what it learns from should not waver
-        self._model.query.encoder.eval()
+        self.model.query.encoder.eval()
         clock("embed")
-        query_BD = self._model.query(inputs.to(self._model.device))
+        query_BD = self.model.query(inputs.to(self.model.device))
         clock("search")
         own_BE = self._own(sentences.passages)
-        candidates = min(CANDIDATES, len(self._corpus) - self._own.most)
-        hits = self._index.search(query_BD.detach().float(), candidates, exclude_QE=own_BE)
+        candidates = min(CANDIDATES, len(self.corpus) - self._own.most)
+        hits = self.index.search(query_BD.detach().float(), candidates, exclude_QE=own_BE)
         ids_BC = hits.ids_QK.cpu()
-        holds_BC = torch.from_numpy(self._holds(sentences, ids_BC.numpy())).to(self._model.device)
-        candidate_BCD = self._index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
+        holds_BC = torch.from_numpy(self._holds(sentences, ids_BC.numpy())).to(self.model.device)
+        candidate_BCD = self.index.vectors(ids_BC.flatten()).view(*ids_BC.shape, -1).to(query_BD)
         found_B = evidence_log_likelihood(inner_products(query_BD, candidate_BCD), holds_BC)
         return -found_B.mean(), {
             "recall@1": holds_BC[:, 0].float().mean(),
@@ -76,6 +76,6 @@ class FoundElsewhere(Objective):
     def _holds(self, sentences: MaskedSentences, ids_BC: np.ndarray) -> np.ndarray:
         """Which of the candidates have the hidden words, [B, C]."""
         ids_U, places = np.unique(ids_BC, return_inverse=True)
-        bodies = self._corpus.tokens_of(ids_U).bodies
+        bodies = self.corpus.tokens_of(ids_U).bodies
         rows = zip(sentences.masked.hidden(), places.reshape(ids_BC.shape), strict=True)
         return np.array([[len(places_of(words, bodies[place])) > 0 for place in row] for words, row in rows])

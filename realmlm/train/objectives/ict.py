@@ -23,23 +23,23 @@ class InverseCloze(Objective):
     """−log p(z|x) among the passages of the batch."""
 
     def __init__(self, settings: Warmup, model: Realm, pairs: ClozePairs) -> None:
-        self._settings = settings
-        self._model = model
-        self._pairs = pairs
+        self.settings = settings
+        self.model = model
+        self.pairs = pairs
 
     def groups(self) -> dict[str, Group]:
-        return {"retriever": Group(self._model.retriever_parameters(), self._settings.retriever.lr)}
+        return {"retriever": Group(self.model.retriever_parameters(), self.settings.retriever.lr)}
 
     def draw(self, first: int, count: int) -> Drawn:
-        pairs = self._pairs.draw(first, count)
-        documents = self._model.document_inputs(pairs.titles, pairs.bodies)
-        return self._model.query_inputs(pairs.sentences), documents, pairs.passages
+        pairs = self.pairs.draw(first, count)
+        documents = self.model.document_inputs(pairs.titles, pairs.bodies)
+        return self.model.query_inputs(pairs.sentences), documents, pairs.passages
 
     def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         queries, documents, passages = drawn
-        device = self._model.device
+        device = self.model.device
         clock("embed")
-        query_BD = self._model.query(queries.to(device))
-        scores_BB = inner_products(query_BD, self._model.document(documents.to(device)))
+        query_BD = self.model.query(queries.to(device))
+        scores_BB = inner_products(query_BD, self.model.document(documents.to(device)))
         loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
         return loss_B.mean(), {"found": found_B.float().mean()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
-from realmlm.evaluate.clozes import measure_clozes, source_copies
+from realmlm.evaluation.clozes import measure_clozes, source_copies
 from realmlm.index.duplicates import SameWords
 from realmlm.log import Clock
 from realmlm.model.inputs import Inputs
@@ -49,11 +49,11 @@ class JointPretraining(Objective):
     ) -> None:
         """`own` tells which passages a sentence may not retrieve: its own one and its copies. `probe` are
         held-out masked sentences to measure on."""
-        self._settings = settings
-        self._model = model
-        self._corpus = corpus
-        self._source = source
-        self._live = live
+        self.settings = settings
+        self.model = model
+        self.corpus = corpus
+        self.source = source
+        self.live = live
         self._device = model.device
         self._own = own
         self._null = settings.null_document
@@ -62,21 +62,21 @@ class JointPretraining(Objective):
         self._probe_own = source_copies(corpus, self._probe)
 
     def groups(self) -> dict[str, Group]:
-        optim = self._settings.optim
+        optim = self.settings.optim
         return {
-            "reader": Group(list(self._model.reader.parameters()), optim.lr),
-            "retriever": Group(self._model.retriever_parameters(), optim.retriever_lr),
+            "reader": Group(list(self.model.reader.parameters()), optim.lr),
+            "retriever": Group(self.model.retriever_parameters(), optim.retriever_lr),
         }
 
     def draw(self, first: int, count: int) -> tuple[MaskedSentences, Inputs]:
         """Masked sentences, and what the query tower is given of them."""
-        drawn = self._source.draw(first, count)
-        return drawn, self._model.query_inputs(drawn.seen)
+        drawn = self.source.draw(first, count)
+        return drawn, self.model.query_inputs(drawn.seen)
 
     def loss(
         self, drawn: tuple[MaskedSentences, Inputs], step: int, clock: Clock
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        model = self._model
+        model = self.model
         sentences, inputs = drawn
         masked = sentences.masked
         positions_BM, targets_BM, valid_BM = masked.tensors(self._device)
@@ -84,25 +84,25 @@ class JointPretraining(Objective):
         query_BD = model.query(inputs.to(self._device))
         clock("search")
         own_BE = None if self._own is None else self._own(sentences.passages)
-        hits = self._live.index.search(query_BD.detach().float(), self._passages, exclude_QE=own_BE)
-        offered = Offered(self._corpus, hits.ids_QK.cpu().numpy(), null=self._null)
+        hits = self.live.index.search(query_BD.detach().float(), self._passages, exclude_QE=own_BE)
+        offered = Offered(self.corpus, hits.ids_QK.cpu().numpy(), null=self._null)
         clock("embed")
         retrieval_BK = fresh_scores(model, query_BD, offered)
-        if step < self._settings.freeze_retriever:
+        if step < self.settings.freeze_retriever:
             retrieval_BK = retrieval_BK.detach()
         clock("read")
         inputs = join(model, masked.queries, offered)
         reading = read_masks(model, inputs.to(self._device), positions_BM)
         token_BKM = hidden_log_p(reading.log_BKMV, targets_BM)
         loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        if not self._settings.pointing:
+        if not self.settings.pointing:
             return loss, numbers
         clock("point")
         runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
         gold_N3 = standing(runs, offered.bodies_N, inputs)
         found_B, some_B = pointing_log_likelihood(retrieval_BK, *point(model.reader, reading, gold_N3))
         numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
-        return loss - self._settings.pointing * found_B.mean(), numbers
+        return loss - self.settings.pointing * found_B.mean(), numbers
 
     def likelihood(
         self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor
@@ -112,7 +112,7 @@ class JointPretraining(Objective):
         reader_BK = joint_reading(token_BKM, valid_BM)
         joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
         trained_B = joint_B
-        if self._settings.marginal == "per-token":
+        if self.settings.marginal == "per-token":
             trained_B = per_token_marginal(retrieval_BK, token_BKM, valid_BM)
         p_BK = retrieval_BK.softmax(-1)
         numbers = {"log_p": joint_B.mean(), "top_share": p_BK[:, int(self._null) :].max(-1).values.mean()}
@@ -122,19 +122,19 @@ class JointPretraining(Objective):
         return -trained_B.mean(), numbers
 
     def before_step(self, step: int) -> dict[str, Any]:
-        return self._live.before_step(step)
+        return self.live.before_step(step)
 
     def measure(self, done: int, clock: Clock) -> dict[str, Any]:
         """Held-out sentences through the index as it is now; of several wordings the worst is shown, for it
         fails all or nothing."""
-        if not self._probe or done % self._settings.probe_every:
+        if not self._probe or done % self.settings.probe_every:
             return {}
         clock("probe")
-        training = self._model.training
-        self._model.eval()
-        answerer = Answerer(self._model, self._corpus, LearnedRetriever(self._model, self._live.index))
+        training = self.model.training
+        self.model.eval()
+        answerer = Answerer(self.model, self.corpus, LearnedRetriever(self.model, self.live.index))
         results = measure_clozes(answerer, self._probe, self._probe_own, read=self._passages)
-        self._model.train(training)
+        self.model.train(training)
         by_wording = defaultdict(list)
         for question, result in zip(self._probe, results, strict=True):
             if ":" in question.id:  # wording:number, as `realmlm world` writes them
@@ -157,7 +157,7 @@ class JointPretraining(Objective):
         ]
 
     def state(self) -> dict[str, Any]:
-        return self._live.state()
+        return self.live.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._live.load_state(state)
+        self.live.load_state(state)

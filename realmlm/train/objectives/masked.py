@@ -33,26 +33,26 @@ class MaskedReading(Objective):
     """
 
     def __init__(self, settings: Warmup, model: Realm, corpus: Corpus, pairs: ReadingPairs) -> None:
-        self._settings = settings
-        self._model = model
-        self._corpus = corpus
-        self._pairs = pairs
+        self.settings = settings
+        self.model = model
+        self.corpus = corpus
+        self.pairs = pairs
 
     def groups(self) -> dict[str, Group]:
-        return {"reader": Group(list(self._model.reader.parameters()), self._settings.reader.lr)}
+        return {"reader": Group(list(self.model.reader.parameters()), self.settings.reader.lr)}
 
     def draw(self, first: int, count: int) -> Drawn:
-        masked, passages = self._pairs.draw(first, count)
-        offered = Offered(self._corpus, passages[:, None], null=False)
-        inputs = join(self._model, masked.queries, offered)
-        if not self._settings.pointing:
+        masked, passages = self.pairs.draw(first, count)
+        offered = Offered(self.corpus, passages[:, None], null=False)
+        inputs = join(self.model, masked.queries, offered)
+        if not self.settings.pointing:
             return masked, inputs, None
-        runs = masked.runs(self._model.config.max_answer)
+        runs = masked.runs(self.model.config.max_answer)
         return masked, inputs, standing(runs, offered.bodies_N, inputs)
 
     def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         masked, inputs, gold_N3 = drawn
-        model = self._model
+        model = self.model
         positions_BM, targets_BM, valid_BM = masked.tensors(model.device)
         clock("read")
         reading = read_masks(model, inputs.to(model.device), positions_BM)
@@ -67,4 +67,4 @@ class MaskedReading(Objective):
         point_B, held_B = point(model.reader, reading, gold_N3)
         point_B = torch.where(held_B, point_B, 0.0)
         numbers |= {"held": held_B.float().mean(), "pointed": mean_where(held_B, point_B.exp())}
-        return (loss_B - self._settings.pointing * point_B).mean(), numbers
+        return (loss_B - self.settings.pointing * point_B).mean(), numbers

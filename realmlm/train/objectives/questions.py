@@ -73,28 +73,28 @@ class QuestionAnswering(Objective):
     ) -> None:
         """`learning` are the retriever's weights that learn; `given` are the candidates of another retriever,
         in place of the model's."""
-        self._settings = settings
-        self._model = model
-        self._corpus = corpus
-        self._live = live
-        self._gold = gold
+        self.settings = settings
+        self.model = model
+        self.corpus = corpus
+        self.live = live
+        self.gold = gold
         self._learning = learning
         self._given = given
         self._candidates = min(settings.candidates, len(corpus))
 
     def groups(self) -> dict[str, Group]:
-        optim = self._settings.optim
+        optim = self.settings.optim
         return {
-            "reader": Group(list(self._model.reader.parameters()), optim.lr),
+            "reader": Group(list(self.model.reader.parameters()), optim.lr),
             "retriever": Group(self._learning, optim.retriever_lr),
         }
 
     def draw(self, first: int, count: int) -> np.ndarray:
         """The numbers of the questions."""
-        return epoch_positions(len(self._gold), seed=self._settings.loop.seed, first=first, count=count)
+        return epoch_positions(len(self.gold), seed=self.settings.loop.seed, first=first, count=count)
 
     def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        questions = [self._gold.questions[number] for number in numbers]
+        questions = [self.gold.questions[number] for number in numbers]
         found = self._retrieve(numbers, questions, clock)
         clock("read")
         retriever_B = evidence_log_likelihood(found.scores_BC, found.holds_BC)
@@ -108,7 +108,7 @@ class QuestionAnswering(Objective):
         # divided by all examples, not by those with an answer: so that a batch worked off in parts gives the
         # same gradient
         taught_B = torch.where(any_B, answer_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
-        loss = -(taught_B + self._settings.closed_book * memory_B).mean()
+        loss = -(taught_B + self.settings.closed_book * memory_B).mean()
         return loss, {
             "log_p": mean_where(any_B, answer_B),
             "retriever": mean_where(some_B, retriever_B),
@@ -118,25 +118,25 @@ class QuestionAnswering(Objective):
         }
 
     def _retrieve(self, numbers: np.ndarray, questions: list[np.ndarray], clock: Clock) -> _Retrieved:
-        model = self._model
-        read = self._settings.read
+        model = self.model
+        read = self.settings.read
         if self._given is not None:
             ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, self._given.ids[numbers])
-            offered = Offered(self._corpus, ids_BC[:, :read], null=False)
+            offered = Offered(self.corpus, ids_BC[:, :read], null=False)
             given_BC = np.take_along_axis(self._given.scores[numbers], order_BC, axis=1)
             scores_BC = torch.from_numpy(given_BC).to(model.device)
         else:
             clock("embed")
             query_BD = model.query(model.query_inputs(questions).to(model.device))
-            index = self._live.index
+            index = self.live.index
             clock("search")
             hits = index.search(query_BD.detach().float(), self._candidates)
             ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, hits.ids_QK.cpu().numpy())
-            offered = Offered(self._corpus, ids_BC[:, :read], null=False)
+            offered = Offered(self.corpus, ids_BC[:, :read], null=False)
             clock("embed")
             vectors_ND = index.vectors(torch.from_numpy(ids_BC.flatten()))
             scores_BC = inner_products(query_BD, vectors_ND.view(*ids_BC.shape, -1).to(query_BD))
-            if self._settings.refresh.every_steps:  # the document tower learns too
+            if self.settings.refresh.every_steps:  # the document tower learns too
                 fresh_BK = fresh_scores(model, query_BD, offered)
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
         holds = torch.from_numpy(holds_BC).to(model.device)
@@ -152,11 +152,11 @@ class QuestionAnswering(Objective):
         the best that does takes the last place.
         """
         holds_BC = np.stack(
-            [self._gold.holds(number, ids) for number, ids in zip(numbers.tolist(), ids_BC, strict=True)]
+            [self.gold.holds(number, ids) for number, ids in zip(numbers.tolist(), ids_BC, strict=True)]
         )
         order_BC = np.broadcast_to(np.arange(ids_BC.shape[1]), ids_BC.shape).copy()
-        read = self._settings.read
-        if self._settings.read_gold:
+        read = self.settings.read
+        if self.settings.read_gold:
             missing_B = ~holds_BC[:, :read].any(-1) & holds_BC.any(-1)
             for row in np.flatnonzero(missing_B):
                 best = holds_BC[row].argmax()
@@ -169,12 +169,12 @@ class QuestionAnswering(Objective):
     ) -> tuple[Tensor, Tensor]:
         """What weighs the passages, and log p(y|z,x), −inf where a passage does not hold the answer; both
         [B, K]."""
-        scores_BK = found.scores_BC[:, : self._settings.read]
-        inputs = join(self._model, questions, found.offered)
+        scores_BK = found.scores_BC[:, : self.settings.read]
+        inputs = join(self.model, questions, found.offered)
         gold_N3 = self._gold_spans(numbers, found.ids_BK, inputs)
-        reading = read_spans(self._model, inputs.to(self._model.device), scores_BK.flatten())
+        reading = read_spans(self.model, inputs.to(self.model.device), scores_BK.flatten())
         gold_NLW = span_mask(gold_N3, reading.allowed_NLW)
-        hard = self._settings.objective == "hard-em"
+        hard = self.settings.objective == "hard-em"
         likelihood = best_span_log_likelihood if hard else answer_log_likelihood
         reader_N = likelihood(reading.log_NLW, gold_NLW)
         return reading.weight_N.view_as(scores_BK), reader_N.view_as(scores_BK)
@@ -184,34 +184,34 @@ class QuestionAnswering(Objective):
         pairs = zip(numbers.repeat(ids_BK.shape[1]).tolist(), ids_BK.flatten().tolist(), strict=True)
         found = []
         for pair, ((number, passage), second) in enumerate(zip(pairs, inputs.second_N.tolist(), strict=True)):
-            spans_n2 = self._gold.spans(number, passage)
+            spans_n2 = self.gold.spans(number, passage)
             found += [(pair, start + second, end - start - 1) for start, end in spans_n2.tolist()]
         spans_N3 = np.array(found, dtype=np.int64).reshape(-1, 3)
         fits_N = spans_N3[:, 1] < inputs.tokens_NL.shape[1]
-        return spans_N3[fits_N & (spans_N3[:, 2] < self._model.config.max_answer)]
+        return spans_N3[fits_N & (spans_N3[:, 2] < self.model.config.max_answer)]
 
     def _closed_book(self, numbers: np.ndarray, questions: list[np.ndarray]) -> Tensor:
         """log p(y|∅,x) [B]: the question followed by masks in the answer's place."""
-        config = self._model.config
-        device = self._model.device
-        answers = [self._gold.answers[number][: config.max_answer] for number in numbers]
+        config = self.model.config
+        device = self.model.device
+        answers = [self.gold.answers[number][: config.max_answer] for number in numbers]
         texts = []
         places = []
         for question, answer in zip(questions, answers, strict=True):
             texts.append(np.concatenate([question[: config.max_query - len(answer)], answer]))
             places.append(np.arange(len(texts[-1]) - len(answer), len(texts[-1])))
-        masked = mask_queries(texts, places, self._model.wordpieces)
+        masked = mask_queries(texts, places, self.model.wordpieces)
         positions_BM, targets_BM, valid_BM = masked.tensors(device)
-        alone = Offered(self._corpus, np.full((len(texts), 1), -1), null=False)
-        inputs = join(self._model, masked.queries, alone).to(device)
-        token_B1M = hidden_log_p(read_masks(self._model, inputs, positions_BM).log_BKMV, targets_BM)
+        alone = Offered(self.corpus, np.full((len(texts), 1), -1), null=False)
+        inputs = join(self.model, masked.queries, alone).to(device)
+        token_B1M = hidden_log_p(read_masks(self.model, inputs, positions_BM).log_BKMV, targets_BM)
         return joint_reading(token_B1M, valid_BM)[:, 0]
 
     def before_step(self, step: int) -> dict[str, Any]:
-        return {} if self._given is not None else self._live.before_step(step)
+        return {} if self._given is not None else self.live.before_step(step)
 
     def state(self) -> dict[str, Any]:
-        return self._live.state()
+        return self.live.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._live.load_state(state)
+        self.live.load_state(state)

@@ -11,8 +11,8 @@ from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import NotEnough
-from realmlm.evaluate.answers import exact_match
-from realmlm.evaluate.matching import contains_answer
+from realmlm.evaluation.answers import exact_match
+from realmlm.evaluation.matching import contains_answer
 from realmlm.index.duplicates import SameWords
 from realmlm.reading.answer import Answer, Answerer
 from realmlm.reading.retrieve import Query

@@ -14,10 +14,10 @@ from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
-from realmlm.evaluate.answers import f1, is_correct
-from realmlm.evaluate.clozes import is_cloze, source_copies, widen_masks
-from realmlm.evaluate.matching import Recall, contains_answer
-from realmlm.evaluate.scores import CUTOFFS, Outcome, Report, summarise
+from realmlm.evaluation.answers import f1, is_correct
+from realmlm.evaluation.clozes import is_cloze, source_copies, widen_masks
+from realmlm.evaluation.matching import Recall, contains_answer
+from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.questions import Question
 from realmlm.errors import BadInput
-from realmlm.evaluate import exact_match, regex_match
-from realmlm.evaluate.matching import AnswerMatcher, answer_spans, contains_answer
-from tests.evaluate.hard_cases import CASES, ENGINES, Case
+from realmlm.evaluation import exact_match, regex_match
+from realmlm.evaluation.matching import AnswerMatcher, answer_spans, contains_answer
+from tests.evaluation.hard_cases import CASES, ENGINES, Case
 
 regex = pytest.importorskip("regex")  # DPR's engine; transformers needs it, too
 FLAGS = re.IGNORECASE | re.MULTILINE

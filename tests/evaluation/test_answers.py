@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.questions import Question
 from realmlm.errors import BadInput
-from realmlm.evaluate import exact_match, f1, is_correct, normalize, regex_match
+from realmlm.evaluation import exact_match, f1, is_correct, normalize, regex_match
 
 texts = st.text(st.sampled_from(list("aAnthe é\u0301.,-'\t1zÉ")), max_size=14)
 
@@ -88,7 +88,7 @@ def test_is_correct_follows_the_question():
 
 def test_import_is_light():
     command = (
-        "import sys, realmlm.evaluate, realmlm.evaluate.matching; print({'torch', 'transformers', 'bm25s'} & "
+        "import sys, realmlm.evaluate, realmlm.evaluation.matching; print({'torch', 'transformers', 'bm25s'} & "
         "set(sys.modules))"
     )
     assert (

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realmlm.errors import Mismatch, NotEnough
-from realmlm.evaluate import intervals
-from realmlm.evaluate.intervals import bootstrap_interval, paired_interval
+from realmlm.evaluation import intervals
+from realmlm.evaluation.intervals import bootstrap_interval, paired_interval
 
 
 def test_against_a_plain_loop():

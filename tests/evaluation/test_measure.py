@@ -7,7 +7,7 @@ import pytest
 
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, NotEnough
-from realmlm.evaluate.matching import Recall
+from realmlm.evaluation.matching import Recall
 from tests.calls import build_corpus, evaluate
 
 # in every passage, whichever is retrieved: letters within words (orqa), an answer without words (dpr), a full

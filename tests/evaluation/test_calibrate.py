@@ -9,7 +9,7 @@ import pytest
 
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactExists, BadInput, Mismatch, NotEnough
-from realmlm.evaluate.calibrate import separation
+from realmlm.evaluation.calibrate import separation
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
 from realmlm.reading.confidence import Calibration

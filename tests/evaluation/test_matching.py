@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.questions import Question
 from realmlm.errors import BadInput, MissingExtra
-from realmlm.evaluate import matching
-from realmlm.evaluate.matching import AnswerMatcher, answer_spans, contains_answer, required_literals
+from realmlm.evaluation import matching
+from realmlm.evaluation.matching import AnswerMatcher, answer_spans, contains_answer, required_literals
 
 pytest.importorskip("ahocorasick")
 # letters with and without accents, a ligature of case folding, symbols that decompose, marks to reorder, gaps

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from realmlm.corpus.questions import Question
-from realmlm.evaluate.intervals import bootstrap_interval
-from realmlm.evaluate.matching import Recall
+from realmlm.evaluation.intervals import bootstrap_interval
+from realmlm.evaluation.matching import Recall
 from realmlm.reading.answer import Answer
 
 CUTOFFS = (1, 5, 20, 50)
