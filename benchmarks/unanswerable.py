@@ -42,7 +42,8 @@ def main(model: str = "mini") -> None:
         queries = [answerer.query(question.text)]
         found = answerer.retriever(queries, DEPTH)
         without = [
-            not contains_answer(answerer.corpus[number].text, question) for number in found.ids_BK[0].tolist()
+            not contains_answer(answerer.corpus[number].text, question, recall="dpr")
+            for number in found.ids_BK[0].tolist()
         ]
         kept = torch.tensor(without).nonzero()[:READ, 0]
         unsaid += answerer.read_spans(

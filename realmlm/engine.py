@@ -13,6 +13,7 @@ from torch import Tensor
 from realmlm.bundled import MINI, model_place, text_place
 from realmlm.corpus.documents import DOCUMENT_WORDPIECES, Watch, open_documents
 from realmlm.corpus.store import Corpus, Passage
+from realmlm.defaults import READ, SHOWN
 from realmlm.device import pick_device
 from realmlm.errors import BadInput
 from realmlm.index.exact import Index
@@ -73,6 +74,7 @@ class Engine:
         self._state: _State | None = None
         self._watch: Watch | None = None  # where documents are searched
         self._catching_up: Future[tuple[_State, Watch]] | None = None
+        self._said = set[str]()  # of documents that could not be read
         self._trouble = ""  # why what changed could not be taken up, as it was said
         if corpus is not None:
             opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
@@ -108,7 +110,9 @@ class Engine:
         watch = Watch(places)  # looked at before they are read: what changes meanwhile is seen later
         longest = min(DOCUMENT_WORDPIECES, self.model.config.max_passage)
         with ExitStack() as held:
-            corpus = open_documents(watch.places, self.model.wordpieces, max_wordpieces=longest, held=held)
+            corpus = open_documents(
+                watch.places, self.model.wordpieces, max_wordpieces=longest, held=held, said=self._said
+            )
             return self._opened(corpus, others=corpus.folder.parent), watch
 
     def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
@@ -144,10 +148,10 @@ class Engine:
         return self._answerer.corpus
 
     @overload
-    def ask(self, question: str, *, read: int = 5) -> Answer: ...
+    def ask(self, question: str, *, read: int = READ) -> Answer: ...
     @overload
-    def ask(self, question: list[str], *, read: int = 5) -> list[Answer]: ...
-    def ask(self, question: str | list[str], *, read: int = 5) -> Answer | list[Answer]:
+    def ask(self, question: list[str], *, read: int = READ) -> list[Answer]: ...
+    def ask(self, question: str | list[str], *, read: int = READ) -> Answer | list[Answer]:
         """The answer to a question from the `read` best passages; several questions are answered together."""
         several = _texts(question)
         self.follow()
@@ -160,17 +164,17 @@ class Engine:
         return self._answerer.read_spans(queries, NoRetriever()(queries, 0))
 
     @overload
-    def fill(self, sentence: str, *, read: int = 5) -> Answer: ...
+    def fill(self, sentence: str, *, read: int = READ) -> Answer: ...
     @overload
-    def fill(self, sentence: list[str], *, read: int = 5) -> list[Answer]: ...
-    def fill(self, sentence: str | list[str], *, read: int = 5) -> Answer | list[Answer]:
+    def fill(self, sentence: list[str], *, read: int = READ) -> list[Answer]: ...
+    def fill(self, sentence: str | list[str], *, read: int = READ) -> Answer | list[Answer]:
         """What stands at the [MASK]s of a sentence, or of several, from the `read` best passages and the null
         document; each [MASK] is one wordpiece."""
         filled = [answer for answer, _ in self.fill_with_words(_texts(sentence), read=read)]
         return filled[0] if isinstance(sentence, str) else filled
 
     def fill_with_words(
-        self, sentences: Sequence[str], *, read: int = 5
+        self, sentences: Sequence[str], *, read: int = READ
     ) -> list[tuple[Answer, list[MaskWords]]]:
         """The same for several sentences, with the likeliest words of each mask."""
         self.follow()
@@ -185,7 +189,7 @@ class Engine:
             filled += zip(answers, self._answerer.mask_words(reading), strict=True)
         return filled
 
-    def search(self, query: str, k: int = 5) -> list[Found]:
+    def search(self, query: str, k: int = READ) -> list[Found]:
         """The `k` best passages for a question, or a sentence with [MASK], best first; nothing is read."""
         (text,) = _texts(query)
         self.follow()
@@ -273,7 +277,7 @@ class Engine:
         else:
             self._state = self._opened(corpus)
 
-    def find(self, text: str, *, limit: int = 20) -> list[Passage]:
+    def find(self, text: str, *, limit: int = SHOWN) -> list[Passage]:
         """The first passages with this in title, text or source, upper and lower case alike."""
         self.follow()
         return self.corpus.find(text, limit=limit)

@@ -2,6 +2,7 @@
 needs five libraries."""
 
 import ast
+import dataclasses
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import realmlm
+from realmlm import settings
 
 PACKAGE = Path(realmlm.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -347,3 +349,53 @@ def test_a_report_does_not_wait_for_torch() -> None:
         "import sys, realmlm.report.html\nprint({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
     )
     assert done.stdout.split() == ["set()"], done.stderr
+
+
+# --- settings and parameters --------------------------------------------------------------------------------
+
+MOST_PARAMETERS = 8
+SAME_BY_CHANCE = {("save_pretrained", "dtype"), ("write_weights", "dtype")}  # of weights, not of vectors
+ABSENT = (None, False, 0, 0.0, "", "auto")  # nothing was chosen
+
+
+def signatures() -> Iterator[tuple[str, list[tuple[str, ast.expr | None]]]]:
+    """Every function of the package with its parameters and their defaults."""
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                names = [parameter.arg for parameter in (*given.posonlyargs, *given.args)]
+                defaults = [None] * (len(names) - len(given.defaults)) + list(given.defaults)
+                pairs = list(zip(names, defaults, strict=True))
+                pairs += [
+                    (parameter.arg, default)
+                    for parameter, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+                ]
+                yield node.name, [pair for pair in pairs if pair[0] not in ("self", "cls")]
+
+
+def test_no_function_takes_many_parameters() -> None:
+    many = [name for name, parameters in signatures() if len(parameters) > MOST_PARAMETERS]
+    assert many == []
+
+
+def test_no_default_stands_in_two_places() -> None:
+    """Neither in a signature what a setting has already, nor in two settings of one name unless they share a
+    constant."""
+    kinds = [kind for kind in vars(settings).values() if isinstance(kind, type)]
+    fields: dict[str, set[object]] = {}
+    for kind in kinds:
+        if dataclasses.is_dataclass(kind):
+            for field in dataclasses.fields(kind):
+                if field.default is not dataclasses.MISSING and field.default not in ABSENT:
+                    fields.setdefault(field.name, set()).add(field.default)
+    twice = [
+        f"{function}({name}={default.value!r})"
+        for function, parameters in signatures()
+        for name, default in parameters
+        if isinstance(default, ast.Constant)
+        and default.value in fields.get(name, ())
+        and (function, name) not in SAME_BY_CHANCE
+    ]
+    assert fields["read"] == {5}, "the test looks at real settings"
+    assert twice == []

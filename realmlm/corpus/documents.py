@@ -38,7 +38,6 @@ _NAMED = 3  # and named at each opening
 LOOK_S = 2.0  # least seconds between two looks at the files
 _LOOK_SHARE = 20  # looking takes at most one of so many seconds
 _READING = 4  # raised when a release reads files differently, so that cached corpora are made again
-_said: dict[Path, set[str]] = {}  # messages of this process when it last opened the corpus at a place
 
 
 def cache_folder() -> Path:
@@ -54,9 +53,12 @@ def open_documents(
     *,
     max_wordpieces: int,
     held: ExitStack,
+    said: set[str] | None = None,
     cache: Path | None = None,
 ) -> Corpus:
     """The corpus of folders and files as they are now: the cached one brought up to date, or a new one.
+
+    `said` are the messages of its last opening, which are not repeated; those of this one replace them.
 
     A lock on it is put into `held`: until that is closed, other processes that want the same corpus wait.
     Make the index before, for afterwards another process may edit the corpus or replace it.
@@ -69,7 +71,7 @@ def open_documents(
     held.enter_context(_explain_unwritable(folder))
     held.enter_context(locked(folder / f".{name}.lock"))
     seen = _Seen(folder / f"{name}.seen.json")
-    say_new = _SayNew(folder / name)
+    say_new = _SayNew(set() if said is None else said)
     found, unknown = _find(places, say_new)
     files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(found, seen, say_new)}
     corpus = _follow(folder / name, files, seen, wordpieces, say_new, max_wordpieces=max_wordpieces)
@@ -83,13 +85,13 @@ def open_documents(
 
 
 class _SayNew:
-    """Says what was not said when the corpus at this place was last opened. A program that follows documents
-    opens them at every change and would repeat itself."""
+    """Says what was not said when the documents were last opened. A program that follows them opens them at
+    every change and would repeat itself."""
 
-    def __init__(self, place: Path) -> None:
-        self._before = _said.get(place, set())
-        self._now = set[str]()
-        _said[place] = self._now
+    def __init__(self, said: set[str]) -> None:
+        self._before = set(said)
+        self._now = said
+        said.clear()
 
     def __call__(self, text: str, preface: str = "") -> None:
         """Say a text that is new; the preface before it does not count."""

@@ -129,7 +129,7 @@ def measure_clozes(
             found = bool(ids) and (
                 ids[0] in question.gold
                 if question.gold
-                else contains_answer(answerer.corpus[ids[0]].text, question)
+                else contains_answer(answerer.corpus[ids[0]].text, question, recall="dpr")
             )
             results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), found))
     return results

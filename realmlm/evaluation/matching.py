@@ -25,7 +25,7 @@ Span = tuple[int, int]
 Recall = Literal["dpr", "orqa"]
 
 
-def contains_answer(text: str, question: Question, *, recall: Recall = "dpr") -> bool:
+def contains_answer(text: str, question: Question, *, recall: Recall) -> bool:
     """Does any answer of the question occur in the text? With dpr as defined above; with orqa as the same
     characters, even within a word."""
     if recall == "orqa":

@@ -172,7 +172,7 @@ def _measure_batch(
         for question, sources, masked in zip(questions, own, cloze, strict=True)
     ]
     retrieved = answerer.retriever(queries, depth)
-    readings: dict[int, _Reading] = {}
+    readings: dict[int, _Read] = {}
     for rows, way in ((np.flatnonzero(cloze), _fill), (np.flatnonzero(~cloze), _answer)):
         if len(rows) and (read or depth == 0):
             null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
@@ -180,7 +180,7 @@ def _measure_batch(
             some = way(answerer, [questions[row] for row in rows], [queries[row] for row in rows], offered)
             readings |= dict(zip(rows.tolist(), some, strict=True))
     for row, question in enumerate(questions):
-        reading = readings.get(row, _Reading(None))
+        reading = readings.get(row, _Read(None))
         ids = retrieved.ids_BK[row].tolist()
         words = "" if reading.answer is None else reading.answer.answer
         yield Outcome(
@@ -196,7 +196,7 @@ def _measure_batch(
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _Read:
     answer: Answer | None
     log_p: float | None = None
     utility: float | None = None
@@ -204,13 +204,13 @@ class _Reading:
 
 def _answer(
     answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
-) -> list[_Reading]:
-    return [_Reading(answer) for answer in answerer.read_spans(queries, offered)]
+) -> list[_Read]:
+    return [_Read(answer) for answer in answerer.read_spans(queries, offered)]
 
 
 def _fill(
     answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
-) -> list[_Reading]:
+) -> list[_Read]:
     """Answers, and how likely what is hidden was: with what was offered, and with the null document alone."""
     read = answerer.read_masks(queries, offered)
     targets = [answerer.model.wordpieces.encode(question.answers[0]) for question in questions]
@@ -220,7 +220,7 @@ def _fill(
     readings = []
     for row, answer in enumerate(answerer.fill_from(read, offered)):
         whole = len(targets[row]) == read.masks[row]  # else the masks do not stand for this answer
-        readings.append(_Reading(answer, log_p_B[row].item(), utility_B[row]) if whole else _Reading(answer))
+        readings.append(_Read(answer, log_p_B[row].item(), utility_B[row]) if whole else _Read(answer))
     return readings
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,61 +82,54 @@ def embed_passages(
     return vectors
 
 
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """How the passages of an index are embedded."""
+
+    dtype: torch.dtype = torch.float16
+    shard: int | None = None
+    """Passages between two writes; None: what takes the device seconds."""
+    quiet: bool = False
+    """Show no progress."""
+    known: Known | None = None
+    """Vectors that are not computed again."""
+
+
 def build_index(
     path: Path,
     corpus: Corpus,
     encode: Encode,
+    how: Embedding,
     *,
     step: int = 0,
-    kind: str = "exact",
-    dtype: torch.dtype = torch.float16,
-    shard: int | None = None,
-    quiet: bool = False,
+    kind: str,
     queries_QD: Tensor | None = None,
-    known: Known | None = None,
 ) -> None:
     """Embed the corpus and publish the index at `path`. Shards that an earlier, killed build with the same
-    weights finished are used.
-
-    `shard` is how many passages are embedded between two writes; by default, what takes the device seconds.
-    The recall of an approximate index is measured with `queries_QD`. Vectors that are `known` are not
-    computed again.
-    """
+    weights finished are used. The recall of an approximate index is measured with `queries_QD`."""
     plan = {"corpus_edits": corpus.edits, "kind": kind, "step": step}
-    build = embed_in_parts(
-        path, corpus, corpus.ids, encode, plan=plan, dtype=dtype, shard=shard, quiet=quiet, known=known
-    )
-    build.publish(path, queries_QD=queries_QD)
+    embed_in_parts(path, corpus, corpus.ids, encode, how, plan=plan).publish(path, queries_QD=queries_QD)
 
 
 def embed_in_parts(
-    path: Path,
-    corpus: Corpus,
-    ids: np.ndarray,
-    encode: Encode,
-    *,
-    plan: dict[str, Any],
-    dtype: torch.dtype,
-    shard: int | None = None,
-    quiet: bool = False,
-    known: Known | None = None,
+    path: Path, corpus: Corpus, ids: np.ndarray, encode: Encode, how: Embedding, *, plan: dict[str, Any]
 ) -> ShardedBuild:
     """Embed these passages into the shards of a build beside `path`, which is yet to be published. Shards
     that an earlier, killed build with an equal plan finished are used: the plan must tell which passages
     these are.
     """
-    shard = shard or _usual_shard(len(ids), encode.device)
+    shard = how.shard or _usual_shard(len(ids), encode.device)
     borders = [*range(0, len(ids), shard), len(ids)]
     plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "borders": borders}
-    plan |= {"dim": encode.dim, "dtype": str(dtype).removeprefix("torch.")}
+    plan |= {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
     build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
     missing = build.missing()
-    with nullcontext() if quiet else progress("embedding", len(ids), unit="passages") as bar:
+    with nullcontext() if how.quiet else progress("embedding", len(ids), unit="passages") as bar:
         advance = bar.advance if bar else _nothing
         advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
         for number in missing:
             part = ids[borders[number] : borders[number + 1]]
-            vectors = embed_passages(corpus, part, encode, dtype=dtype, on_done=advance, known=known)
+            vectors = embed_passages(corpus, part, encode, dtype=how.dtype, on_done=advance, known=how.known)
             build.put(number, torch.from_numpy(part), vectors)
     return build
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactMissing, Mismatch, RealmError
-from realmlm.index.build import Encode, Known, build_index, embed_in_parts
+from realmlm.index.build import Embedding, Encode, Known, build_index, embed_in_parts
 from realmlm.index.duplicates import SameContent
 from realmlm.index.exact import Index
 from realmlm.index.store import IndexInfo, ShardedBuild, edits_contained, index_info, open_index, save_edit
@@ -77,10 +77,8 @@ class KeptIndex:
         places = [edit_place(corpus.folder, number + 1) for number in range(self.corpus.edits, corpus.edits)]
         edits = [read_manifest(place, kind="corpus-edit").fingerprint for place in places]
         plan = {"corpus_edits": corpus.edits, "edits": edits, "kind": "exact", "step": 0}
-        dtype = self.index.dtype
-        return embed_in_parts(
-            self.path, corpus, ids, self._encode, plan=plan, dtype=dtype, quiet=quiet, known=same
-        )
+        how = Embedding(dtype=self.index.dtype, quiet=quiet, known=same)
+        return embed_in_parts(self.path, corpus, ids, self._encode, how, plan=plan)
 
 
 def kept_index(
@@ -112,9 +110,8 @@ def kept_index(
             new = dtype or torch.float16
             known = _known_vectors(path, corpus, encode, new, others)
             queries_QD = embed_queries(_sample_queries(corpus)).cpu() if kind == "ivf" else None
-            build_index(
-                path, corpus, encode, kind=kind or "exact", dtype=new, queries_QD=queries_QD, known=known
-            )
+            how = Embedding(dtype=new, known=known)
+            build_index(path, corpus, encode, how, kind=kind or "exact", queries_QD=queries_QD)
         info = _checked_info(path, corpus, encode, kind, dtype)
         contained = corpus
         if info.corpus_edits != corpus.edits:

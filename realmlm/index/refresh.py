@@ -34,7 +34,7 @@ import torch
 
 from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
-from realmlm.index.build import Encode, build_index
+from realmlm.index.build import Embedding, Encode, build_index
 from realmlm.log import say
 from realmlm.parallel import die_with_parent, sheltered
 from realmlm.storage.artefacts import discard, sweep
@@ -68,7 +68,8 @@ def refresh_once(
     index = step_folder(folder / "index", steps[0])
     if not index.exists():
         encode = load(snapshot, device)
-        build_index(index, corpus, encode, step=steps[0], dtype=dtype, shard=shard, quiet=True)
+        how = Embedding(dtype=dtype, shard=shard, quiet=True)
+        build_index(index, corpus, encode, how, kind="exact", step=steps[0])
     # the shards of a build that was killed just after it was published
     shutil.rmtree(index.with_name(f".{index.name}.partial"), ignore_errors=True)
     discard(snapshot)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
+from realmlm.defaults import READ
 from realmlm.errors import BadInput
 from realmlm.model.marginal import hidden_log_p, joint_reading
 from realmlm.model.realm import Realm
@@ -112,7 +113,7 @@ class Answerer:
 
     # --- questions ------------------------------------------------------------------------------------------
 
-    def ask(self, questions: list[str], *, read: int = 5) -> list[Answer]:
+    def ask(self, questions: list[str], *, read: int = READ) -> list[Answer]:
         """An answer to each question."""
         return self._in_batches([self.query(question) for question in questions], read, self.read_spans)
 
@@ -249,7 +250,7 @@ class Answerer:
 
     # --- masked sentences -----------------------------------------------------------------------------------
 
-    def fill(self, sentences: list[str], *, read: int = 5) -> list[Answer]:
+    def fill(self, sentences: list[str], *, read: int = READ) -> list[Answer]:
         """What stands at the [MASK]s of each sentence; each [MASK] is one wordpiece."""
         return self._in_batches([self.sentence(sentence) for sentence in sentences], read, self.fill_masks)
 

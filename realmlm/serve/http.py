@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realmlm import __version__
+from realmlm.defaults import QUEUE, TOGETHER
 from realmlm.engine import Engine
 from realmlm.errors import RealmError
 from realmlm.page import ASSETS
@@ -36,8 +37,8 @@ def create_app(
     *,
     host: str = "",
     token: str | None = None,
-    queue: int = 256,
-    batch: int = 16,
+    queue: int = QUEUE,
+    batch: int = TOGETHER,
     runs: Sequence[Path] = (),
 ) -> FastAPI:
     """The service over an engine. With a token every change of a passage needs it; a queue of `queue`

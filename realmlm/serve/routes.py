@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from realmlm import __version__
 from realmlm.corpus.store import Passage
+from realmlm.defaults import SHOWN
 from realmlm.engine import Engine
 from realmlm.errors import BadInput
 from realmlm.reading.records import Words
@@ -134,7 +135,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
                 max_length=200, description="What title, text or source must contain; empty: the first ones."
             ),
         ] = "",
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        limit: Annotated[int, Query(ge=1, le=100)] = SHOWN,
     ) -> Passages:
         await _follow(engine, worker)
         corpus = engine.corpus

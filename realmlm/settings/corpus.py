@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI, model_place
+from realmlm.defaults import SHOWN
 from realmlm.settings.base import Positional, Settings, arg, ensure, optional
 
 
@@ -118,7 +119,7 @@ class ListPassages(Settings):
     """The corpus."""
     find: Annotated[str | None, optional("TEXT")] = None
     """Only those with this in their title, text or source; case is ignored."""
-    limit: int = 20
+    limit: int = SHOWN
     """Show at most this many."""
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
+from realmlm.defaults import READ
 from realmlm.settings.base import (
     DocumentPlace,
     ModelPlace,
@@ -188,7 +189,7 @@ class Finetune(Settings):
     """Folder for the run; the model is saved in its `model/`."""
     retriever: Literal["learned", "bm25"] = "learned"
     """learned: the model's own, which is trained too; bm25: word matching, only the reader learns."""
-    read: int = 5
+    read: int = READ
     """Passages read for each question."""
     read_gold: bool = False
     """If none of them holds the answer, read the best candidate that does in place of the last one."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
+from realmlm.defaults import QUEUE, READ, TOGETHER
 from realmlm.settings.base import (
     DocumentPlace,
     ModelPlace,
@@ -30,7 +31,7 @@ class Evaluate(Settings):
     """Questions with answers; sentences with [MASK] are filled in instead."""
     retriever: Literal["learned", "bm25", "none"] = "learned"
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
-    read: int = 5
+    read: int = READ
     """Passages to read for each question; 0 measures retrieval alone."""
     with_mask: bool = False
     """Search with a [MASK] after each question, like every query seen by a retriever that learned from text
@@ -168,7 +169,7 @@ class Ask(Settings):
     there is none."""
     fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
-    read: int = 5
+    read: int = READ
     """Passages to read."""
     json: bool = False
     """Print one JSON object."""
@@ -210,9 +211,9 @@ class Serve(Settings):
     """Token that requests to change a passage must carry (Authorization: Bearer …); at least 8 characters."""
     runs: Annotated[tuple[Path, ...], optional("PATH …")] = ()
     """Folders of training runs to show on the page."""
-    queue: int = 256
+    queue: int = QUEUE
     """How many requests may wait; any more are told to try again later."""
-    batch: int = 16
+    batch: int = TOGETHER
     """Most requests answered together."""
     device: str = "auto"
     """Where the model runs."""

@@ -7,7 +7,7 @@ import torch
 
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.index.build import build_index
+from realmlm.index.build import Embedding, build_index
 from realmlm.index.exact import Index
 from realmlm.index.refresh import Refresher
 from realmlm.index.store import index_info, open_index
@@ -108,7 +108,9 @@ class LiveIndex:
             if first.exists() and not _fits(first, self._corpus, encode, self._dtype):
                 discard(first)
             if not first.exists():
-                build_index(first, self._corpus, encode, step=self._step, dtype=self._dtype)
+                build_index(
+                    first, self._corpus, encode, Embedding(dtype=self._dtype), kind="exact", step=self._step
+                )
         self._open(self._step)
         if self._pending >= 0:
             self._refresher.ask(self._pending, self._snapshot)

@@ -29,12 +29,12 @@ def pieces(world: Path) -> Wordpieces:
     return Wordpieces.load(world / "tokenizer.json")
 
 
-def opened(notes: Path, pieces: Wordpieces, tmp_path: Path, *, anew: bool = True) -> Corpus:
-    """As a process of its own has it, or, not `anew`, one that follows the files."""
-    if anew:
-        documents._said.clear()
+def opened(notes: Path, pieces: Wordpieces, tmp_path: Path, *, said: set[str] | None = None) -> Corpus:
+    """As a process of its own has it, or one that has `said` something of the files and follows them."""
     with ExitStack() as held:
-        return open_documents([notes], pieces, max_wordpieces=64, held=held, cache=tmp_path / "cache")
+        return open_documents(
+            [notes], pieces, max_wordpieces=64, held=held, said=said, cache=tmp_path / "cache"
+        )
 
 
 def texts(corpus: Corpus) -> list[str]:
@@ -170,7 +170,6 @@ def test_what_was_left_out_is_said_each_time(
     for number in range(5):
         (notes / f"bad{number}.txt").write_bytes(b"\xff\xfe\x00broken")
     for _ in range(3):
-        documents._said.clear()  # each a process of its own
         main(command)
         (line,) = [
             line
@@ -227,13 +226,15 @@ def test_who_follows_is_told_once_until_it_changes(
     (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")
     monkeypatch.setitem(sys.modules, "markdown_it", None)  # what waits for a library is tried each time
 
+    before: set[str] = set()
+
     def said(*, anew: bool = False) -> list[str]:
-        opened(notes, pieces, tmp_path, anew=anew)
+        opened(notes, pieces, tmp_path, said=None if anew else before)
         return [
             line for line in capsys.readouterr().err.split("\n") if "left out" in line or "could not" in line
         ]
 
-    first = said(anew=True)
+    first = said()
     assert [("is a link" in line, "bad.txt" in line, "badger.md" in line) for line in first[:3]] == [
         (True, False, False),
         (False, True, False),

@@ -1,0 +1,10 @@
+"""Defaults that the command line and the library share; a test sees that none is written down twice."""
+
+READ = 5
+"""Passages read for a question."""
+SHOWN = 20
+"""Passages shown when some are looked for."""
+QUEUE = 256
+"""Requests that may wait in a service."""
+TOGETHER = 16
+"""Requests that a service answers together, at most."""
