@@ -1,0 +1,191 @@
+"""Training from Python: with objects or with names, as text or as paths, and what one hears of it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import realmlm
+from realmlm.corpus.spans import mark_spans, rule_tagger
+from realmlm.corpus.store import Corpus
+from realmlm.corpus.taggers import PhraseTagger
+from realmlm.errors import BadInput, Mismatch
+from realmlm.log import read_metrics
+from realmlm.model.realm import Realm
+from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
+from realmlm.train.callbacks import Callback
+from realmlm.train.objective import Group
+from realmlm.train.objectives.joint import JointPretraining
+from tests.calls import build_corpus
+from tests.conftest import world_corpus
+
+LOOP = Loop(device="cpu", threads=1, log_every=1, checkpoint_every=1)
+STILL = Refresh(every_steps=0)
+
+
+class Heard(Callback):
+    """Notes what it hears; stops the run after a step if asked to."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.checkpoints: list[tuple[int, str]] = []
+        self.ended: list[Realm] = []
+        self._stop_after = stop_after
+
+    def on_row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if row["step"] == self._stop_after:
+            raise KeyboardInterrupt
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        self.checkpoints.append((step, folder.name))
+
+    def on_end(self, model: Realm) -> None:
+        self.ended.append(model)
+
+
+def test_the_bundled_model_is_where_training_begins_unless_another_is_named(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text(
+        "\n\n".join(f"The harbour of Town{n} was built in 19{n:02d} by Ada Lund." for n in range(30))
+    )
+    corpus = build_corpus([notes], tmp_path / "corpus", tokenizer="mini", max_wordpieces=32, workers=1)
+    mark_spans(corpus, rule_tagger(corpus), workers=1)
+    settings = Pretrain(
+        corpus=corpus.folder,
+        out=tmp_path / "run",
+        k=2,
+        optim=JointOptim(steps=1, batch=1),
+        refresh=STILL,
+        loop=LOOP,
+    )
+    trained = realmlm.pretrain(settings)
+    assert trained.config.tower == Realm.from_pretrained("mini").config.tower
+
+
+def test_places_named_as_text_are_held_to_as_paths_are(
+    tiny_model_folder: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on only with the spans it began with, however its corpus was named."""
+    monkeypatch.chdir(tmp_path)
+    own = world_corpus(world, "knowledge", tmp_path / "own")
+    settings = Pretrain(
+        model=str(tiny_model_folder),  # type: ignore[arg-type]
+        corpus="own",  # type: ignore[arg-type]
+        out="run",  # type: ignore[arg-type]
+        k=3,
+        optim=JointOptim(steps=3, batch=2),
+        refresh=STILL,
+        loop=LOOP,
+    )
+    assert settings.corpus == own.folder
+    with pytest.raises(KeyboardInterrupt):
+        realmlm.pretrain(settings, callbacks=[Heard(stop_after=2)])
+    mark_spans(own, PhraseTagger(["the"]), workers=1)
+    with pytest.raises(Mismatch, match=r"the spans of .*own were marked again"):
+        realmlm.pretrain(settings)
+
+
+def test_objects_are_trained_and_every_row_is_heard(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    """A third group learns at a rate of its own."""
+
+    class ThreeRates(JointPretraining):
+        def groups(self) -> dict[str, Group]:
+            groups = super().groups()
+            head = list(self.model.reader.mask_head.parameters())
+            rest = [
+                weight for weight in groups["reader"].parameters if all(weight is not one for one in head)
+            ]
+            return {**groups, "reader": Group(rest, 1e-4), "head": Group(head, 1e-2)}
+
+    model = Realm.from_pretrained(tiny_model_folder)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    settings = Pretrain(
+        out=tmp_path / "run",
+        k=3,
+        optim=JointOptim(steps=5, batch=4, weight_decay=0.0, warmup=0.0),
+        refresh=STILL,
+        loop=LOOP,
+    )
+    heard = Heard()
+    trained = realmlm.pretrain(
+        settings, model=model, corpus=knowledge, objective=ThreeRates, callbacks=[heard]
+    )
+    assert trained is model
+    assert not trained.training
+    assert [row["step"] for row in heard.rows] == [1, 2, 3, 4, 5]
+    assert [row["loss"] for row in heard.rows] == [
+        row["loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")
+    ]
+    assert heard.checkpoints == [(step, f"step-{step:08d}") for step in (1, 2, 3, 4)]
+    assert heard.ended == [model]
+
+    def moved(name: str) -> float:
+        return float((model.state_dict()[name] - before[name]).abs().max())
+
+    assert moved("reader.mask_head.dense.weight") > 10 * moved("reader.span_head.output.bias")
+    assert moved("reader.mask_head.dense.weight") > 5e-3
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_same_objects(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    def settings(out: str) -> Pretrain:
+        optim = JointOptim(steps=4, batch=4)
+        return Pretrain(out=tmp_path / out, k=3, optim=optim, refresh=STILL, loop=LOOP)
+
+    def model() -> Realm:
+        return Realm.from_pretrained(tiny_model_folder)
+
+    whole = realmlm.pretrain(settings("whole"), model=model(), corpus=knowledge)
+    with pytest.raises(KeyboardInterrupt):
+        realmlm.pretrain(settings("cut"), model=model(), corpus=knowledge, callbacks=[Heard(stop_after=3)])
+    again = realmlm.pretrain(settings("cut"), model=model(), corpus=knowledge)
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in whole.state_dict().items())
+    finished = realmlm.pretrain(settings("cut"), model=model(), corpus=knowledge)
+    assert all(
+        torch.equal(tensor, finished.state_dict()[name]) for name, tensor in whole.state_dict().items()
+    )
+
+
+def test_every_stage_takes_objects_and_gives_a_realm(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    realm = Realm.from_pretrained(tiny_model_folder)
+    heard = Heard()
+    one = Optim(steps=1, batch=4)
+    settings = Warmup(out=tmp_path / "warm", reader=one, retriever=one, loop=LOOP)
+    realm = realmlm.warmup(settings, model=realm, corpus=knowledge, callbacks=[heard])
+    asked = Finetune(
+        questions=(world / "questions-train.jsonl",),
+        out=tmp_path / "qa",
+        read=2,
+        candidates=5,
+        optim=JointOptim(steps=1, batch=4),
+        loop=LOOP,
+    )
+    realm = realmlm.finetune(asked, model=realm, corpus=knowledge, callbacks=[heard])
+    assert realm.config.trained_on_questions
+    assert [sorted(row)[0] for row in heard.rows] == ["loss", "found", "closed_book"]
+
+
+def test_a_corpus_is_named_once(knowledge: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="say which corpus"):
+        realmlm.pretrain(Pretrain(out=tmp_path / "run"))
+    with pytest.raises(Mismatch, match="but the corpus given is"):
+        realmlm.pretrain(Pretrain(out=tmp_path / "run", corpus=tmp_path / "other"), corpus=knowledge)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_tensorboard_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'realmlm[tensorboard]'")
+    from realmlm.train.callbacks import TensorBoard
+
+    board = TensorBoard(tmp_path / "logs")
+    board.on_row({"step": 3, "loss": 1.5, "seconds": {"read": 0.1}, "note": "words"})
+    board.on_end(None)  # type: ignore[arg-type]
+    assert any(name.startswith("events.") for name in os.listdir(tmp_path / "logs"))
