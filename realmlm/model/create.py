@@ -1,4 +1,4 @@
-"""Making a model to begin with."""
+"""Making a model to begin with, and joining the parts of two."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,8 +24,7 @@ def fresh_encoder(
     positions: int,
 ) -> dict[str, Any]:
     """A transformers config for an encoder of the given size that reads up to `positions` wordpieces."""
-    # 1/√fan-in: with the usual 0.02 a narrow encoder hardly begins to learn in its first hundreds of steps
-    # (docs/log.md)
+    # 1/√fan-in: with the usual 0.02 a narrow encoder hardly learns in its first hundred steps (docs/log.md)
     spread = round(hidden**-0.5, 4)
     config = {"model_type": family, "vocab_size": len(wordpieces)}
     config |= {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
@@ -33,46 +32,30 @@ def fresh_encoder(
     if family == "t5":
         return config | {"d_kv": hidden // heads, "d_ff": hidden * 4, "dropout_rate": dropout}
     if family == "xlnet":
-        return config | {
-            "initializer_range": spread,
-            "d_head": hidden // heads,
-            "d_inner": hidden * 4,
-            "dropout": dropout,
-        }
-    config["max_position_embeddings"] = positions + (
-        max(wordpieces.pad, 1) + 1 if family in _COUNT_FROM_PADDING else 0
-    )
+        config |= {"initializer_range": spread, "d_head": hidden // heads, "d_inner": hidden * 4}
+        return config | {"dropout": dropout}
+    first = max(wordpieces.pad, 1) + 1 if family in _COUNT_FROM_PADDING else 0
+    config["max_position_embeddings"] = positions + first
     if family == "xlm":
-        return config | {
-            "init_std": spread,
-            "embed_init_std": spread,
-            "dropout": dropout,
-            "attention_dropout": dropout,
-        }
+        config |= {"init_std": spread, "embed_init_std": spread}
+        return config | {"dropout": dropout, "attention_dropout": dropout}
     config["initializer_range"] = spread
     if family == "distilbert":
         return config | {"hidden_dim": hidden * 4, "dropout": dropout, "attention_dropout": dropout}
-    if (
-        family == "modernbert"
-        # gated feed-forward: two thirds of the usual width for the same weights; every layer sees all of a
-        # passage
-    ):
-        config |= {
-            "cls_token_id": wordpieces.cls,
-            "sep_token_id": wordpieces.sep,
-            "global_attn_every_n_layers": 1,
-        }
-        config |= {"embedding_dropout": dropout, "mlp_dropout": dropout, "attention_dropout": dropout}
-        return config | {"intermediate_size": hidden * 2}
+    if family == "modernbert":
+        # every layer sees all of a passage; gated feed-forward has two thirds of the usual width
+        config |= {"cls_token_id": wordpieces.cls, "sep_token_id": wordpieces.sep}
+        config |= {"global_attn_every_n_layers": 1, "intermediate_size": hidden * 2}
+        return config | {"embedding_dropout": dropout, "mlp_dropout": dropout, "attention_dropout": dropout}
     config |= {"intermediate_size": hidden * 4, "type_vocab_size": max(2, wordpieces.segments)}
     config |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     return config | _own_settings(family, hidden=hidden, positions=positions)
 
 
 def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]:
-    """What makes a family what it is, where transformers' defaults leave it out or mean one published
-    size."""
+    """What a family needs beside its size where transformers' defaults do not fit a fresh encoder."""
     narrow = min(128, hidden // 2)
+    window = min(512, positions + positions % 2)  # Longformer pads its inputs to a multiple of this
     deberta = {"type_vocab_size": 0, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
     own: dict[str, dict[str, Any]] = {
         "albert": {"embedding_size": narrow},
@@ -84,23 +67,21 @@ def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]
             "normalization_type": "layer_norm",  # it has none by default, for it was distilled, not trained
         },
         "deberta": deberta,
-        "deberta-v2": deberta
-        | {
-            "position_biased_input": False,
-            "position_buckets": 256,
-            "norm_rel_ebd": "layer_norm",
-            "share_att_key": True,
-        },
-        "longformer": {
-            "attention_window": min(512, positions + positions % 2)
-        },  # it pads its inputs to a multiple of this
+        "deberta-v2": {**deberta, "position_biased_input": False, "share_att_key": True}
+        | {"position_buckets": 256, "norm_rel_ebd": "layer_norm"},
+        "longformer": {"attention_window": window},
         "luke": {"entity_vocab_size": 1, "use_entity_aware_attention": False},
     }
     return own.get(family, {})
 
 
+_LENGTHS = ("max_query", "max_passage", "max_together", "max_answer")
+_OF_READER = (*_LENGTHS, "reader", "reading", "read_titles", "span_hidden", "trained_on_questions")
+"""What of a model's config describes its reader."""
+
+
 def graft(settings: Graft) -> str:
-    """The towers of one model and the reader of another; gives a line that says what was made."""
+    """Join the towers of one model with the reader of another; gives a line that says what was made."""
     towers = settings.towers
     reader = settings.reader
     first = Realm.from_pretrained(towers)
@@ -116,20 +97,6 @@ def graft(settings: Graft) -> str:
     first.reader = second.reader
     first.save_pretrained(settings.out)
     return f"{settings.out}: towers of {towers}, reader of {reader}"
-
-
-_OF_READER = (
-    "reader",
-    "max_query",
-    "max_passage",
-    "max_together",
-    "max_answer",
-    "reading",
-    "read_titles",
-    "span_hidden",
-    "trained_on_questions",
-)
-"""What of a model's config describes its reader."""
 
 
 def create_model(settings: MakeModel) -> Realm:

@@ -1,7 +1,7 @@
 """Encoders of the transformers library as the parts of REALM: towers that embed, and a reader that predicts.
 
-N sequences, L wordpieces, H hidden size, D vector size, M masks, V vocabulary, W span widths, S span hidden
-size.
+N sequences, L wordpieces, H hidden size, D vector size, M masks, V vocabulary, W span widths, S hidden size
+of the span head.
 """
 
 import inspect
@@ -23,14 +23,15 @@ from realmlm.model.varlen import ONE_AT_A_TIME, can_pack, encode_packed, packs_n
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
 _SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
 _SCORED_AT_ONCE_GPU = 2**17
+# what transformers raises for a config that it cannot build
+_REFUSALS = (KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError)
 _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
 
 
 def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = True) -> Any:
-    """An encoder from a transformers config (`model_type` and its fields).
+    """An encoder from a transformers config (`model_type` and its fields), its weights drawn at random.
 
-    Its weights are drawn at random; with `draw=False` they are left as they are, for someone who is about to
-    load others: drawing them takes longer than reading a checkpoint.
+    With `draw=False` they are left undrawn, which takes less time than reading a checkpoint into them.
     """
     settings = dict(config)
     name = settings.pop("model_type")
@@ -43,15 +44,7 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = 
         family = AutoConfig.for_model(name, **settings)
         with nullcontext() if draw else _no_initial_weights():
             return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-        NotImplementedError,
-        StrictDataclassError,
-    ) as error:
+    except (*_REFUSALS, StrictDataclassError) as error:
         why = str(error).split(". ")[0]  # what follows names some hundred families
         raise BadInput(
             f"transformers cannot build an encoder of the family '{name}' ({why}); try modernbert, bert or "
@@ -66,17 +59,13 @@ def load_encoder(source: str | Path) -> Any:
     logging.set_verbosity_error()  # it would report the pooler and the heads that REALM leaves out
     try:
         family = AutoConfig.from_pretrained(str(source))
-        auto = _auto_class(family)
-        return _body(
-            auto.from_pretrained(
-                str(source), config=family, use_safetensors=True, **_pooling_layer(family, False)
-            )
-        ).float()
+        given = {"config": family, "use_safetensors": True} | _pooling_layer(family, False)
+        return _body(_auto_class(family).from_pretrained(str(source), **given)).float()
     except (OSError, ValueError) as error:
         if "`realm`" in str(error) or "'realm'" in str(error):
+            command = f"realmlm import-hf {source}"
             raise BadInput(
-                f"'{source}' is a checkpoint of the published REALM; bring it in with: realmlm import-hf "
-                f"{source}"
+                f"'{source}' is a checkpoint of the published REALM; bring it in with: {command}"
             ) from error
         raise BadInput(
             f"no encoder to load at '{source}': a folder with config.json and model.safetensors, or a model "
@@ -93,17 +82,15 @@ def _no_initial_weights() -> Any:
 
 
 def _auto_class(family: Any) -> Any:
-    """What builds the encoder of a family. One that does not read in both directions is no tower and no
-    reader."""
+    """The transformers class that builds a family; one that does not read in both directions is refused."""
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModel, AutoModelForTextEncoding
 
     if family.is_encoder_decoder:  # T5 and its like: the encoder alone
         if type(family) not in AutoModelForTextEncoding._model_mapping:
             raise ValueError("it has a decoder as well")
         return AutoModelForTextEncoding
-    if getattr(family, "is_decoder", False) or (
-        type(family) not in MODEL_FOR_MASKED_LM_MAPPING and family.model_type != "xlnet"
-    ):
+    masked = type(family) in MODEL_FOR_MASKED_LM_MAPPING or family.model_type == "xlnet"
+    if getattr(family, "is_decoder", False) or not masked:
         raise ValueError(
             "it is no masked language model: it reads from left to right, or something other than wordpieces"
         )
@@ -125,8 +112,7 @@ def _body(model: Any) -> Any:
 
 
 def _pooling_layer(family: Any, wanted: bool) -> dict[str, Any]:
-    """Unless the towers use it (the published REALM's do), the family's pooler would be weights without a
-    gradient."""
+    """The family's pooler is built only if the towers use it, as the published REALM's do."""
     accepted = inspect.signature(_auto_class(family)._model_mapping[type(family)].__init__).parameters
     return {"add_pooling_layer": wanted} if "add_pooling_layer" in accepted else {}
 
@@ -135,27 +121,18 @@ def encoder_config(encoder: Any) -> dict[str, Any]:
     """The config that rebuilds this encoder with `build_encoder`."""
     record = encoder.config.to_diff_dict()
     record["model_type"] = encoder.config.model_type
-    for irrelevant in (
-        "transformers_version",
-        "_name_or_path",
-        "architectures",
-        "dtype",
-        "torch_dtype",
-        "is_encoder_decoder",
-    ):
-        record.pop(irrelevant, None)
-    return dict(record)
+    irrelevant = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype")
+    return {name: value for name, value in record.items() if name not in (*irrelevant, "is_encoder_decoder")}
 
 
 def longest_input(body: Any) -> int | None:
-    """Wordpieces an encoder can read at once, special tokens counted; None where it knows relative positions
-    only."""
+    """Wordpieces an encoder can read at once, with special tokens; None if its positions are relative."""
     for name, module in body.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             # RoBERTa and its like count positions from the padding's id on
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-    known = getattr(body.config, "max_position_embeddings", None)
-    return known if known and known > 0 else None
+    stated = getattr(body.config, "max_position_embeddings", None)
+    return stated if stated and stated > 0 else None
 
 
 class Encoder(nn.Module):
@@ -179,18 +156,18 @@ class Encoder(nn.Module):
 
     @property
     def hidden(self) -> int:
+        """Size H of its vectors."""
         return int(self.body.config.hidden_size)
 
     def compile_layers(self) -> None:
-        """Let torch.compile fuse what a layer does. Layers are alike: one is compiled for all, and for
-        batches of any shape."""
-        # training and embedding, first layer and others, lengths by alignment
-        torch._dynamo.config.recompile_limit = _SHAPES
+        """Let torch.compile fuse what a layer does; all layers are alike, so that one is compiled for all."""
+        torch._dynamo.config.recompile_limit = _SHAPES  # training or embedding, first layer or not, alignment
         lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
         for layer in max(lists, key=len, default=nn.ModuleList()):
             layer.compile(dynamic=True)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """A vector a wordpiece [N, L, H]."""
         length = inputs.tokens_NL.shape[1]
 
         def padded(part: Inputs) -> Tensor:
@@ -200,13 +177,11 @@ class Encoder(nn.Module):
         return self._in_groups(inputs, padded)
 
     def pooled(self, inputs: Inputs, pooling: str) -> Tensor:
-        """One vector a sequence [N, H]: its [CLS] ("cls"), that through the family's pooler ("pooler"), or
-        the mean of all ("mean")."""
+        """One vector a sequence [N, H]: its [CLS], that through the pooler, or the mean of all."""
         return self._in_groups(inputs, lambda part: self._pooled(part, pooling))
 
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
-        """On a GPU sequences of like length are encoded together where they cannot be packed, so that little
-        is spent on padding."""
+        """On a GPU encode sequences of like length together, unless they are packed: less padding."""
         groups = inputs.alike() if inputs.tokens_NL.is_cuda and not self._is_packed(inputs) else []
         if len(groups) < 2:
             return encode(inputs)
@@ -245,10 +220,8 @@ class Encoder(nn.Module):
         if self._sees_neighbours:
             words_NLH = self.body.get_input_embeddings()(given.pop("input_ids"))
             given["inputs_embeds"] = words_NLH * inputs.attention_NL[:, :, None].to(words_NLH.dtype)
-        with (
-            self._precision(inputs.tokens_NL.device.type),
-            ONE_AT_A_TIME if self._can_pack else nullcontext(),
-        ):
+        turn = ONE_AT_A_TIME if self._can_pack else nullcontext()
+        with self._precision(inputs.tokens_NL.device.type), turn:
             return self.body(**given)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
@@ -274,6 +247,7 @@ class Tower(nn.Module):
         self.scale = scale
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """A vector a sequence [N, D]."""
         return self.norm(self.projection(self.encoder.pooled(inputs, self.pooling))).float() * self.scale
 
 
@@ -306,8 +280,7 @@ def _activation(config: Any) -> nn.Module:
 
 
 class SpanHead(nn.Module):
-    """MLP([h_start; h_end]) for every span up to `max_width` wordpieces. The first layer is split so that no
-    span is computed twice."""
+    """MLP([h_start; h_end]) for spans of up to `max_width` wordpieces, its first layer split in two."""
 
     def __init__(self, hidden: int, *, width: int, max_width: int) -> None:
         super().__init__()
@@ -317,24 +290,20 @@ class SpanHead(nn.Module):
         self.max_width = max_width
 
     def forward(self, hidden_NLH: Tensor) -> Tensor:
-        """Scores [N, L, W]: entry (l, w) is the span from l to l + w, both included; those of spans past the
-        end mean nothing."""
+        """Scores [N, L, W]: entry (l, w) is the span from l to l + w; past the end it means nothing."""
         length = hidden_NLH.shape[1]
         start_NLS, end_NLS = self.start_end(hidden_NLH).chunk(2, dim=-1)
         padded_NLS = F.pad(end_NLS, (0, 0, 0, self.max_width - 1))
         # slices, not an index: the gradient of an index sorts it first
-        ends_NLWS = torch.stack(
-            [padded_NLS[:, width : width + length] for width in range(self.max_width)], dim=2
-        )
+        shifted = [padded_NLS[:, width : width + length] for width in range(self.max_width)]
+        ends_NLWS = torch.stack(shifted, dim=2)
         span_NLWS = start_NLS[:, :, None] + ends_NLWS
         return self.output(self.norm(F.relu(span_NLWS)))[..., 0].float()
 
     def allowed(self, inputs: Inputs) -> Tensor:
-        """Spans [N, L, W] that lie within the second text (the passage), without the special tokens that
-        close it."""
+        """Spans [N, L, W] within the second text (the passage), without the special tokens that close it."""
         device = inputs.tokens_NL.device
-        # past the last wordpiece of the body
-        close_N = inputs.attention_NL.sum(-1) - len(inputs.layout.after)
+        close_N = inputs.attention_NL.sum(-1) - len(inputs.layout.after)  # past the body's last wordpiece
         starts_L = torch.arange(inputs.tokens_NL.shape[1], device=device)
         ends_LW = starts_L[:, None] + torch.arange(self.max_width, device=device)
         return (starts_L >= inputs.second_N[:, None])[:, :, None] & (ends_LW < close_N[:, None, None])
@@ -356,31 +325,28 @@ class Reader(nn.Module):
 
     @property
     def embedding(self) -> nn.Embedding:
+        """Its word embeddings, which the mask head predicts with too."""
         return self.encoder.body.get_input_embeddings()
 
     def masks(self, inputs: Inputs, positions_NM: Tensor) -> Tensor:
-        """log p over the vocabulary [N, M, V] at the given positions of the query (special tokens before it
-        not counted)."""
+        """log p over the vocabulary [N, M, V] at these positions of the query, special tokens not counted."""
         return self.masks_from(self.encoder(inputs), inputs, positions_NM)
 
     def masks_from(self, hidden_NLH: Tensor, inputs: Inputs, positions_NM: Tensor) -> Tensor:
         """The same from what the encoder gave."""
         rows_N1 = torch.arange(len(hidden_NLH), device=hidden_NLH.device)[:, None]
-        return self.mask_head(
-            hidden_NLH[rows_N1, positions_NM + len(inputs.layout.before)], self.embedding.weight
-        )
+        hidden_NMH = hidden_NLH[rows_N1, positions_NM + len(inputs.layout.before)]
+        return self.mask_head(hidden_NMH, self.embedding.weight)
 
     def spans(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Scores and which are allowed, both [N, L, W], for all spans of the passage."""
         return self.spans_from(self.encoder(inputs), inputs)
 
     def spans_from(self, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The same from what the encoder gave. Where no gradient is wanted, a few pairs are scored at a time:
-        every span is a vector, and those of all pairs together would take more memory than all else."""
+        """The same from what the encoder gave; without gradient for a few pairs at a time, to save memory."""
         few = len(hidden_NLH)
         if not torch.is_grad_enabled():
-            few = max(
-                1, (_SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else _SCORED_AT_ONCE) // hidden_NLH.shape[1]
-            )
+            at_once = _SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else _SCORED_AT_ONCE
+            few = max(1, at_once // hidden_NLH.shape[1])
         scores_NLW = torch.cat([self.span_head(some_NLH) for some_NLH in hidden_NLH.split(few)])
         return scores_NLW, self.span_head.allowed(inputs)

@@ -1,5 +1,5 @@
-"""Model inputs: wordpieces joined with special tokens and padded (join_BERT of the paper), as the tokenizer's
-family does it.
+"""Model inputs: texts with special tokens, padded (join_BERT of the paper), as the tokenizer's family does
+it.
 
 N sequences, L wordpieces in the longest, M masks in the query with most of them.
 """
@@ -34,6 +34,7 @@ class Inputs:
     second_N: Tensor  # where the second text begins, its title not counted
 
     def to(self, device: torch.device) -> "Inputs":
+        """The same on a device."""
         tensors = (self.tokens_NL, self.attention_NL, self.segments_NL, self.second_N)
         return Inputs(self.layout, self.lengths_N, *(send(tensor, device) for tensor in tensors))
 
@@ -41,19 +42,14 @@ class Inputs:
         """Some of them, without the padding that only the others need."""
         places = send(torch.from_numpy(chosen), self.tokens_NL.device)
         width = int(self.lengths_N[chosen].max())
-        tensors = (
-            self.tokens_NL[:, :width],
-            self.attention_NL[:, :width],
-            self.segments_NL[:, :width],
-            self.second_N,
-        )
-        return Inputs(self.layout, self.lengths_N[chosen], *(tensor[places] for tensor in tensors))
+        cut = (part_NL[:, :width] for part_NL in (self.tokens_NL, self.attention_NL, self.segments_NL))
+        tensors = (tensor[places] for tensor in (*cut, self.second_N))
+        return Inputs(self.layout, self.lengths_N[chosen], *tensors)
 
     def alike(self) -> list[np.ndarray]:
         """Rows in groups of like length, each to be read at once, so that little is spent on padding.
 
-        A CPU gets as much at once as its cache holds. A GPU wants much: a few groups of a large batch, where
-        it is padding for a good part.
+        On a CPU as much as its cache holds; on a GPU a few groups of a large batch with much padding.
         """
         order = np.argsort(-self.lengths_N, kind="stable")
         if not self.on_gpu:
@@ -63,11 +59,8 @@ class Inputs:
                 order = order[len(groups[-1]) :]
             return groups
         padding = 1 - self.lengths_N.sum() / max(1, self.tokens_NL.numel())
-        return (
-            np.array_split(order, _GROUPS)
-            if len(self) >= _GROUPED and padding >= _PADDING
-            else [np.arange(len(self))]
-        )
+        worth_it = len(self) >= _GROUPED and padding >= _PADDING
+        return np.array_split(order, _GROUPS) if worth_it else [np.arange(len(self))]
 
     @property
     def on_gpu(self) -> bool:
@@ -78,13 +71,10 @@ class Inputs:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a GPU through pinned memory: the copy waits for nothing, and the next batch is put together while
-    the GPU works on this one."""
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda" and tensor.device.type == "cpu"
-        else tensor.to(device)
-    )
+    """To a device; to a GPU through pinned memory, so that nothing waits for the copy."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def pair_inputs(
@@ -95,8 +85,7 @@ def pair_inputs(
     max_first: int,
     max_length: int,
 ) -> Inputs:
-    """One text or two with the family's special tokens (BERT: `[CLS] first [SEP]`, `[CLS] first [SEP] second
-    [SEP]`).
+    """One text or two with the family's special tokens, in BERT `[CLS] first [SEP] second [SEP]`.
 
     The first is cut to `max_first` wordpieces, then all of it to `max_length`.
     """
@@ -105,20 +94,16 @@ def pair_inputs(
     begin = len(layout.before)
     room = max_length - layout.special
     cut = [first[: min(max_first, room)] for first in firsts]
-    tails = (
-        [NULL] * count
-        if seconds is None
-        else [second[: room - len(first)] for first, second in zip(cut, seconds, strict=True)]
-    )
+    both = zip(cut, [NULL] * count if seconds is None else seconds, strict=True)
+    tails = [second[: room - len(first)] for first, second in both]
     ends = np.array([begin + len(first) for first in cut], dtype=np.int64)
     heads = ends + len(layout.between)
     closes = heads + np.array([len(tail) for tail in tails], dtype=np.int64)
     lengths = closes + len(layout.after)
     width = int(lengths.max(initial=1))
     tokens = np.full((count, width), wordpieces.pad, dtype=np.int64)
-    for row, first, end, tail, head, close in zip(
-        tokens, cut, ends.tolist(), tails, heads.tolist(), closes.tolist(), strict=True
-    ):
+    borders = zip(ends.tolist(), heads.tolist(), closes.tolist(), strict=True)
+    for row, first, tail, (end, head, close) in zip(tokens, cut, tails, borders, strict=True):
         row[begin:end] = first
         row[head:close] = tail
     rows = np.arange(count)
@@ -126,19 +111,14 @@ def pair_inputs(
     attention = columns < lengths[:, None]
     segments = _segments(attention, columns >= heads[:, None], layout)
     tokens[:, :begin] = [token for token, _ in layout.before]
-    for starts, special, usual in (
-        (ends, layout.between, layout.first),
-        (closes, layout.after, layout.second),
-    ):
+    inner = (ends, layout.between, layout.first)
+    for starts, special, usual in (inner, (closes, layout.after, layout.second)):
         for place, (token, segment) in enumerate(special):
             tokens[rows, starts + place] = token
             if segment != usual:
                 segments[rows, starts + place] = segment
-    return Inputs(
-        layout,
-        lengths,
-        *(torch.from_numpy(array) for array in (tokens, attention.astype(np.int64), segments, heads)),
-    )
+    arrays = (tokens, attention.astype(np.int64), segments, heads)
+    return Inputs(layout, lengths, *(torch.from_numpy(array) for array in arrays))
 
 
 def _segments(attention: np.ndarray, second: np.ndarray, layout: Layout) -> np.ndarray:
@@ -146,18 +126,14 @@ def _segments(attention: np.ndarray, second: np.ndarray, layout: Layout) -> np.n
     if layout.first == layout.second:
         return attention * layout.first
     segments = (attention & second).astype(np.int64)
-    return (
-        segments
-        if (layout.first, layout.second) == (0, 1)
-        else np.array([layout.first, layout.second])[segments]
-    )
+    usual = (layout.first, layout.second) == (0, 1)
+    return segments if usual else np.array([layout.first, layout.second])[segments]
 
 
 def query_inputs(queries: Sequence[np.ndarray], wordpieces: Wordpieces, *, max_query: int) -> Inputs:
     """`[CLS] x [SEP]`."""
-    return pair_inputs(
-        queries, None, wordpieces, max_first=max_query, max_length=max_query + wordpieces.single.special
-    )
+    longest = max_query + wordpieces.single.special
+    return pair_inputs(queries, None, wordpieces, max_first=max_query, max_length=longest)
 
 
 def document_inputs(
@@ -176,8 +152,7 @@ def reader_inputs(
     max_query: int,
     max_length: int,
 ) -> Inputs:
-    """`[CLS] x [SEP] body [SEP]`: x and z read together; with titles `[CLS] x [SEP] title [SEP] body
-    [SEP]`."""
+    """`[CLS] x [SEP] body [SEP]`, or with titles `[CLS] x [SEP] title [SEP] body [SEP]`."""
     if titles is None:
         return pair_inputs(queries, bodies, wordpieces, max_first=max_query, max_length=max_length)
     between = np.array([token for token, _ in wordpieces.pair.between], dtype=np.int64)
@@ -204,17 +179,11 @@ class TakesInputs:
     def reader_inputs(
         self, queries: Sequence[np.ndarray], titles: Sequence[np.ndarray], bodies: Sequence[np.ndarray]
     ) -> Inputs:
-        """What the reader reads of each query with its passage; empty title and body are the null
-        document."""
+        """What the reader reads of each query with its passage; the null document has empty ones."""
         config = self.config
-        return reader_inputs(
-            queries,
-            bodies,
-            self.wordpieces,
-            titles=titles if config.read_titles else None,
-            max_query=config.max_query,
-            max_length=config.max_joint,
-        )
+        heads = titles if config.read_titles else None
+        limits = {"max_query": config.max_query, "max_length": config.max_joint}
+        return reader_inputs(queries, bodies, self.wordpieces, titles=heads, **limits)
 
 
 @dataclass(frozen=True)

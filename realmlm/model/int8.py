@@ -22,8 +22,7 @@ _SCALE = ".scale"
 
 
 class Int8(nn.Module):
-    """A matrix in 8 bits in place of the `weight` of a layer; state_dict has it widened, under its old
-    name."""
+    """A matrix in 8 bits in place of a layer's `weight`; state_dict has it widened, under its old name."""
 
     rows_RC: Tensor
     scale_R: Tensor
@@ -70,7 +69,7 @@ class Int8Embedding(Int8):
 def hold_int8(model: nn.Module, matrices: dict[str, tuple[Tensor, Tensor]]) -> set[str]:
     """Let layers of the model compute from these matrices, given by name as (rows, scale).
 
-    Gives the names that were taken over. Others belong to no linear or embedding layer: widen and load them.
+    Gives the names that were taken over; the others are not of a linear or embedding layer.
     """
     kinds = {nn.Linear: Int8Linear, nn.Embedding: Int8Embedding}
     instead: dict[int, nn.Module] = {}
@@ -132,10 +131,7 @@ def write_weights(file: Path, state: dict[str, Tensor], *, dtype: str = "float32
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """All weights by name, in float32, each in memory of its own.
-
-    Raises ValueError for a file that cannot be read.
-    """
+    """All weights by name, in float32, each in memory of its own; ValueError if the file cannot be read."""
     state, matrices = read_int8(file)
     return state | {name: rows_RC.float() * scale_R[:, None] for name, (rows_RC, scale_R) in matrices.items()}
 
@@ -160,7 +156,7 @@ def read_int8(file: Path) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Te
 
 
 def _equal(state: dict[str, Tensor]) -> dict[str, str]:
-    """Name -> earlier name of the same bits, for matrices."""
+    """The matrices that equal an earlier one bit for bit: name -> that one's name."""
     same: dict[str, str] = {}
     seen: dict[tuple[tuple[int, ...], bytes], str] = {}
     for name, tensor in state.items():

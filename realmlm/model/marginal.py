@@ -1,7 +1,7 @@
 """The equations of the paper, in log space. Everything here is differentiable and has no state.
 
-B queries, K passages each (the null document among them), M masked wordpieces, N (query, passage) pairs, L
-wordpieces, W span widths, V vocabulary.
+B queries, K passages each (the null document among them), C candidates each, M masked wordpieces, N (query,
+passage) pairs, L wordpieces, W span widths, V vocabulary.
 """
 
 import numpy as np
@@ -27,8 +27,7 @@ def joint_reading(token_BKM: Tensor, valid_BM: Tensor) -> Tensor:
 
 
 def per_token_marginal(retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor) -> Tensor:
-    """Σ_j log Σ_z p(z|x) p(y_j|z,x): the passage is chosen anew for every mask. The form in the authors'
-    released code."""
+    """Σ_j log Σ_z p(z|x) p(y_j|z,x): a passage for each mask anew, as in the authors' released code."""
     mixed_BM = torch.logsumexp(retrieval_BK.log_softmax(-1)[:, :, None] + token_BKM, dim=1)
     return (mixed_BM * valid_BM).sum(-1)
 
@@ -39,8 +38,7 @@ def posterior(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
 
 
 def retrieval_reward(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
-    """r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the gradient of log p(y|x) by f(x,z) (section 3.3, appendix
-    A)."""
+    """r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the gradient of log p(y|x) by f(x,z) (appendix A)."""
     return posterior(retrieval_BK, reader_BK) - retrieval_BK.softmax(-1)
 
 
@@ -58,19 +56,14 @@ def span_mask(spans_N3: np.ndarray, allowed_BLW: Tensor) -> Tensor:
 
 
 def span_log_probabilities(scores_NLW: Tensor, allowed_NLW: Tensor) -> Tensor:
-    """log p(s|z,x) over all spans of a passage: softmax over starts and widths; spans that are not allowed
-    get −inf.
-
-    A passage without any allowed span (an empty one) gives −inf everywhere, not NaN.
-    """
+    """log p(s|z,x), a softmax over the allowed spans of a passage; −inf for all others."""
     scores_NS = scores_NLW.masked_fill(~allowed_NLW, -torch.inf).flatten(1)
     empty_N = ~allowed_NLW.flatten(1).any(-1)
     return (scores_NS - _safe_logsumexp(scores_NS, empty_N)[:, None]).view_as(scores_NLW)
 
 
 def weighed_together(retrieval_BK: Tensor, scores_NLW: Tensor, allowed_NLW: Tensor) -> Tensor:
-    """f(x,z) + log Σ_s exp score(s), [B, K]: in place of f(x,z) it makes p(z|x) p(s|z,x) one softmax over the
-    spans of all passages.
+    """f(x,z) + log Σ_s exp score(s) [B, K]: instead of f(x,z) it makes one softmax over all passages' spans.
 
     The form in the authors' released code. A passage without any allowed span gets no weight.
     """
@@ -94,48 +87,37 @@ def _safe_logsumexp(scores_NS: Tensor, empty_N: Tensor) -> Tensor:
 
 
 def best_span_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
-    """log max_{s ∈ S(z,y)} p(s|z,x): the likeliest place alone, as hard EM trains it (Min et al. 2019); −inf
-    where there is none."""
+    """log max_{s ∈ S(z,y)} p(s|z,x): the likeliest place alone (hard EM, Min et al. 2019), or −inf."""
     return span_NLW.flatten(1).masked_fill(~gold_NLW.flatten(1), -torch.inf).max(-1).values
 
 
 def evidence_log_likelihood(scores_BC: Tensor, holds_BC: Tensor) -> Tensor:
-    """log Σ_{z holds the answer} p(z|x) among the candidates; 0 where none does, so that the gradient is 0
-    and not NaN."""
+    """log Σ_{z holds the answer} p(z|x) among the candidates; 0, without gradient, where none does."""
     some_B1 = holds_BC.any(-1, keepdim=True)
     return torch.logsumexp(scores_BC.log_softmax(-1).masked_fill(~(holds_BC | ~some_B1), -torch.inf), dim=-1)
 
 
 def inner_products(query_BD: Tensor, document_ND: Tensor) -> Tensor:
-    """f(x,z) = Embed_query(x)ᵀ Embed_doc(z) for all pairs [B, N], or [B, C] where each query has documents
-    [B, C, D] of its own.
+    """f(x,z) = Embed_query(x)ᵀ Embed_doc(z) [B, N], or [B, C] of each query's own documents [B, C, D].
 
-    In float32 whatever runs around it: under bfloat16 autocast 5,000 candidates would share some fifty
-    different scores.
+    Always in float32: in bfloat16 5,000 candidates would share some fifty different scores.
     """
     with torch.autocast(query_BD.device.type, enabled=False):
         query_BD = query_BD.float()
         document_ND = document_ND.float()
-        return (
-            query_BD @ document_ND.T
-            if document_ND.ndim == 2
-            else torch.einsum("bd,bcd->bc", query_BD, document_ND)
-        )
+        if document_ND.ndim == 2:
+            return query_BD @ document_ND.T
+        return torch.einsum("bd,bcd->bc", query_BD, document_ND)
 
 
 def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse cloze task: −log p(z_i|x_i) among the documents of the batch (Lee et al. 2019), and is z_i the
-    likeliest? Both [B].
+    """Inverse cloze task (Lee et al. 2019): −log p(z_i|x_i) within the batch, and is z_i the likeliest? [B].
 
     No passage is its own negative.
     """
-    again_BB = (passages_B[:, None] == passages_B) & ~torch.eye(
-        len(passages_B), dtype=torch.bool, device=passages_B.device
-    )
-    scores_BB, own_B = (
-        scores_BB.masked_fill(again_BB, -torch.inf),
-        torch.arange(len(scores_BB), device=scores_BB.device),
-    )
+    own_B = torch.arange(len(scores_BB), device=scores_BB.device)
+    again_BB = (passages_B[:, None] == passages_B) & (own_B[:, None] != own_B)
+    scores_BB = scores_BB.masked_fill(again_BB, -torch.inf)
     return F.cross_entropy(scores_BB, own_B, reduction="none"), scores_BB.argmax(-1) == own_B
 
 

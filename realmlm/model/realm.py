@@ -65,26 +65,23 @@ class ModelConfig:
     scale_scores: bool = True
     """Scores of such normed vectors are divided by √size."""
     pooling: Literal["cls", "mean", "pooler"] = "cls"
-    """What stands for a sequence: its first vector, the mean of all, or the first through the encoder's own
-    pooler."""
+    """What stands for a sequence: its first vector, the mean of all, or the first through the pooler."""
     max_query: int = 64
     """Wordpieces of a query that are read."""
     max_passage: int = 288
     """Wordpieces of a passage's body that are read."""
     max_together: int | None = None
-    """Wordpieces of query and passage read together, special tokens counted; without it all that the two
-    limits above allow."""
+    """Wordpieces of query and passage read together, special tokens too; None: all that the limits allow."""
     max_answer: int = 10
     """Longest answer span in wordpieces."""
     freeze_embeddings: bool = False
     """Word embeddings never learn: a checkpoint's stay the same in towers and reader."""
     reading: Literal["paper", "together", "released"] = "paper"
-    """paper: spans are weighed within their passage, an answer is as likely as all places where it stands;
-    together: the same with spans of all passages weighed together; released, as the authors' code does it:
-    the answer is the best single one of these (docs/decisions/001)."""
+    """paper: spans are weighed within their passage, and an answer's places add up; together: spans of all
+    passages are weighed together; released, as in the authors' code: together, and the best single place
+    counts (docs/decisions/001)."""
     read_titles: bool = False
-    """The reader reads a passage's title before its body, as the document tower does; the paper's reads the
-    body alone."""
+    """The reader reads a passage's title before its body; the paper's reads the body alone."""
     null_document: bool = True
     """The null document has a weight among the passages of a masked sentence; pre-training decides."""
     trained_on_questions: bool = False
@@ -92,19 +89,17 @@ class ModelConfig:
     span_hidden: int = 256
     """Hidden size of the MLP that scores spans."""
     stand_in: str | None = None
-    """Fingerprint of a document tower that no passage may be embedded with: an imported query tower, in place
-    of one that did not come."""
+    """Fingerprint of an imported query tower in place of a document tower that did not come: it embeds no
+    passage."""
     calibration: dict[str, float] | None = None
-    """What `realmlm calibrate` found for exactly these weights (realmlm.reading.confidence); training on
-    forgets it."""
+    """What `realmlm calibrate` found for these weights (realmlm.reading.confidence); training forgets it."""
 
     @classmethod
     def of(cls, record: dict[str, Any], where: Path) -> "ModelConfig":
         """The config that stands in `where`."""
         if unknown := sorted(record.keys() - cls.__dataclass_fields__.keys()):
-            raise Mismatch(
-                f"{where} has settings this version does not know ({', '.join(unknown)}); upgrade realmlm"
-            )
+            names = ", ".join(unknown)
+            raise Mismatch(f"{where} has settings this version does not know ({names}); upgrade realmlm")
         return cls(**record)
 
     @property
@@ -113,21 +108,21 @@ class ModelConfig:
         return self.reading != "paper"
 
     def check_one_encoder(self) -> None:
+        """The towers can begin as the reader only if both are encoders of one kind."""
         if self.tower != self.reader:
-            raise BadInput(
-                "towers and reader of this model are different encoders: the towers cannot begin as the "
-                "reader"
-            )
+            why = "towers and reader of this model are different encoders"
+            raise BadInput(f"{why}: the towers cannot begin as the reader")
 
     @cached_property
     def max_document(self) -> int:
+        """Wordpieces of title and body that the document tower reads."""
         return self.max_passage + MAX_TITLE + MOST_SPECIAL
 
     @cached_property
     def max_joint(self) -> int:
-        return self.max_together or self.max_passage + self.max_query + MOST_SPECIAL + (
-            MAX_TITLE + 2 if self.read_titles else 0
-        )
+        """Wordpieces of query and passage that the reader reads together."""
+        title = MAX_TITLE + 2 if self.read_titles else 0
+        return self.max_together or self.max_passage + self.max_query + MOST_SPECIAL + title
 
 
 class Realm(TakesInputs, nn.Module):
@@ -152,8 +147,8 @@ class Realm(TakesInputs, nn.Module):
         reader: nn.Module | None = None,
         draw: bool = True,
     ) -> None:
-        """`tower` and `reader` are encoders to begin with. Without them they are built as the config says,
-        with weights drawn at random, or with `draw=False` with none yet: someone is about to load them."""
+        """`tower` and `reader` are encoders to begin with. Otherwise they are built as the config says, with
+        weights drawn at random or, with `draw=False`, left for someone to load."""
         super().__init__()
         self.config = config
         self.wordpieces = wordpieces
@@ -173,9 +168,11 @@ class Realm(TakesInputs, nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.parameters()).device
 
     def retriever_parameters(self) -> list[nn.Parameter]:
+        """The weights of both towers, each once."""
         return list(dict.fromkeys([*self.document.parameters(), *self.query.parameters()]))
 
     def _share_frozen_embeddings(self) -> None:
@@ -186,8 +183,7 @@ class Realm(TakesInputs, nn.Module):
                 encoder.body.set_input_embeddings(words)
 
     def untie(self) -> None:
-        """Give the query tower weights of its own, so that it can be trained while the index stays as it
-        is."""
+        """Give the query tower weights of its own, to be trained while the index stays as it is."""
         self.query = copy.deepcopy(self.query)
         self.config = replace(self.config, share_towers=False, share_projection=False)
 
@@ -198,8 +194,7 @@ class Realm(TakesInputs, nn.Module):
         self.config = replace(self.config, share_projection=False)
 
     def free_query(self, part: str) -> list[nn.Parameter]:
-        """Make the query side learn alone while passages and index stay: its whole tower, or its projection;
-        gives what learns."""
+        """Let the query side alone learn, its whole `tower` or its `projection`; gives these weights."""
         if part == "tower":
             self.untie()
             return list(self.query.parameters())
@@ -214,11 +209,10 @@ class Realm(TakesInputs, nn.Module):
             tower.encoder.load_state_dict(self.reader.encoder.state_dict())
 
     def compute_quickly(self) -> None:
-        """Let the encoders compute in bfloat16 where this CPU does so natively: for answering; training and
-        measuring compute exactly.
+        """Let the encoders compute in bfloat16 where this CPU does so natively: for answering, not for
+        training.
 
-        An index built while answering has the vectors that came of it, and whoever opens it later takes them
-        as they are.
+        An index built meanwhile has such vectors, and is used as it is later on.
         """
         for module in self.modules():
             if isinstance(module, Encoder):
@@ -244,8 +238,7 @@ class Realm(TakesInputs, nn.Module):
         return own
 
     def load_own_state(self, state: dict[str, Tensor], *, assign: bool = False) -> None:
-        """Take these weights over: their values, or with `assign` the tensors themselves, which spares a
-        copy."""
+        """Take these weights over: their values, or with `assign` the tensors themselves, without a copy."""
         state = self._with_query_words(state)
         self._check_fit({name: tensor.shape for name, tensor in state.items()})
         self.load_state_dict(state, strict=False, assign=assign)
@@ -268,34 +261,28 @@ class Realm(TakesInputs, nn.Module):
         missing = sorted(expected.keys() - shapes.keys())
         surplus = sorted(shapes.keys() - expected.keys())
         if missing or surplus:
-            raise BadInput(
-                f"the weights do not fit the model: missing {missing[:5] or 'none'}, surplus "
-                f"{surplus[:5] or 'none'}"
-            )
+            lists = f"missing {missing[:5] or 'none'}, surplus {surplus[:5] or 'none'}"
+            raise BadInput(f"the weights do not fit the model: {lists}")
         for name, shape in shapes.items():
-            if shape != expected[name].shape:
-                raise BadInput(
-                    f"the weights do not fit the model: {name} is {tuple(shape)}, not "
-                    f"{tuple(expected[name].shape)}"
-                )
+            fitting = tuple(expected[name].shape)
+            if tuple(shape) != fitting:
+                raise BadInput(f"the weights do not fit the model: {name} is {tuple(shape)}, not {fitting}")
 
     def _with_query_words(self, state: dict[str, Stored]) -> dict[str, Stored]:
-        """Early versions left frozen word embeddings of a query tower out where they equalled the document
-        tower's: these stand in."""
+        """Add the query tower's frozen words: early versions left out what equals the document tower's."""
         if self.config.share_towers or not self.config.freeze_embeddings:
             return state
         words = self.query.encoder.body.get_input_embeddings().weight
         name = next(name for name, parameter in self.query.named_parameters() if parameter is words)
-        of_documents = {f"query.{name}": state[f"document.{name}"]} if f"document.{name}" in state else {}
-        return of_documents | state
+        stands_in = f"document.{name}"
+        return ({f"query.{name}": state[stands_in]} if stands_in in state else {}) | state
 
     def save_pretrained(
         self, folder: str | Path, *, parents: dict[str, str] | None = None, dtype: str = "float32"
     ) -> None:
         """Write config, weights and tokenizer as a model artefact; `dtype` is float32, float16 or int8."""
-        state = self.own_state()
         with publish(Path(folder), kind="model") as draft:
-            write_weights(draft.path / WEIGHTS, state, dtype=dtype)
+            write_weights(draft.path / WEIGHTS, self.own_state(), dtype=dtype)
             self.wordpieces.save(draft.path / "tokenizer.json")
             draft.config = asdict(self.config)
             draft.counts["parameters"] = self.size
@@ -313,8 +300,7 @@ class Realm(TakesInputs, nn.Module):
     ) -> "Realm":
         """A saved model with its tokenizer: a folder, or `mini`, the one that comes with realmlm.
 
-        With `int8`, matrices stored in 8 bits stay so in memory: the same answers, for a model that is not
-        trained further.
+        With `int8`, matrices stored in 8 bits stay so in memory: same answers, but no further training.
         """
         folder = model_place(model)
         within = folder / "model"  # a run keeps its model there
@@ -351,18 +337,16 @@ class Realm(TakesInputs, nn.Module):
         vectors = [torch.empty(0, self.config.projection)]
         for first in range(0, len(bodies), batch):
             part = slice(first, first + batch)
-            vectors.append(
-                self.document(self.document_inputs(heads[part], bodies[part]).to(self.device)).cpu()
-            )
+            inputs = self.document_inputs(heads[part], bodies[part])
+            vectors.append(self.document(inputs.to(self.device)).cpu())
         return torch.cat(vectors)
 
 
 def new_tower(config: ModelConfig, encoder: Encoder, *, scale: float = 1.0) -> Tower:
     """A tower with a fresh projection on an encoder."""
     norm = nn.LayerNorm(config.projection, eps=config.norm_eps) if config.projection_norm else nn.Identity()
-    return Tower(
-        encoder, nn.Linear(encoder.hidden, config.projection), norm, pooling=config.pooling, scale=scale
-    )
+    projection = nn.Linear(encoder.hidden, config.projection)
+    return Tower(encoder, projection, norm, pooling=config.pooling, scale=scale)
 
 
 def new_model(
@@ -370,20 +354,18 @@ def new_model(
 ) -> Realm:
     """A model to begin with: fresh weights by seed, or all three encoders from a published checkpoint."""
     if config.pooling != "mean" and wordpieces.single.cls is None:
-        raise BadInput(
-            "the tokenizer has no token that could stand for a sequence, as [CLS] does for BERT; use "
-            "--pooling mean"
-        )
+        lacking = "the tokenizer has no token that could stand for a sequence, as [CLS] does for BERT"
+        raise BadInput(f"{lacking}; use --pooling mean")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if checkpoint is None:
             return Realm(config, wordpieces)
         tower = load_encoder(checkpoint)
         reader = load_encoder(checkpoint)
-        known = tower.get_input_embeddings().num_embeddings
-        if known < len(wordpieces):
+        embedded = tower.get_input_embeddings().num_embeddings
+        if embedded < len(wordpieces):
             raise BadInput(
-                f"'{checkpoint}' knows {known} wordpieces, the corpus's tokenizer has {len(wordpieces)}; "
+                f"'{checkpoint}' knows {embedded} wordpieces, the corpus's tokenizer has {len(wordpieces)}; "
                 f"make the corpus with --tokenizer {checkpoint}"
             )
         _check_tokenizer(checkpoint, wordpieces)
@@ -395,12 +377,9 @@ def new_model(
                 f"'{checkpoint}' reads {positions} wordpieces, query and passage together take {longest}; "
                 f"make the corpus again with --max-wordpieces {positions - longest + config.max_passage}"
             )
-        full = ModelConfig(
-            **{**asdict(config), "tower": encoder_config(tower), "reader": encoder_config(reader)}
-        )
+        full = replace(config, tower=encoder_config(tower), reader=encoder_config(reader))
         model = Realm(full, wordpieces, tower=tower, reader=reader)
-        # a sentence encoder's own space is kept to begin with
-        if config.projection == model.document.encoder.hidden:
+        if config.projection == model.document.encoder.hidden:  # begin in a sentence encoder's own space
             for side in (model.document, model.query):
                 nn.init.eye_(side.projection.weight)
                 nn.init.zeros_(side.projection.bias)
@@ -414,15 +393,12 @@ def _check_tokenizer(checkpoint: str, wordpieces: Wordpieces) -> None:
     except BadInput:
         return
     if own.tokenizer.get_vocab() != wordpieces.tokenizer.get_vocab() or own.pair != wordpieces.pair:
-        raise Mismatch(
-            f"the corpus was made with another tokenizer than '{checkpoint}'; make it again with --tokenizer "
-            f"{checkpoint}"
-        )
+        made = f"the corpus was made with another tokenizer than '{checkpoint}'"
+        raise Mismatch(f"{made}; make it again with --tokenizer {checkpoint}")
 
 
 def tower_fingerprint(config: ModelConfig, tower: Tower) -> str:
-    """Identity of a tower, its weights bit for bit and how they are used: an index belongs to the tower that
-    made its vectors."""
+    """Identity of a tower, its weights bit for bit and how they are used; an index belongs to one."""
     used = (
         config.tower,
         config.pooling,

@@ -31,6 +31,7 @@ class DocumentEncoder:
 
     @classmethod
     def of(cls, model: Realm) -> "DocumentEncoder":
+        """The document tower of a model, as it is now."""
         return cls(model.config, model.document, model.wordpieces)
 
     @torch.inference_mode()

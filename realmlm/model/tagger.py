@@ -1,5 +1,4 @@
-"""A learned tagger: an encoder with a label for each word, trained on sentences with marked names (IOB2),
-dates by patterns.
+"""A learned tagger: an encoder labels each word, as in sentences with marked names (IOB2); dates by patterns.
 
 N sentences, L wordpieces, H hidden size, C labels.
 """
@@ -45,26 +44,21 @@ class Labelled:
 
 
 def read_labelled(file: Path) -> list[Labelled]:
-    """Sentences in the form of CoNLL and WikiAnn: a word and its label (last column) a line, an empty line
-    between sentences."""
+    """Sentences as in CoNLL: a word and its label (last column) a line, an empty line between sentences."""
     sentences = []
     for block in re.split(r"\n[ \t]*\n", read_text(file).strip()):
-        rows = [
-            line.split() for line in block.splitlines() if line.strip() and not line.startswith("-DOCSTART-")
-        ]
+        lines = [line for line in block.splitlines() if not line.startswith("-DOCSTART-")]
+        rows = [line.split() for line in lines if line.strip()]
         for row in rows:
             if len(row) < 2 or not re.fullmatch(r"O|[BI]-\S+", row[-1]):
-                raise BadInput(
-                    f"{file}: '{' '.join(row)}' is no word with a label (O, B-…, I-…); one word a line"
-                )
+                line = " ".join(row)
+                raise BadInput(f"{file}: '{line}' is no word with a label (O, B-…, I-…); one word a line")
         if rows:
             words = tuple(_LANGUAGE.sub("", row[0]) for row in rows)
             sentences.append(Labelled(words, tuple(row[-1] for row in rows)))
     if not sentences:
-        raise BadInput(
-            f"{file}: no sentence in it; write one word with its label a line, an empty line between "
-            "sentences"
-        )
+        form = "write one word with its label a line, an empty line between sentences"
+        raise BadInput(f"{file}: no sentence in it; {form}")
     return sentences
 
 
@@ -89,9 +83,8 @@ class LearnedTagger:
     def __init__(self, folder: Path, device: str = "auto") -> None:
         self._folder = folder
         self._device = device
-        manifest = open_artefact(
-            folder, kind="tagger", hint=f"train one: realmlm tagger --train FILE --test FILE --out {folder}"
-        )
+        hint = f"train one: realmlm tagger --train FILE --test FILE --out {folder}"
+        manifest = open_artefact(folder, kind="tagger", hint=hint)
         self.name = f"learned:{manifest.fingerprint[:12]}"
         self.labels: list[str] = manifest.config["labels"]
         self.wordpieces = Wordpieces.load(folder)
@@ -112,18 +105,16 @@ class LearnedTagger:
         return LearnedTagger, (self._folder, self._device)
 
     def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
+        """The names, dates and quantities of each sentence."""
         marked: list[list[Mention]] = []
         at_once = _BATCH_GPU if self.on_gpu else _BATCH
         for first in range(0, len(sentences), at_once):
             some = sentences[first : first + at_once]
             words = [[match.span() for match in _WORD.finditer(sentence)] for sentence in some]
-            texts = [
-                [sentence[start:end] for start, end in spans]
-                for sentence, spans in zip(some, words, strict=True)
-            ]
-            for sentence, spans, labels in zip(
-                some, words, predict(self.model, self.wordpieces, self.labels, texts), strict=True
-            ):
+            pairs = zip(some, words, strict=True)
+            texts = [[sentence[start:end] for start, end in spans] for sentence, spans in pairs]
+            found = predict(self.model, self.wordpieces, self.labels, texts)
+            for sentence, spans, labels in zip(some, words, found, strict=True):
                 names = [Mention(spans[a][0], spans[b - 1][1], "name") for a, b, _ in entities(labels)]
                 marked.append(with_numbers(sentence, names))
         return marked
@@ -226,20 +217,16 @@ def _fit(
             for first in range(0, len(order) - settings.batch + 1, settings.batch):
                 some = [taught[place] for place in order[first : first + settings.batch]]
                 split = [_pieces(wordpieces, sentence.words) for sentence in some]
-                target_NL = np.full(
-                    (len(some), min(_LONGEST, max(len(tokens) for tokens, _ in split))), _IGNORED
-                )
+                longest = min(_LONGEST, max(len(tokens) for tokens, _ in split))
+                target_NL = np.full((len(some), longest), _IGNORED)
                 for row, (sentence, (_, firsts)) in enumerate(zip(some, split, strict=True)):
                     for label, place in zip(sentence.labels, firsts, strict=True):
-                        if 0 <= place < target_NL.shape[1]:
+                        if 0 <= place < longest:
                             target_NL[row, place] = number[label]
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
                     log_NLC = model([tokens for tokens, _ in split], wordpieces)
-                loss = F.nll_loss(
-                    log_NLC.flatten(0, 1),
-                    torch.from_numpy(target_NL).flatten().to(device),
-                    ignore_index=_IGNORED,
-                )
+                target_n = torch.from_numpy(target_NL).flatten().to(device)
+                loss = F.nll_loss(log_NLC.flatten(0, 1), target_n, ignore_index=_IGNORED)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)

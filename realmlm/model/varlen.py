@@ -1,5 +1,4 @@
-"""Sequences end to end instead of padded, for encoders on a GPU: no work is done for padding, and one call
-does all lengths.
+"""Sequences end to end instead of padded, for encoders on a GPU: no padding is computed.
 
 N sequences, L wordpieces in the longest, T wordpieces in all, A heads of C numbers, H hidden size.
 """
@@ -26,27 +25,19 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 def can_pack(body: Any) -> bool:
-    """Can sequences be packed for this encoder? Its attention must be exchangeable, see all of a sequence,
-    and drop nothing."""
+    """Can this encoder take sequences end to end? Its attention must be full and without dropout."""
     config = body.config
     # ModernBERT as the first releases of transformers 5 have it
-    if "cu_seqlens" in inspect.signature(body.forward).parameters:
+    older = "cu_seqlens" in inspect.signature(body.forward).parameters
+    if older or config.model_type not in _FAMILIES or config.attention_dropout > 0:
         return False
-    if (
-        config.model_type not in _FAMILIES
-        or config.attention_dropout > 0
-        or importlib.util.find_spec(_NEEDED) is None
-    ):
+    if importlib.util.find_spec(_NEEDED) is None or set(config.layer_types) != {"full_attention"}:
         return False
-    return (
-        set(config.layer_types) == {"full_attention"}
-        and (config.hidden_size // config.num_attention_heads) % 8 == 0
-    )
+    return (config.hidden_size // config.num_attention_heads) % 8 == 0
 
 
 def packs_now(inputs: Inputs) -> bool:
-    """Half precision on a GPU is what the packed attention is made for; its gradient is not the same bits
-    every time."""
+    """Only in half precision on a GPU, and only where the gradient need not be the same bits every time."""
     if not inputs.tokens_NL.is_cuda or torch.are_deterministic_algorithms_enabled():
         return False
     half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
@@ -55,29 +46,23 @@ def packs_now(inputs: Inputs) -> bool:
 
 def encode_packed(body: Any, inputs: Inputs) -> Tensor:
     """A vector a wordpiece [N, L, H], as the encoder gives it; 0 for padding."""
-    (count, width) = inputs.tokens_NL.shape
+    count, width = inputs.tokens_NL.shape
     device = inputs.tokens_NL.device
     ends_N = np.cumsum(inputs.lengths_N)
     columns_T = np.arange(ends_N[-1]) - np.repeat(ends_N - inputs.lengths_N, inputs.lengths_N)
-    places_T = send(
-        torch.from_numpy(np.repeat(np.arange(count) * width, inputs.lengths_N) + columns_T), device
-    )
+    first_T = np.repeat(np.arange(count) * width, inputs.lengths_N)
+    places_T = send(torch.from_numpy(first_T + columns_T), device)
     borders = send(torch.from_numpy(np.append(0, ends_N).astype(np.int32)), device)
     # no need to be the longest of this batch: one value, one compiled layer
     longest = int(body.config.max_position_embeddings)
-    given = {
-        "input_ids": inputs.tokens_NL.flatten()[places_T][None],
-        "position_ids": send(torch.from_numpy(columns_T), device)[None],
-    }
+    tokens_1T = inputs.tokens_NL.flatten()[places_T][None]
+    positions_1T = send(torch.from_numpy(columns_T), device)[None]
+    ends = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
+    most = {"max_length_q": longest, "max_length_k": longest}
     with _packed_attention(body.config):
-        hidden_TH = body(
-            **given, cu_seq_lens_q=borders, cu_seq_lens_k=borders, max_length_q=longest, max_length_k=longest
-        )[0][0]
-    return (
-        hidden_TH.new_zeros(count * width, hidden_TH.shape[-1])
-        .index_copy(0, places_T, hidden_TH)
-        .view(count, width, -1)
-    )
+        hidden_TH = body(input_ids=tokens_1T, position_ids=positions_1T, **ends, **most)[0][0]
+    padded = hidden_TH.new_zeros(count * width, hidden_TH.shape[-1])
+    return padded.index_copy(0, places_T, hidden_TH).view(count, width, -1)
 
 
 @contextmanager
