@@ -27,6 +27,8 @@ ModelPlace = Annotated[Path, "model"]
 """The folder of a model; `mini` stands for the one that comes with realmlm."""
 DocumentPlace = Annotated[Path, "documents"]
 """A folder or file of documents; `pocket` stands for the encyclopedia that comes with realmlm."""
+DocumentPlaces = UseAppendAction[tuple[tuple[DocumentPlace, ...], ...]]
+"""What a flag such as --docs names: it may be given several times, each time with several places."""
 STANDARD_INPUT = Path("-")
 
 
@@ -41,14 +43,14 @@ def required(metavar: str) -> Any:
 
 
 def ensure(condition: bool, message: str) -> None:
+    """Raise BadInput with this message unless the condition holds."""
     if not condition:
         raise BadInput(message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of all settings: places may be given as text, and are absolute from then on; then all is
-    checked."""
+    """Base of all settings: places may be given as text and become absolute; then all is checked."""
 
     def __post_init__(self) -> None:
         for name, resolve in _places(type(self)).items():
@@ -58,10 +60,30 @@ class Settings:
     def check(self) -> None:
         """Raise BadInput for what cannot be."""
 
+    def at_least(self, least: int, *names: str, within: str = "") -> None:
+        """Check that each of these settings is unset or at least so much; `within` is a prefix of their
+        flags."""
+        for name in names:
+            value = getattr(self, name)
+            flag = within + name.replace("_", "-")
+            ensure(value is None or value >= least, f"{flag} must be {least} or more, not {value}")
+
+    def above_zero(self, *names: str) -> None:
+        """Check that each of these settings is more than 0."""
+        for name in names:
+            ensure(getattr(self, name) > 0, f"{name} must be more than 0, not {getattr(self, name)}")
+
+    def between(self, low: int, high: int, *names: str) -> None:
+        """Check that each of these settings lies between the two, both allowed."""
+        for name in names:
+            value = getattr(self, name)
+            flag = name.replace("_", "-")
+            ensure(low <= value <= high, f"{flag} must be between {low} and {high}, not {value}")
+
     @classmethod
     def fixed_once_trained(cls) -> list[str]:
-        """The settings that a run may not change once it has learned: all but how weights move, how the index
-        follows and how the loop runs (settings within these), and where the run stands."""
+        """The settings that a run may not change once it has learned: all but `out` and the nested ones,
+        which say how weights move, how the index follows and how the loop runs."""
         hints = get_type_hints(cls)
         return [name for name in hints if name != "out" and not is_dataclass(hints[name])]
 
@@ -87,9 +109,8 @@ def _resolver(hint: Any) -> Resolve | None:
 
 
 def _absolute(place: str | Path) -> Path:
-    if Path(place) == STANDARD_INPUT:
-        return STANDARD_INPUT
-    return Path(os.path.expanduser(place)).absolute()
+    is_input = Path(place) == STANDARD_INPUT
+    return STANDARD_INPUT if is_input else Path(os.path.expanduser(place)).absolute()
 
 
 def _each(resolve: Resolve, value: Any) -> Any:
@@ -116,9 +137,9 @@ def record(values: Any) -> Any:
 
 
 def filled(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """What `record` wrote down, with settings that came later at their defaults: all mean "as before".
+    """What `record` wrote down, with settings that came later at their defaults, which mean "as before".
 
-    Raises KeyError for a setting that is not known.
+    Raises KeyError for a setting that this version does not have.
     """
     hints = get_type_hints(kind)
     whole = dict(values)
@@ -144,8 +165,4 @@ def restore(kind: Any, values: dict[str, Any]) -> Any:
 def _restored(hint: Any, value: Any) -> Any:
     if is_dataclass(hint):
         return restore(hint, value)
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_restored(None, item) for item in value) if isinstance(value, list) else value

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from realmlm.bundled import MINI, model_place
 from realmlm.defaults import SHOWN
-from realmlm.settings.base import Positional, Settings, arg, ensure, optional
+from realmlm.settings.base import Positional, Settings, arg, ensure, optional, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,64 +23,48 @@ class MakeWorld(Settings):
     """A different seed makes a different world."""
 
     def check(self) -> None:
-        ensure(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
+        self.at_least(0, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildCorpus(Settings):
     """Turn documents into a corpus: passages, cut at sentence boundaries and tokenised once."""
 
-    sources: Positional[
-        Annotated[tuple[Path, ...], arg(metavar="FILE_OR_FOLDER …", help_behavior_hint="(required)")]
-    ]
-    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also compressed as .gz
-    .bz2 .xz."""
+    sources: Positional[Annotated[tuple[Path, ...], required("FILE_OR_FOLDER …")]]
+    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also .gz .bz2 .xz."""
     out: Path
     """Folder to create."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None
-    """A tokenizer.json, a folder with one (a model, another corpus), or the name of a model (mini, or one on
-    the hub)."""
+    """A tokenizer.json, a folder with one (a model, a corpus), or a model's name (mini, or on the hub)."""
     train_tokenizer: Annotated[int | None, optional("N")] = None
     """Train a tokenizer of this many wordpieces on the documents instead."""
     max_wordpieces: int = 288
     """Longest passage, in wordpieces."""
     max_passages: Annotated[int | None, optional("N")] = None
-    """Keep only the first N passages of each document."""
+    """Take only the first N passages of each document."""
     skip_passages: int = 0
-    """Leave out the first N passages of each document: the part that --max-passages N keeps."""
+    """Leave out the first N passages of each document: the part that --max-passages N takes."""
     skip_bad: bool = False
     """Leave out what cannot be read and count it, instead of stopping."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes that cut and tokenise; default: one per core."""
 
     def check(self) -> None:
-        ensure(
-            len(self.sources) > 0,
-            "name at least one file or folder: realmlm corpus notes/ --out CORPUS --train-tokenizer 16000",
-        )
+        example = "realmlm corpus notes/ --out CORPUS --train-tokenizer 16000"
+        ensure(len(self.sources) > 0, f"name at least one file or folder: {example}")
         if self.tokenizer == str(MINI):
             object.__setattr__(self, "tokenizer", str(model_place()))
         one = (self.tokenizer is None) != (self.train_tokenizer is None)
         ensure(one, "choose a tokenizer: either --tokenizer FILE_OR_NAME or --train-tokenizer 16000")
-        ensure(
-            self.train_tokenizer is None or self.train_tokenizer >= 100,
-            f"train-tokenizer must be 100 or more, not {self.train_tokenizer}",
-        )
-        ensure(
-            self.max_passages is None or self.max_passages >= 1,
-            f"max-passages must be 1 or more, not {self.max_passages}",
-        )
-        ensure(self.skip_passages >= 0, f"skip-passages must be 0 or more, not {self.skip_passages}")
-        ensure(
-            8 <= self.max_wordpieces <= 4096,
-            f"max-wordpieces must be between 8 and 4096, not {self.max_wordpieces}",
-        )
+        self.at_least(100, "train_tokenizer")
+        self.at_least(1, "max_passages")
+        self.at_least(0, "skip_passages")
+        self.between(8, 4096, "max_wordpieces")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EditCorpus(Settings):
-    """Add, replace or remove passages of a corpus without rebuilding it; indexes pick up the change when next
-    used."""
+    """Add, replace or remove passages of a corpus without rebuilding it; indexes follow when next used."""
 
     corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
     """The corpus."""
@@ -97,18 +81,13 @@ class EditCorpus(Settings):
 
     def check(self) -> None:
         ensure((self.replace is None) == (self.text is None), "--replace ID and --text TEXT go together")
-        ensure(
-            self.text is None or bool(self.text.strip()),
-            f"--text is empty; to take the passage away: --remove {self.replace}",
-        )
-        ensure(
-            self.title is None or self.replace is not None,
-            "--title is for a replaced passage: give --replace ID --text TEXT too",
-        )
-        ensure(
-            bool(self.add or self.remove or self.replace is not None),
-            "nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT",
-        )
+        emptied = self.text is not None and not self.text.strip()
+        ensure(not emptied, f"--text is empty; to take the passage away: --remove {self.replace}")
+        replaces = self.replace is not None
+        alone = self.title is not None and not replaces
+        ensure(not alone, "--title is for a replaced passage: give --replace ID --text TEXT too")
+        something = bool(self.add or self.remove or replaces)
+        ensure(something, "nothing to do: give --add FILE, --remove ID, or --replace ID --text TEXT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +121,10 @@ class MarkSpans(Settings):
     """Processes; default: one per core."""
 
     def check(self) -> None:
-        ensure(
-            (self.tagger == "phrases") == (self.phrases is not None),
-            "--tagger phrases and --phrases FILE go together",
-        )
-        ensure(
-            (self.tagger == "learned") == (self.learned is not None),
-            "--tagger learned and --learned TAGGER go together",
-        )
-        ensure(self.workers is None or self.workers >= 1, f"workers must be 1 or more, not {self.workers}")
+        for name, value, kind in (("phrases", self.phrases, "FILE"), ("learned", self.learned, "TAGGER")):
+            fits = (self.tagger == name) == (value is not None)
+            ensure(fits, f"--tagger {name} and --{name} {kind} go together")
+        self.at_least(1, "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,4 +146,4 @@ class MakeClozes(Settings):
     """A different seed picks different sentences."""
 
     def check(self) -> None:
-        ensure(self.count >= 1, f"count must be 1 or more, not {self.count}")
+        self.at_least(1, "count")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
-from realmlm.settings.base import ModelPlace, Positional, Settings, arg, ensure, optional
+from realmlm.settings.base import ModelPlace, Positional, Settings, arg, ensure, optional, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +17,7 @@ class MakeModel(Settings):
     out: Path
     """Folder to create."""
     checkpoint: Annotated[str | None, optional("TEXT")] = None
-    """Folder or name of a published encoder (BERT or similar); the corpus must have been made with its
-    tokenizer."""
+    """Folder or name of a published encoder (BERT or similar), whose tokenizer the corpus must have."""
     family: str = "modernbert"
     """transformers' model_type of a fresh encoder; docs/encoders.md lists those that were tested."""
     layers: int = 6
@@ -32,11 +31,10 @@ class MakeModel(Settings):
     share_towers: bool = True
     """Query and document towers share one encoder, with two projections."""
     projection: int = 128
-    """Size of the vectors to search; with that of a checkpoint's own vectors (sentence encoders), the model
-    starts from exactly these."""
+    """Size of the vectors to search; with a sentence encoder's own size, the model starts from its vectors.
+    """
     projection_norm: bool = True
-    """LayerNorm after each projection and scores divided by √size; without it, the paper's plain inner
-    product."""
+    """LayerNorm after each projection and scores divided by √size; without it, the paper's inner product."""
     pooling: Literal["cls", "mean"] = "mean"
     """What represents a sequence: the vector of its [CLS] (the paper), or the mean of all its vectors."""
     max_query: int = 64
@@ -56,27 +54,19 @@ class MakeModel(Settings):
     """Seed for the fresh weights."""
 
     def check(self) -> None:
-        for name in ("layers", "hidden", "heads", "projection", "max_query", "max_answer"):
-            ensure(
-                getattr(self, name) >= 1,
-                f"{name.replace('_', '-')} must be 1 or more, not {getattr(self, name)}",
-            )
-        ensure(
-            self.max_query > self.max_answer,
-            f"max-query ({self.max_query}) must be more than max-answer ({self.max_answer}): without a "
-            "passage the reader is given the "
-            "question and a mask for each wordpiece of the answer",
-        )
+        self.at_least(1, "layers", "hidden", "heads", "projection", "max_query", "max_answer")
+        why = "without a passage the reader is given the question and a mask for each wordpiece of the answer"
+        limits = f"max-query ({self.max_query}) must be more than max-answer ({self.max_answer})"
+        ensure(self.max_query > self.max_answer, f"{limits}: {why}")
         ensure(0 <= self.dropout < 1, f"dropout must be at least 0 and below 1, not {self.dropout}")
-        ensure(
-            self.hidden % self.heads == 0, (f"hidden {self.hidden} is not a multiple of heads {self.heads}")
-        )
+        uneven = self.hidden % self.heads
+        ensure(not uneven, f"hidden {self.hidden} is not a multiple of heads {self.heads}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTagger(Settings):
-    """Train a tagger of names on labelled sentences; `realmlm spans` then marks a corpus with it (--tagger
-    learned)."""
+    """Train a tagger of names on labelled sentences, for `realmlm spans --tagger learned` to mark a corpus
+    with."""
 
     train: Path
     """Sentences as in CoNLL and WikiAnn: a word and its label (O, B-…, I-…) per line, an empty line between
@@ -88,7 +78,7 @@ class TrainTagger(Settings):
     checkpoint: str
     """Folder or name of a published encoder to start from."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None
-    """Its tokenizer, if that is kept elsewhere."""
+    """Its tokenizer, if that is elsewhere."""
     epochs: int = 3
     """Passes over the sentences."""
     batch: int = 32
@@ -101,9 +91,8 @@ class TrainTagger(Settings):
     """Where to train."""
 
     def check(self) -> None:
-        ensure(self.epochs >= 1, f"epochs must be 1 or more, not {self.epochs}")
-        ensure(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
-        ensure(self.lr > 0, f"lr must be more than 0, not {self.lr}")
+        self.at_least(1, "epochs", "batch")
+        self.above_zero("lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,25 +116,20 @@ class Compress(Settings):
     out: Path
     """Folder to create."""
     dtype: Literal["int8", "float16"] = "int8"
-    """int8: matrices row by row in 8 bits, biases and norms unchanged; float16: everything in half precision.
-    """
+    """int8: matrices row by row in 8 bits, biases and norms unchanged; float16: all in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportHf(Settings):
-    """Import checkpoints of the published REALM: transformers' layout, or the authors' TensorFlow
-    variables."""
+    """Import checkpoints of the published REALM, in transformers' layout or as TensorFlow variables."""
 
-    sources: Positional[
-        Annotated[tuple[str, ...], arg(metavar="FOLDER_OR_NAME …", help_behavior_hint="(required)")]
-    ]
+    sources: Positional[Annotated[tuple[str, ...], required("FOLDER_OR_NAME …")]]
     """Folders or hub names, joined into one model: an embedder or scorer, an encoder or reader, or
     RealmForOpenQA, which has all of it."""
     out: Path
     """Folder to create for the model."""
     corpus: Annotated[Path | None, optional("PATH")] = None
-    """Folder to create for a corpus of RealmForOpenQA's block records; its block vectors become the index
-    beside it."""
+    """Folder to create for RealmForOpenQA's block records as a corpus; their vectors become its index."""
     tokenizer: Annotated[Path | None, optional("PATH")] = None
     """A tokenizer.json or vocab.txt, if there is none beside the weights."""
     dtype: Literal["float32", "float16"] = "float32"
@@ -154,16 +138,13 @@ class ImportHf(Settings):
     """Seed for heads that no source provides."""
 
     def check(self) -> None:
-        ensure(
-            len(self.sources) > 0,
-            "name at least one checkpoint: realmlm import-hf FOLDER_OR_NAME --out MODEL",
-        )
+        example = "realmlm import-hf FOLDER_OR_NAME --out MODEL"
+        ensure(len(self.sources) > 0, f"name at least one checkpoint: {example}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportHf(Settings):
-    """Write a model in transformers' REALM layout (for transformers up to 4.57), if it has the parts of that
-    layout."""
+    """Write a model in transformers' REALM layout (up to 4.57), if it has the parts of that layout."""
 
     model: Positional[Annotated[ModelPlace, arg(metavar="MODEL")]]
     """The model."""
@@ -177,11 +158,9 @@ class ExportHf(Settings):
     """For RealmForOpenQA: the corpus whose passages and vectors to include."""
 
     def check(self) -> None:
-        ensure(
-            (self.architecture == "RealmForOpenQA") == (self.corpus is not None),
-            "RealmForOpenQA holds the passages too: name them with --corpus; the other architectures hold "
-            "none",
-        )
+        fits = (self.architecture == "RealmForOpenQA") == (self.corpus is not None)
+        how = "name them with --corpus; the other architectures hold none"
+        ensure(fits, f"RealmForOpenQA holds the passages too: {how}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +172,9 @@ class BuildIndex(Settings):
     corpus: Path
     """The corpus."""
     out: Annotated[Path | None, optional("PATH")] = None
-    """Folder to create, for --index; default: beside the corpus, where evaluate and ask find the exact one.
-    """
+    """Folder to create, for --index; default: beside the corpus, where evaluate and ask find an exact one."""
     kind: Literal["exact", "ivf"] = "exact"
-    """exact: every vector is compared; ivf: only those in the nearest lists, with recall measured and shown.
-    """
+    """exact: every vector is compared; ivf: only those in the nearest lists, with recall measured."""
     dtype: Annotated[Literal["float16", "float32"] | None, optional("TYPE")] = None
     """Type of the stored vectors, float16 or float32; default: that of the existing index, else float16."""
     device: str = "auto"

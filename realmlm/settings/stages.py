@@ -6,19 +6,10 @@ from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
 from realmlm.defaults import READ
-from realmlm.settings.base import (
-    DocumentPlace,
-    ModelPlace,
-    Settings,
-    UseAppendAction,
-    arg,
-    ensure,
-    optional,
-    required,
-)
+from realmlm.settings.base import DocumentPlaces, ModelPlace, Settings, arg, ensure, optional, required
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
 
-ADAPTING = "adapting"  # where in its folder `adapt` keeps the run of its training
+ADAPTING = "adapting"  # where in its folder `adapt` has the run of its training
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
 
 
@@ -39,13 +30,11 @@ class Warmup(Settings):
     """What is read with the masked sentence: its own passage (learn to copy), another one from its article if
     there is one, often one that also has the hidden words (recurring), or nothing."""
     pointing: float = 0.0
-    """Weight of pointing at the hidden words where they occur in the passage: the span head's warm-up for
-    questions."""
+    """Weight of pointing at the hidden words in the passage: the span head's warm-up for questions."""
     hold_out: Annotated[Path | None, optional("PATH")] = None
     """Masked sentences made by `realmlm clozes`; no sentence from their passages is trained on."""
     towers_as_reader: bool = False
-    """Start ICT with the warmed-up reader's encoder in the towers; the paper starts all three from one BERT.
-    """
+    """Start ICT with the warmed-up reader's encoder in the towers; the paper starts all from one BERT."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is removed from its passage."""
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
@@ -55,21 +44,16 @@ class Warmup(Settings):
     loop: Loop = field(default_factory=Loop)
 
     def check(self) -> None:
+        ict = self.retriever
+        skipped = self.towers_as_reader and not ict.steps
+        ensure(not skipped, "towers-as-reader needs ICT: give it steps (--retriever.steps)")
         ensure(
-            not self.towers_as_reader or self.retriever.steps > 0,
-            "towers-as-reader needs ICT: give it steps (--retriever.steps)",
+            ict.steps == 0 or ict.batch > ict.accumulate,
+            f"ICT tells a passage from others in its part: retriever.batch {ict.batch} in {ict.accumulate} "
+            "parts leaves no others; lower --retriever.accumulate or raise --retriever.batch",
         )
-        ensure(
-            self.retriever.steps == 0 or self.retriever.batch > self.retriever.accumulate,
-            f"ICT tells a passage from others in its part: retriever.batch {self.retriever.batch} in "
-            f"{self.retriever.accumulate} parts "
-            "leaves no others; lower --retriever.accumulate or raise --retriever.batch",
-        )
-        ensure(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
-        ensure(
-            0 <= self.remove_sentence <= 1,
-            f"remove-sentence must be between 0 and 1, not {self.remove_sentence}",
-        )
+        self.at_least(0, "pointing")
+        self.between(0, 1, "remove_sentence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +79,14 @@ class Pretrain(Settings):
     masking: MASKING = "salient"
     """Which wordpieces are masked."""
     marginal: Literal["joint", "per-token"] = "joint"
-    """joint: one passage explains all masks of a sentence (the paper); per-token: each mask may have its own.
-    """
+    """joint: one passage explains all masks of a sentence (the paper); per-token: each may have its own."""
     recurring: bool = False
     """Hide only words that are also marked in another passage of the text."""
     glimpses: float = 0.0
     """Share of sentences of which the query tower sees only a few words around the gap, as in a question; the
     reader sees all."""
     pointing: float = 0.0
-    """Weight of pointing at the hidden words where they occur in what was retrieved; this trains both reader
-    and retriever."""
+    """Weight of pointing at the hidden words in what was retrieved; this trains reader and retriever."""
     hold_out: Annotated[Path | None, optional("PATH")] = None
     """Masked sentences made by `realmlm clozes`; their passages are searched, but no sentence from them is
     trained on."""
@@ -121,17 +103,13 @@ class Pretrain(Settings):
 
     def check(self) -> None:
         least = 1 + self.null_document
-        ensure(
-            self.k >= least,
-            f"k counts the null document and at least one passage: {least} or more, not {self.k}",
-        )
-        ensure(0 <= self.glimpses <= 1, f"glimpses must be between 0 and 1, not {self.glimpses}")
-        ensure(self.pointing >= 0, f"pointing must be 0 or more, not {self.pointing}")
-        ensure(
-            not self.recurring or self.masking == "salient",
-            "recurring is about marked words: use it with --masking salient",
-        )
-        ensure(self.probe_every >= 1, f"probe-every must be 1 or more, not {self.probe_every}")
+        counted = "k counts the null document and at least one passage"
+        ensure(self.k >= least, f"{counted}: {least} or more, not {self.k}")
+        self.between(0, 1, "glimpses")
+        self.at_least(0, "pointing")
+        self.at_least(1, "probe_every")
+        marked = not self.recurring or self.masking == "salient"
+        ensure(marked, "recurring is about marked words: use it with --masking salient")
 
     @classmethod
     def fixed_once_trained(cls) -> list[str]:
@@ -142,25 +120,20 @@ class Pretrain(Settings):
 class Adapt(Settings):
     """Adapt a model to your own documents in minutes, without labels or with your questions.
 
-    The result is kept only if it does better on what is held out: sentences with words hidden, or one in five
+    The model is saved only if it does better on what is held out: sentences with words hidden, or one in five
     of your questions.
     """
 
-    docs: UseAppendAction[
-        Annotated[
-            tuple[tuple[DocumentPlace, ...], ...], arg(metavar="PATH …", help_behavior_hint="(required)")
-        ]
-    ]
+    docs: Annotated[DocumentPlaces, required("PATH …")]
     """Folders and files of documents, as for `realmlm ask`."""
     out: Path
-    """Folder to create; the adapted model, if kept, is in its `model/`."""
+    """Folder to create; the adapted model, if it does better, is in its `model/`."""
     model: ModelPlace = MINI
     """The model to start from; mini is the one that comes with realmlm."""
     questions: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
     """Files of your own questions with answers: the model is fine-tuned on them; one in five is held out."""
     minutes: float = 4.0
-    """About how long to train on this machine; reading and embedding the documents, and measuring before and
-    after, take extra time."""
+    """About how long to train on this machine; reading, embedding and measuring take extra time."""
     seed: int = 0
     """Seed for what is held out and for the order."""
     device: str = "auto"
@@ -168,7 +141,7 @@ class Adapt(Settings):
 
     def check(self) -> None:
         ensure(any(self.docs), "say what to adapt to: --docs FOLDER")
-        ensure(self.minutes > 0, f"minutes must be more than 0, not {self.minutes}")
+        self.above_zero("minutes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +155,8 @@ class Finetune(Settings):
     """The pre-trained model."""
     corpus: Annotated[Path | None, required("PATH")] = None
     """The corpus to search."""
-    questions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
-    """Files of questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD
-    .json."""
+    questions: Annotated[tuple[Path, ...], required("PATH …")]
+    """Questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD .json."""
     out: Path
     """Folder for the run; the model is saved in its `model/`."""
     retriever: Literal["learned", "bm25"] = "learned"
@@ -199,8 +171,7 @@ class Finetune(Settings):
     """What learns to embed questions while the index is fixed: the query tower, or only its projection
     (towers still share an encoder)."""
     objective: Literal["marginal", "hard-em"] = "marginal"
-    """marginal: every occurrence of an answer counts (the paper); hard-em: only the likeliest one in each
-    passage."""
+    """marginal: every place of an answer counts (the paper); hard-em: only the likeliest in each passage."""
     closed_book: float = 0.1
     """Weight of learning to answer without any passage."""
     optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
@@ -208,13 +179,8 @@ class Finetune(Settings):
     loop: Loop = field(default_factory=Loop)
 
     def check(self) -> None:
-        moving = self.refresh.every_steps > 0
-        ensure(
-            not (moving and self.query == "projection"),
-            "--query projection is for a fixed index; leave out --refresh.every-steps",
-        )
-        ensure(self.closed_book >= 0, f"closed-book must be 0 or more, not {self.closed_book}")
-        ensure(
-            1 <= self.read <= self.candidates,
-            f"read ({self.read}) must be between 1 and candidates ({self.candidates})",
-        )
+        fixed = self.refresh.every_steps == 0 or self.query == "tower"
+        ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
+        self.at_least(0, "closed_book")
+        fits = 1 <= self.read <= self.candidates
+        ensure(fits, f"read ({self.read}) must be between 1 and candidates ({self.candidates})")

@@ -1,5 +1,4 @@
-"""Settings that the training stages share: how weights move, what happens around the steps, how the index
-follows."""
+"""Settings that the stages share: how weights move, what happens around steps, how the index follows."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -28,16 +27,12 @@ class Optim(Settings):
     """Largest gradient norm, for retriever and reader separately."""
 
     def check(self) -> None:
-        ensure(self.steps >= 0, f"steps must be 0 or more, not {self.steps}")
-        ensure(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
-        ensure(
-            self.accumulate >= 1 and self.batch % self.accumulate == 0,
-            f"batch {self.batch} cannot be cut into {self.accumulate} equal parts",
-        )
-        ensure(self.lr > 0, f"lr must be more than 0, not {self.lr}")
-        ensure(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
-        ensure(self.clip > 0, f"clip must be more than 0, not {self.clip}")
-        ensure(0 <= self.warmup <= 1, f"warmup must be between 0 and 1, not {self.warmup}")
+        self.at_least(0, "steps", "weight_decay")
+        self.at_least(1, "batch")
+        self.above_zero("lr", "clip")
+        self.between(0, 1, "warmup")
+        equal = self.accumulate >= 1 and self.batch % self.accumulate == 0
+        ensure(equal, f"batch {self.batch} cannot be cut into {self.accumulate} equal parts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +44,8 @@ class JointOptim(Optim):
 
     def check(self) -> None:
         super().check()
-        ensure(
-            self.retriever_lr >= 0,
-            f"retriever-lr must be 0 (the retriever does not change) or more, not {self.retriever_lr}",
-        )
+        rate = self.retriever_lr
+        ensure(rate >= 0, f"retriever-lr must be 0 (the retriever does not change) or more, not {rate}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +72,9 @@ class Loop(Settings):
     """Use only algorithms that give the same bits every time, and swap new indexes in at fixed steps."""
 
     def check(self) -> None:
-        ensure(self.log_every >= 1, f"loop.log-every must be 1 or more, not {self.log_every}")
-        ensure(
-            self.checkpoint_every >= 1,
-            f"loop.checkpoint-every must be 1 or more, not {self.checkpoint_every}",
-        )
-        ensure(self.seed >= 0, f"loop.seed must be 0 or more, not {self.seed}")
+        self.at_least(1, "log_every", "checkpoint_every", within="loop.")
+        self.at_least(0, "seed", "workers", within="loop.")
         ensure(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
-        ensure(
-            self.workers is None or self.workers >= 0, f"loop.workers must be 0 or more, not {self.workers}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +96,8 @@ class Refresh(Settings):
     """Passages embedded between writes to disk: the most that a killed refresher has to redo."""
 
     def check(self) -> None:
-        ensure(self.shard >= 1, f"refresh.shard must be 1 or more, not {self.shard}")
-        ensure(self.every_steps >= 0, f"refresh.every-steps must be 0 or more, not {self.every_steps}")
-        late = self.swap_after is not None and not 1 <= self.swap_after <= max(self.every_steps, 1)
-        ensure(
-            not late, f"refresh.swap-after must be between 1 and refresh.every-steps, not {self.swap_after}"
-        )
+        self.at_least(1, "shard", within="refresh.")
+        self.at_least(0, "every_steps", within="refresh.")
+        after = self.swap_after
+        in_time = after is None or 1 <= after <= max(self.every_steps, 1)
+        ensure(in_time, f"refresh.swap-after must be between 1 and refresh.every-steps, not {after}")

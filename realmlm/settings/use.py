@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 from realmlm.bundled import MINI
 from realmlm.defaults import QUEUE, READ, TOGETHER
 from realmlm.settings.base import (
-    DocumentPlace,
+    DocumentPlaces,
     ModelPlace,
     Positional,
     Settings,
-    UseAppendAction,
     arg,
     ensure,
     optional,
+    required,
 )
 
 
@@ -40,8 +40,8 @@ class Evaluate(Settings):
     """When a passage counts as holding an answer. dpr: the same words, ignoring case; orqa: the same
     characters, even inside words."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
-    there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
+    is none."""
     limit: Annotated[int | None, optional("N")] = None
     """Use only this many questions, evenly spread."""
     predictions: Annotated[Path | None, optional("PATH")] = None
@@ -54,16 +54,13 @@ class Evaluate(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        ensure(self.read >= 0, f"read must be 0 or more, not {self.read}")
-        ensure(
-            not self.with_mask or self.read == 0,
-            "a [MASK] is added to questions for the search, not for reading: --with-mask needs --read 0",
-        )
-        ensure(
-            self.index is None or self.retriever == "learned",
-            f"--retriever {self.retriever} searches no index; leave --index out",
-        )
-        ensure(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
+        self.at_least(0, "read")
+        self.at_least(1, "limit")
+        fits = not self.with_mask or self.read == 0
+        added = "a [MASK] is added to questions for the search, not for reading"
+        ensure(fits, f"{added}: --with-mask needs --read 0")
+        searched = self.index is None or self.retriever == "learned"
+        ensure(searched, f"--retriever {self.retriever} searches no index; leave --index out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +68,16 @@ class Calibrate(Settings):
     """Teach a model how often its answers are right, from answers that `realmlm evaluate` has judged. Its
     weights do not change."""
 
-    predictions: Annotated[tuple[Path, ...], arg(metavar="PATH …", help_behavior_hint="(required)")]
-    """Predictions that `realmlm evaluate` wrote, with the same model and as many passages read (--read) as it
-    will be used with."""
+    predictions: Annotated[tuple[Path, ...], required("PATH …")]
+    """Predictions that `realmlm evaluate` wrote, by this model and with the --read it will be used with."""
     out: Path
     """Folder to create."""
     model: ModelPlace = MINI
     """The model; mini is the one that comes with realmlm."""
 
     def check(self) -> None:
-        ensure(
-            len(self.predictions) > 0,
-            "name at least one file: realmlm calibrate --predictions FILE --out MODEL",
-        )
+        example = "realmlm calibrate --predictions FILE --out MODEL"
+        ensure(len(self.predictions) > 0, f"name at least one file: {example}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +90,9 @@ class Align(Settings):
     corpus: Path
     """The corpus Z to search."""
     out: Path
-    """File to write, one JSON line per sentence: its hidden words, and the passages with p(z|x) and p(z|x,y).
-    """
+    """File to write, one JSON line per sentence: its hidden words, the passages, p(z|x) and p(z|x,y)."""
     text: Annotated[Path | None, optional("PATH")] = None
-    """The corpus X whose sentences are aligned, with its spans marked; default: Z itself, leaving out each
-    sentence's own passage."""
+    """The corpus X whose marked sentences are aligned; default: Z, without each sentence's own passage."""
     k: int = 8
     """Passages for each sentence, including the null document."""
     limit: Annotated[int | None, optional("N")] = None
@@ -109,14 +101,13 @@ class Align(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        ensure(self.limit is None or self.limit >= 1, f"limit must be 1 or more, not {self.limit}")
+        self.at_least(1, "limit")
         ensure(self.k >= 2, f"k counts the null document and at least one passage: 2 or more, not {self.k}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakeReport(Settings):
-    """Write a report as one HTML file: overlaid curves of runs, evaluation tables, what was retrieved before
-    and after."""
+    """Write a report as one HTML file: curves of runs, evaluation tables, retrieval before and after."""
 
     runs: Positional[Annotated[tuple[Path, ...], optional("RUN …")]] = ()
     """Folders of training runs, or made by `adapt`."""
@@ -134,11 +125,9 @@ class MakeReport(Settings):
 
     def check(self) -> None:
         ensure((self.before is None) == (self.after is None), "--before FILE and --after FILE go together")
-        ensure(
-            bool(self.runs or self.evaluations or self.before is not None),
-            "nothing to report: name runs, --evaluations FILE, or --before FILE --after FILE",
-        )
-        ensure(self.examples >= 1, f"examples must be 1 or more, not {self.examples}")
+        something = bool(self.runs or self.evaluations or self.before is not None)
+        ensure(something, "nothing to report: name runs, --evaluations FILE, or --before FILE --after FILE")
+        self.at_least(1, "examples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +150,12 @@ class Ask(Settings):
     """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus to search."""
-    docs: UseAppendAction[Annotated[tuple[tuple[DocumentPlace, ...], ...], optional("PATH …")]] = ()
+    docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
     """Folders and files of documents to search instead; they are cached, and only changed files are processed
     again. pocket is the small encyclopedia that comes with realmlm."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
-    there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
+    is none."""
     fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = READ
@@ -177,15 +166,11 @@ class Ask(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        ensure(
-            (self.question is None) != (self.fill is None),
-            'ask one thing, before any flags: realmlm ask "your question" --docs FOLDER; or --fill "a '
-            'sentence with [MASK]"',
-        )
-        ensure(
-            (self.corpus is None) == any(self.docs),
-            "say what to search: either --docs FOLDER or --corpus CORPUS",
-        )
+        asked = (self.question is None) != (self.fill is None)
+        examples = 'realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"'
+        ensure(asked, f"ask one thing, before any flags: {examples}")
+        one = (self.corpus is None) == any(self.docs)
+        ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,12 +182,12 @@ class Serve(Settings):
     """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, optional("PATH")] = None
     """The corpus to search; changes made through the service are saved in it."""
-    docs: UseAppendAction[Annotated[tuple[tuple[DocumentPlace, ...], ...], optional("PATH …")]] = ()
-    """Folders and files of documents to search instead, as for `realmlm ask`; changes in them are picked up
-    within seconds."""
+    docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
+    """Folders and files of documents to search instead, as for `realmlm ask`; changes are seen within
+    seconds."""
     index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one kept beside the corpus, built if
-    there is none."""
+    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
+    is none."""
     host: str = "127.0.0.1"
     """Address to listen on; the default serves this machine only."""
     port: int = 8460
@@ -219,11 +204,8 @@ class Serve(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        ensure(
-            (self.corpus is None) == any(self.docs),
-            "say what to search: either --docs FOLDER or --corpus CORPUS",
-        )
-        ensure(1 <= self.port <= 65535, f"port must be between 1 and 65535, not {self.port}")
-        ensure(self.queue >= 1, f"queue must be 1 or more, not {self.queue}")
-        ensure(self.batch >= 1, f"batch must be 1 or more, not {self.batch}")
+        one = (self.corpus is None) == any(self.docs)
+        ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
+        self.between(1, 65535, "port")
+        self.at_least(1, "queue", "batch")
         ensure(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")
