@@ -95,10 +95,10 @@ def kept_index(
 
     Without a path it stands beside the corpus, named by the tower's fingerprint: models that differ only in
     query tower or reader share it. An index that exists may be of either kind and of any dtype unless one is
-    asked for; a new one is exact and float16 unless told otherwise. At a `path` a new one is made only where
-    its kind is asked for. It takes the vectors of passages that stand word for word in corpora of the folder
-    `others` from the indexes beside those. An approximate index is measured with queries, which
-    `embed_queries` embeds.
+    asked for; a new one is exact and float16 unless told otherwise. At a `path` a new one is made only if its
+    kind is asked for. Passages that stand word for word in corpora of the folder `others` get their vectors
+    from the indexes beside those. An approximate index is measured with queries, which `embed_queries`
+    embeds.
     """
     if path is not None and kind is None and not path.exists():
         raise ArtefactMissing(
@@ -108,9 +108,9 @@ def kept_index(
     with locked(_lock(path)):  # others may want the same index at this moment
         if not path.exists():
             new = dtype or torch.float16
-            known = _known_vectors(path, corpus, encode, new, others)
+            same = _same_vectors(path, corpus, encode, new, others)
             queries_QD = embed_queries(_sample_queries(corpus)).cpu() if kind == "ivf" else None
-            how = Embedding(dtype=new, known=known)
+            how = Embedding(dtype=new, known=same)
             build_index(path, corpus, encode, how, kind=kind or "exact", queries_QD=queries_QD)
         info = _checked_info(path, corpus, encode, kind, dtype)
         contained = corpus
@@ -121,15 +121,20 @@ def kept_index(
         return kept
 
 
-def _known_vectors(
+def _same_vectors(
     path: Path, corpus: Corpus, encode: Encode, dtype: torch.dtype, others: Path | None
 ) -> Known | None:
-    """What a new index at `path` need not embed: all where the index beside the corpus serves, else what
-    `others` have of its content."""
+    """Vectors that a new index need not embed: those beside the corpus, else what `others` have of its
+    content."""
     beside = index_place(corpus, encode.fingerprint, "exact")
     if beside != path and _serves(beside, corpus, dtype):
-        return _same_ids(open_index(beside))
-    _check_can_be_embedded(corpus, encode, beside, dtype)
+        index = open_index(beside)
+        return lambda ids_N: (np.ones(len(ids_N), dtype=bool), index.vectors(torch.from_numpy(ids_N)))
+    # vectors that a corpus was imported with are not made by embedding its passages
+    if corpus.manifest.config.get("vectors") == encode.fingerprint:
+        less = f"is less precise than {_name(dtype)} or lacks edits" if beside.exists() else "is gone"
+        imported = f"{beside}, the vectors that {corpus.folder} was imported with"
+        raise Mismatch(f"{imported}, {less}, and cannot be made again; import it again")
     same = _same_content(corpus, encode, dtype, others) if others else None
     lacking = len(corpus) if same is None else same.lacking
     taken = f", {len(corpus) - lacking:,} are known" if lacking < len(corpus) else ""
@@ -137,21 +142,10 @@ def _known_vectors(
     return same
 
 
-def _check_can_be_embedded(corpus: Corpus, encode: Encode, beside: Path, dtype: torch.dtype) -> None:
-    """Vectors that a corpus was imported with are not made by embedding its passages."""
-    if corpus.manifest.config.get("vectors") == encode.fingerprint:
-        less = f"is less precise than {_name(dtype)} or lacks edits" if beside.exists() else "is gone"
-        raise Mismatch(
-            f"{beside}, the vectors that {corpus.folder} was imported with, {less}, and cannot be made "
-            "again; import it again"
-        )
-
-
 def _checked_info(
     path: Path, corpus: Corpus, encode: Encode, kind: str | None, dtype: torch.dtype | None
 ) -> IndexInfo:
-    """What the index at `path` says of itself: it must be of this corpus, this tower, and the kind and dtype
-    that are asked for."""
+    """The manifest of the index at `path`: of this corpus, this tower, and the kind and dtype asked for."""
     info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
     made = "exact" if info.recall is None else "ivf"
     if kind is not None and made != kind:
@@ -159,25 +153,17 @@ def _checked_info(
             f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first"
         )
     if dtype is not None and info.dtype != _name(dtype):
-        raise Mismatch(
-            f"{path} holds vectors in {info.dtype}, not {_name(dtype)}; remove it to have it made anew, or "
-            f"go on with {info.dtype}"
-        )
+        held = f"{path} holds vectors in {info.dtype}, not {_name(dtype)}"
+        raise Mismatch(f"{held}; remove it to have it made anew, or go on with {info.dtype}")
     if info.corpus_edits > corpus.edits:
-        raise Mismatch(
-            f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now; "
-            "remove the index first"
-        )
+        held = f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now"
+        raise Mismatch(f"{held}; remove the index first")
     return info
 
 
-def _same_ids(index: Index) -> Known:
-    return lambda ids_N: (np.ones(len(ids_N), dtype=bool), index.vectors(torch.from_numpy(ids_N)))
-
-
 def _same_content(corpus: Corpus, encode: Encode, dtype: torch.dtype, others: Path) -> SameContent:
-    """What the indexes beside corpora of this folder have of the same content, the former state of this
-    corpus first."""
+    """The vectors of the same content in indexes beside corpora of this folder, this corpus's former state
+    first."""
     same = SameContent(corpus, corpus.ids, dim=encode.dim)
     tokenizer = corpus.manifest.parents.get("tokenizer")
     places = others.glob(f"[!.]*/index/{encode.fingerprint[:16]}-exact")
@@ -215,16 +201,15 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def index_place(corpus: Corpus, weights: str, kind: str) -> Path:
-    """Where the index of a corpus by the document tower of this fingerprint stands unless another place is
-    named."""
+    """The usual place of a corpus's index by the document tower of this fingerprint."""
     state = "" if corpus.is_current else f"-after-{corpus.edits}-edits"
     return corpus.folder / "index" / f"{weights[:16]}-{kind}{state}"
 
 
 def _sample_queries(corpus: Corpus, *, count: int = 256) -> list[np.ndarray]:
-    """First sentences of some passages, a random quarter of their words left: what an approximate index is
-    measured with. Whole sentences lie nearer to their passages than questions do, a quarter of one about as
-    far (docs/log.md)."""
+    """First sentences of some passages, of which a random quarter of the words is left, to measure an
+    approximate index with: about as far from their passages as questions are, whole sentences lie nearer
+    (docs/log.md)."""
     ids = corpus.ids[np.linspace(0, len(corpus) - 1, min(count, len(corpus))).astype(np.int64)]
     generator = np.random.default_rng(0)
     sentences = [corpus.tokens(number)[: corpus.sentences(number)[1]] for number in ids]

@@ -1,4 +1,4 @@
-"""Answering: retrieve, read, and sum over passages: p(y|x) = Σ_z p(z|x) p(y|z,x), with the evidence kept.
+"""Answering: retrieve, read, and sum over passages, p(y|x) = Σ_z p(z|x) p(y|z,x), with the evidence for it.
 
 B queries, K passages each (with the null document in column 0 where it is weighed), M masks, L wordpieces, W
 span widths, V vocabulary.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import READ
 from realmlm.errors import BadInput
 from realmlm.model.marginal import hidden_log_p, joint_reading
@@ -22,7 +22,7 @@ from realmlm.model.realm import Realm
 from realmlm.reading.confidence import UNSURE, Calibration
 from realmlm.reading.read import join, read_masks, read_spans
 from realmlm.reading.records import CONTROL, Answer, Evidence, MaskWords, Words
-from realmlm.reading.retrieve import LearnedRetriever, Offered, Query, Retrieved, Retriever
+from realmlm.reading.retrieve import LearnedRetriever, NoRetriever, Offered, Query, Retrieved, Retriever
 from realmlm.reading.units import units, widened
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
@@ -33,6 +33,8 @@ _YES_OR_NO = re.compile(
 )
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
+_Place = tuple[int, int] | tuple[None, None]  # the first character and the one past the last
+_NOWHERE = (None, None)
 # questions
 AT_ONCE = 16
 AT_ONCE_GPU = 96
@@ -67,10 +69,8 @@ class ReadSentences:
         for row, (target, masks) in enumerate(zip(targets, self.masks, strict=True)):
             targets_BM[row, : len(target[:masks])] = target[:masks]
         device = self.log_BKMV.device
-        valid_BM = (
-            torch.arange(targets_BM.shape[1], device=device)
-            < torch.tensor(self.masks, device=device)[:, None]
-        )
+        masks_B1 = torch.tensor(self.masks, device=device)[:, None]
+        valid_BM = torch.arange(targets_BM.shape[1], device=device) < masks_B1
         token_BKM = hidden_log_p(self.log_BKMV, torch.from_numpy(targets_BM).to(device))
         return joint_reading(token_BKM, valid_BM)
 
@@ -89,6 +89,7 @@ class Answerer:
         return AT_ONCE_GPU if self.model.device.type == "cuda" else AT_ONCE
 
     def query(self, text: str) -> Query:
+        """A question, or a sentence with [MASK], in wordpieces; an empty one is refused."""
         tokens = self.model.wordpieces.encode_query(text)
         if not len(tokens):
             raise BadInput("the question is empty; ask with words: Who …?")
@@ -138,9 +139,8 @@ class Answerer:
             alike = inputs.rows(pairs)
             reading = read_spans(self.model, alike, weight_N[pairs].to(self.model.device))
             weight_N[pairs] = reading.weight_N.cpu()
-            best = self._best_spans(
-                reading.log_NLW.cpu(), [ids_N[pair] for pair in pairs], alike.second_N.cpu()
-            )
+            passages = [ids_N[pair] for pair in pairs]
+            best = self._best_spans(reading.log_NLW.cpu(), passages, alike.second_N.cpu())
             spans.update(zip(pairs.tolist(), best, strict=True))
         p_BK = weight_N.unflatten(0, (-1, k)).softmax(-1).tolist()
         best_B = retrieved.scores_BK.amax(1).tolist()
@@ -151,19 +151,18 @@ class Answerer:
         return answers
 
     def _judged(self, query: Query, answer: Answer, relevance: float) -> Answer:
-        """With its confidence (scores of word matching are on another scale than those it was calibrated
-        with) and what is to be said."""
-        known = self.model.config.calibration if isinstance(self.retriever, LearnedRetriever) else None
-        confidence = Calibration(**known).confidence(answer.probability, relevance) if known else None
+        """The answer with a caution and, if calibrated for the retriever used, its confidence."""
+        fitted = self.model.config.calibration if isinstance(self.retriever, LearnedRetriever) else None
+        confidence = Calibration(**fitted).confidence(answer.probability, relevance) if fitted else None
         longest = self.model.config.max_query
-        cautions = {
-            f"only the first {longest} wordpieces of the question were read": len(query.tokens) > longest,
-            "yes or no is for you to say: answers are words of a passage": _YES_OR_NO.match(query.text)
-            is not None,
-            "unsure: the documents may not say this": confidence is not None and confidence < UNSURE,
-        }
-        said = "; ".join(words for words, applies in cautions.items() if applies)
-        return replace(answer, relevance=relevance, confidence=confidence, caution=said)
+        cautions = []
+        if len(query.tokens) > longest:
+            cautions.append(f"only the first {longest} wordpieces of the question were read")
+        if _YES_OR_NO.match(query.text):
+            cautions.append("yes or no is for you to say: answers are words of a passage")
+        if confidence is not None and confidence < UNSURE:
+            cautions.append("unsure: the documents may not say this")
+        return replace(answer, relevance=relevance, confidence=confidence, caution="; ".join(cautions))
 
     def _best_spans(
         self, log_NLW: Tensor, passages: list[int], second_N: Tensor
@@ -173,10 +172,9 @@ class Answerer:
         top = log_NLW.flatten(1).topk(min(SPANS_KEPT, log_NLW[0].numel()))
         first_NS = top.indices // widths - second_N[:, None]
         last_NS = first_NS + top.indices % widths
+        best = zip(first_NS.numpy(), last_NS.numpy(), top.values.exp().numpy(), strict=True)
         found = []
-        for number, first_S, last_S, p_S in zip(
-            passages, first_NS.numpy(), last_NS.numpy(), top.values.exp().numpy(), strict=True
-        ):
+        for number, (first_S, last_S, p_S) in zip(passages, best, strict=True):
             chars = self.corpus.token_chars(number)
             likely = p_S > 0
             starts = chars[first_S[likely], 0].tolist()
@@ -185,8 +183,7 @@ class Answerer:
         return found
 
     def _combine(self, ids: list[int], p_K: list[float], spans: list[list[tuple[int, int, float]]]) -> Answer:
-        """p(y|x), summed over passages and over the places where the same words stand; the released form
-        takes the best single place."""
+        """p(y|x), summed over passages and places with the same words; `released` takes the best place."""
         passages = [self.corpus[number] for number in ids]
         released = self.model.config.reading == "released"
         total: defaultdict[str, float] = defaultdict(float)
@@ -212,40 +209,24 @@ class Answerer:
             return Answer("", 0.0, ())
         chosen_by = likeliest if released else total
         best = max(chosen_by, key=lambda words: chosen_by[words])
-        evidence = []
-        nowhere = (None, None)
-        for number, passage in enumerate(passages):
-            first, past = place.get((best, number), nowhere)
-            p = p_K[number]
-            reads = reading[best, number]
-            evidence.append(
-                Evidence(passage.id, passage.title, passage.text, first, past, p, reads, passage.file)
-            )
+        evidence = [
+            _evidence(passage, place.get((best, number), _NOWHERE), p_K[number], reading[best, number])
+            for number, passage in enumerate(passages)
+        ]
         rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
-        return Answer(
-            surface[best],
-            total[best],
-            _by_share(evidence),
-            tuple(Words(surface[words], total[words]) for words in rest),
-        )
+        others = tuple(Words(surface[words], total[words]) for words in rest)
+        return Answer(surface[best], total[best], _by_share(evidence), others)
 
     def _closed_book(self, queries: list[Query]) -> list[Answer]:
         """Each question followed by masks, as many as serve it best."""
-        count = len(queries)
         found = []
-        nothing = Retrieved(
-            torch.zeros(count, 0, dtype=torch.int64), torch.zeros(count, 0), torch.zeros(count)
-        )
+        nothing = NoRetriever()(queries, 0)
         for masks in range(1, CLOSED_BOOK_MASKS + 1):
             room = self.model.config.max_query - masks
             end = np.full(masks, self.model.wordpieces.mask)
             asked = [Query(query.text, np.concatenate([query.tokens[:room], end])) for query in queries]
-            found.append(
-                [
-                    (np.log(max(answer.probability, 1e-30)) / masks, answer)
-                    for answer in self.fill_masks(asked, nothing)
-                ]
-            )
+            answers = self.fill_masks(asked, nothing)
+            found.append([(np.log(max(answer.probability, 1e-30)) / masks, answer) for answer in answers])
         return [max(tries, key=lambda tried: tried[0])[1] for tries in zip(*found, strict=True)]
 
     # --- masked sentences -----------------------------------------------------------------------------------
@@ -273,8 +254,7 @@ class Answerer:
 
     @torch.inference_mode()
     def read_masks(self, queries: list[Query], retrieved: Retrieved) -> ReadSentences:
-        """What the reader expects at the masks, in each passage and in the null document where that is
-        weighed."""
+        """What the reader expects at the masks, in each passage and in the null document if it is weighed."""
         places = [self._masks(query) for query in queries]
         positions_BM = np.zeros((len(places), max(map(len, places))), dtype=np.int64)
         for row, masks in enumerate(places):
@@ -287,9 +267,8 @@ class Answerer:
         scores_BK = retrieved.with_null_BK.to(device)
         return ReadSentences([len(masks) for masks in places], scores_BK, reading.log_BKMV, null)
 
-    def mask_words(self, read: ReadSentences, *, most: int = 5) -> list[list["MaskWords"]]:
-        """For each sentence and each of its masks the likeliest wordpieces, with what was read and, where it
-        was weighed, without."""
+    def mask_words(self, read: ReadSentences, *, most: int = 5) -> list[list[MaskWords]]:
+        """The likeliest wordpieces of each mask, by all that was read and by the null document alone."""
         mixed_BMV = read.mixed_BMV
 
         def likeliest(log_V: Tensor) -> tuple[Words, ...]:
@@ -310,36 +289,35 @@ class Answerer:
                 evidence.append(Evidence(None, "", "", None, None, p, reading))
                 continue
             passage = self.corpus[number]
-            start, end = _place(words, passage.text)
-            evidence.append(
-                Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file)
-            )
+            evidence.append(_evidence(passage, _place(words, passage.text), p, reading))
         ordered = _by_share(evidence)
         whole = _longer(words, ordered)
         part = f"perhaps a part of “{whole}”: each [MASK] is one piece of a word" if whole else ""
         return Answer(words, float(np.dot(p_K, reading_K)), ordered, caution=part)
 
 
+def _evidence(passage: Passage, place: _Place, p: float, reading: float) -> Evidence:
+    """A passage that was read, where the answer stands in it, p(z|x) and p(y|z,x)."""
+    start, end = place
+    return Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file)
+
+
 def _by_share(evidence: list[Evidence]) -> tuple[Evidence, ...]:
     """First what the answer comes from most, p(z|x) p(y|z,x)."""
-    return tuple(
-        sorted(
-            evidence,
-            key=lambda item: (
-                -item.retrieval_probability * item.reading_probability,
-                -item.retrieval_probability,
-            ),
-        )
-    )
+
+    def rank(item: Evidence) -> tuple[float, float]:
+        p = item.retrieval_probability
+        return -p * item.reading_probability, -p
+
+    return tuple(sorted(evidence, key=rank))
 
 
-def _place(words: str, text: str) -> tuple[int, int] | tuple[None, None]:
+def _place(words: str, text: str) -> _Place:
     """Where words stand in a text, or a longer word or number that begins with them."""
     ahead = rf"(?<!\w){re.escape(words)}"
-    match = re.search(rf"{ahead}(?!\w)", text, re.IGNORECASE) or re.search(
-        rf"{ahead}\w*", text, re.IGNORECASE
-    )
-    return widened(*match.span(), units(text)) if match else (None, None)
+    whole = re.search(rf"{ahead}(?!\w)", text, re.IGNORECASE)
+    match = whole or re.search(rf"{ahead}\w*", text, re.IGNORECASE)
+    return widened(*match.span(), units(text)) if match else _NOWHERE
 
 
 def _longer(words: str, evidence: tuple[Evidence, ...]) -> str:
@@ -350,6 +328,5 @@ def _longer(words: str, evidence: tuple[Evidence, ...]) -> str:
 
 
 def _same_words(text: str) -> str:
-    """What answers are equal by: upper and lower case, spaces and what stands around the words do not
-    count."""
+    """Answers are the same if this is: letter case, spaces and punctuation around the words do not count."""
     return " ".join(text.casefold().strip(_AROUND).split())

@@ -2,8 +2,8 @@
 something is still likeliest.
 
 A calibration adds what p cannot know, the best f(x,z): how well the question fits the best passage at all.
-Two weights and a bias, fitted by logistic regression on answers that are known to be right or wrong (`realmlm
-calibrate`), give the chance that an answer is right.
+Two weights and a bias, fitted by logistic regression on answers judged right or wrong (`realmlm calibrate`),
+give the chance that an answer is right.
 """
 
 import math
@@ -30,19 +30,15 @@ class Calibration:
 
     def confidence(self, probability: float, relevance: float) -> float:
         """P(right) of an answer."""
-        logit = (
-            self.bias
-            + self.p_weight * math.log(max(probability, LEAST_P))
-            + self.relevance_weight * relevance
-        )
+        log_p = math.log(max(probability, LEAST_P))
+        logit = self.bias + self.p_weight * log_p + self.relevance_weight * relevance
         return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
 
 
 def fit_calibration(
     probability_N: np.ndarray, relevance_N: np.ndarray, right_N: np.ndarray, *, steps: int = 50
 ) -> Calibration:
-    """Maximum likelihood by Newton's method, with a trace of weight decay: answers that can be told apart
-    without fail have no maximum."""
+    """Maximum likelihood by Newton's method; a trace of weight decay keeps the weights finite."""
     right = int(right_N.sum())
     wrong = len(right_N) - right
     if min(right, wrong) < LEAST_OF_EACH:

@@ -66,8 +66,7 @@ def read_spans(model: Realm, inputs: Inputs, scores_N: Tensor) -> SpanReading:
 
 
 def log_spans(reader: Reader, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(s|z,x), the scores behind it, and which spans there are, all [N, L, W]; from what the reader's
-    encoder gave for these inputs."""
+    """log p(s|z,x), the scores behind it and which spans there are [N, L, W], from the encoder's output."""
     scores_NLW, allowed_NLW = reader.spans_from(hidden_NLH, inputs)
     return span_log_probabilities(scores_NLW, allowed_NLW), scores_NLW, allowed_NLW
 
@@ -84,8 +83,7 @@ def places_of(words: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def standing(runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], inputs: Inputs) -> np.ndarray:
-    """Where each run of hidden words stands in the passage beside it: (row, start, width − 1) of every place
-    [spans, 3]."""
+    """Where hidden words stand in the passage beside: (row, start, width − 1) of each place [spans, 3]."""
     found = [np.zeros((0, 3), dtype=np.int64)]
     length = inputs.tokens_NL.shape[1]
     for row, (words, body, second) in enumerate(zip(runs, bodies, inputs.second_N.tolist(), strict=True)):
@@ -93,9 +91,8 @@ def standing(runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], in
             continue
         places = places_of(words, body)
         places = places[places + second + len(words) <= length] + second
-        found.append(
-            np.stack([np.full_like(places, row), places, np.full_like(places, len(words) - 1)], axis=1)
-        )
+        columns = (np.full_like(places, row), places, np.full_like(places, len(words) - 1))
+        found.append(np.stack(columns, axis=1))
     return np.concatenate(found)
 
 
@@ -120,8 +117,8 @@ def point(reader: Reader, reading: MaskReading, gold_N3: np.ndarray) -> tuple[Te
 
 
 def pointing_log_likelihood(retrieval_BK: Tensor, point_N: Tensor, held_N: Tensor) -> tuple[Tensor, Tensor]:
-    """log Σ_z p(z|x) p(the words where they stand|z,x) [B], and for which sentences a passage has them; 0
-    where none does, so that there is no gradient and no NaN. The last two are what `point` gives."""
+    """log Σ_z p(z|x) p(the words where they stand|z,x) [B], 0 without gradient if no passage has them; and
+    for which sentences one has. `point` gives the last two arguments."""
     some_B = held_N.view_as(retrieval_BK).any(-1)
     point_BK = point_N.view_as(retrieval_BK).masked_fill(~some_B[:, None], 0.0)
     return marginal_log_likelihood(retrieval_BK, point_BK).masked_fill(~some_B, 0.0), some_B

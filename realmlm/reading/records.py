@@ -57,8 +57,7 @@ class Words:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """An answer with its probability p(y|x), and the passages that were read: first those that it comes from
-    most, p(z|x) p(y|z,x)."""
+    """An answer with p(y|x), and the passages that were read, those with most p(z|x) p(y|z,x) first."""
 
     answer: str
     probability: float
@@ -68,8 +67,7 @@ class Answer:
     relevance: float | None = None
     """max f(x,z) over what was read: unlike p(y|x) it falls where no passage is about the question."""
     confidence: float | None = None
-    """How often such answers were right where the model was calibrated (realmlm.reading.confidence); None: it
-    was not."""
+    """How often such answers were right when the model was calibrated; None: it was not."""
     caution: str = ""
     """A warning for whoever asked, for example that the documents may not say it; mostly empty."""
 

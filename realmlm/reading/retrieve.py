@@ -14,7 +14,7 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import check_same_tokenizer
-from realmlm.errors import Mismatch
+from realmlm.errors import Mismatch, NotEnough
 from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Hits, Index, drop
 from realmlm.index.keep import KeptIndex, kept_index
@@ -145,8 +145,7 @@ def null_vector(model: Realm) -> Tensor:
 
 
 def fresh_scores(model: Realm, query_BD: Tensor, offered: Offered) -> Tensor:
-    """f(x,z) of what is offered [B, K], by the current weights and with gradient into both towers: an index
-    that passages were found with is some steps old."""
+    """f(x,z) [B, K] by the current weights, with gradient: the index that found the passages is steps old."""
     inputs = model.document_inputs(offered.titles, offered.bodies)
     scores_BU = inner_products(query_BD, model.document(inputs.to(query_BD.device)))
     return scores_BU.gather(1, torch.from_numpy(offered.place_BK).to(scores_BU.device))
@@ -161,7 +160,7 @@ def index_of(
     dtype: torch.dtype | None = None,
     others: Path | None = None,
 ) -> KeptIndex:
-    """The index of a corpus by a model's document tower; `realmlm.index.keep.kept_index` says the rest."""
+    """The index of a corpus by a model's document tower, as `realmlm.index.keep.kept_index` says."""
 
     @torch.inference_mode()
     def embed_queries(queries: Sequence[np.ndarray]) -> Tensor:
@@ -171,6 +170,13 @@ def index_of(
     return kept_index(
         corpus, encode, embed_queries=embed_queries, path=path, kind=kind, dtype=dtype, others=others
     )
+
+
+def check_enough(corpus: Corpus, read: int) -> None:
+    """A corpus must have as many passages as are to be read."""
+    if read > len(corpus):
+        has = f"{corpus.folder} has {len(corpus)}"
+        raise NotEnough(f"cannot read {read} passages: {has}; lower --read or use a larger corpus")
 
 
 def check_readable(model: Realm, corpus: Corpus, *, name: str = "the model") -> None:

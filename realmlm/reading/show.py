@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from realmlm.reading.records import Answer
 
+# colours that are legible on light and dark ground
 _TRACK = (
     "display:inline-block;vertical-align:middle;width:5em;height:.6em;border-radius:.3em;background:#8884"
 )
-_FILLED = (
-    "display:block;height:100%;border-radius:.3em;background:#4a90c4"  # legible on light and dark ground
-)
+_FILLED = "display:block;height:100%;border-radius:.3em;background:#4a90c4"
 _UNREAD = "without reading anything"  # beside the null document
 
 
 def as_text(answer: "Answer") -> str:
-    """For a terminal: the answer with its probability, then each passage with both of its probabilities and
-    the sentence in which the answer stands."""
+    """For a terminal: the answer, then each passage with its probabilities and the sentence that says it."""
     caution = f"   {answer.caution}" if answer.caution else ""
     lines = [f"{answer.answer or '(no answer)'}   p = {answer.probability:.3f}{caution}", ""]
     for read in answer.evidence:

@@ -1,5 +1,5 @@
-"""Numbers, dates, codes and addresses in a text. An answer neither begins nor ends within one: 11 of 11,400
-is another number. The patterns are those of English texts."""
+"""Numbers, dates, codes and addresses in English texts. An answer neither begins nor ends within one: 11 of
+11,400 is another number."""
 
 import re
 
