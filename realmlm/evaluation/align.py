@@ -30,26 +30,23 @@ def align(settings: Align) -> int:
     out = settings.out
     refuse_existing(out)
     realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device))
-    known = Corpus.open(settings.corpus)
-    source = known if settings.text is None else Corpus.open(settings.text)
-    for each in (known, source):
+    corpus = Corpus.open(settings.corpus)
+    source = corpus if settings.text is None else Corpus.open(settings.text)
+    for each in (corpus, source):
         check_readable(realm, each, name=str(settings.model))
     sentences = Spans.open(source)
-    own = SameWords(known, source)
+    own = SameWords(corpus, source)
     k = settings.k
-    check_others(known, own, k=k, others=k - 1)
-    answerer = Answerer(realm, known, LearnedRetriever.settled(realm, index_of(realm, known).index))
-    limit = settings.limit
-    numbers = spread(len(sentences), len(sentences) if limit is None else limit)
+    check_others(corpus, own, k=k, others=k - 1)
+    answerer = Answerer(realm, corpus, LearnedRetriever.settled(realm, index_of(realm, corpus).index))
+    numbers = spread(len(sentences), len(sentences) if settings.limit is None else settings.limit)
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     with progress("aligning", len(numbers), unit="sentences") as bar:
         for first in range(0, len(numbers), answerer.at_once):
             some = numbers[first : first + answerer.at_once]
-            lines += [
-                json.dumps(row, ensure_ascii=False)
-                for row in _rows(answerer, source, sentences, own, some, k=k)
-            ]
+            rows = _rows(answerer, source, sentences, own, some, k=k)
+            lines += [json.dumps(row, ensure_ascii=False) for row in rows]
             bar.advance(len(some))
     write_text(out, "".join(f"{line}\n" for line in lines))
     return len(lines)
@@ -72,40 +69,29 @@ def _rows(
         sources.append(sentence.passage)
     targets = [tokens[positions] for tokens, positions in zip(texts, places, strict=True)]
     masked = mask_queries(texts, places, answerer.model.wordpieces).queries
-    queries = [
-        Query("", tokens, sources=tuple(row.tolist()))
-        for tokens, row in zip(masked, own(np.array(sources)), strict=True)
-    ]
+    pairs = zip(masked, own(np.array(sources)), strict=True)
+    queries = [Query("", tokens, sources=tuple(row.tolist())) for tokens, row in pairs]
     retrieved = answerer.retriever(queries, k - 1)
     read = answerer.read_masks(queries, retrieved)
     reading_BK = read.log_likelihood(targets)
     prior_BK = read.log_p_BK
     log_p_B = marginal_log_likelihood(prior_BK, reading_BK)
     posterior_BK = posterior(prior_BK, reading_BK)
-    columns = zip(
-        prior_BK.exp().tolist(), posterior_BK.tolist(), reading_BK.tolist(), log_p_B.tolist(), strict=True
-    )
-    for row, (prior, after, reading, log_p) in enumerate(columns):
+    wordpieces = answerer.model.wordpieces
+    numbers_BK = (prior_BK.exp().tolist(), posterior_BK.tolist(), reading_BK.tolist())
+    for row, (prior, after, reading) in enumerate(zip(*numbers_BK, strict=True)):
         ids: list[int | None] = [None, *retrieved.ids_BK[row].tolist()]
-        passages = [
-            {
-                "id": number,
-                "title": "" if number is None else answerer.corpus[number].title,
-                "prior": p,
-                "posterior": q,
-                "log_p": r,
-            }
-            for number, p, q, r in sorted(
-                zip(ids, prior, after, reading, strict=True), key=lambda item: -item[2]
-            )
-        ]
+        ordered = sorted(zip(ids, prior, after, reading, strict=True), key=lambda item: -item[2])
+        passages = []
+        for passage, p, q, log_p in ordered:
+            title = "" if passage is None else answerer.corpus[passage].title
+            passages.append({"id": passage, "title": title, "prior": p, "posterior": q, "log_p": log_p})
+        tokens = queries[row].tokens.tolist()
         yield {
-            "sentence": answerer.model.wordpieces.tokenizer.decode(
-                queries[row].tokens.tolist(), skip_special_tokens=False
-            ),
-            "hidden": answerer.model.wordpieces.decode(targets[row]),
+            "sentence": wordpieces.tokenizer.decode(tokens, skip_special_tokens=False),
+            "hidden": wordpieces.decode(targets[row]),
             "source": sources[row],
-            "log_p": log_p,
+            "log_p": log_p_B[row].item(),
             "log_p_without": reading[0],
             "passages": passages,
         }

@@ -42,8 +42,7 @@ def calibrate(settings: Calibrate) -> str:
 
 
 def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Judged:
-    """All answers of these files of predictions; those made otherwise than the model will answer are
-    refused."""
+    """All answers of these files; those made otherwise than the model will answer are refused."""
     rows: list[tuple[float, float, bool]] = []
     read: int | None = None
     for file in files:
@@ -64,15 +63,13 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
             if row.get("retriever", "learned") != "learned":
                 raise Mismatch(
                     f"{file}:{number}: its passages were found with --retriever {row['retriever']}, whose "
-                    "scores say nothing about "
-                    "the model's own retriever; make the file without --retriever"
+                    "scores say nothing about the model's own retriever; make the file without --retriever"
                 )
             read = row.get("read", read) if read is None else read
             if row.get("read", read) != read:
                 raise Mismatch(
                     f"{file}:{number}: {row['read']} passages were read for this answer, {read} for others; "
-                    "a confidence holds for one "
-                    "number: make all files with the same --read"
+                    "a confidence holds for one number: make all files with the same --read"
                 )
             named &= "model" in row
         if not named:
@@ -81,25 +78,21 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
     return Judged(np.array(probability), np.array(relevance), np.array(right, dtype=bool))
 
 
-def table(found: Calibration, known: Judged) -> str:
-    """How well the confidence tells right from wrong, beside p alone, and how often answers of each
-    confidence were right."""
-    sure_N = np.array(
-        [
-            found.confidence(p, relevance)
-            for p, relevance in zip(known.probability_N, known.relevance_N, strict=True)
-        ]
-    )
+def table(found: Calibration, answers: Judged) -> str:
+    """How well the confidence tells right from wrong, beside p alone, and how often it came true."""
+    right_N = answers.right_N
+    pairs = zip(answers.probability_N, answers.relevance_N, strict=True)
+    sure_N = np.array([found.confidence(p, relevance) for p, relevance in pairs])
+    by_confidence = separation(sure_N, right_N)
+    by_p = separation(answers.probability_N, right_N)
     lines = [
-        f"{len(sure_N):,} answers, {known.right_N.mean():.1%} right; of a right and a wrong one, the right "
-        "one is surer "
-        f"{separation(sure_N, known.right_N):.1%} of the time (by p alone "
-        f"{separation(known.probability_N, known.right_N):.1%})",
+        f"{len(sure_N):,} answers, {right_N.mean():.1%} right; of a right and a wrong one, the right one is "
+        f"surer {by_confidence:.1%} of the time (by p alone {by_p:.1%})",
         "",
         "   answers   confidence   right",
     ]
     for part in np.array_split(np.argsort(sure_N, kind="stable"), PARTS):
-        lines.append(f"{len(part):10,}   {sure_N[part].mean():10.1%}   {known.right_N[part].mean():5.1%}")
+        lines.append(f"{len(part):10,}   {sure_N[part].mean():10.1%}   {right_N[part].mean():5.1%}")
     return "\n".join(lines)
 
 

@@ -23,8 +23,8 @@ _SHORTEST = 8  # wordpieces of a sentence worth filling in
 
 @dataclass(frozen=True)
 class ClozeResult:
-    """One sentence: the answer with its evidence, whether it is right, and whether a gold passage was
-    retrieved first; where none is named, one that holds the hidden words."""
+    """The answer to one sentence, whether it is right, and whether the passage retrieved first is a gold one
+    or, where none is named, holds the hidden words."""
 
     answer: Answer
     right: bool
@@ -66,14 +66,13 @@ def make_clozes(
         if len(clozes) == count * each:
             break
     if len(taken) < count:
-        raise NotEnough(
-            f"{corpus.folder} has only {len(taken)} passages with a sentence to hold out; ask for fewer than "
-            f"{count}"
-        )
+        has = f"{corpus.folder} has only {len(taken)} passages with a sentence to hold out"
+        raise NotEnough(f"{has}; ask for fewer than {count}")
     return clozes
 
 
 def is_cloze(question: Question) -> bool:
+    """Is it a sentence to fill in?"""
     return "[MASK]" in question.text
 
 
@@ -82,28 +81,27 @@ def source_copies(corpus: Corpus, questions: list[Question]) -> list[tuple[int, 
     if all(question.source is None for question in questions):
         return [() for _ in questions]
     same = SameWords(corpus, corpus)
-    sources = [
-        question.source if question.source is not None and question.source in corpus else None
-        for question in questions
-    ]
-    return [() if source is None else tuple(same(np.array([source]))[0].tolist()) for source in sources]
+
+    def copies(source: int | None) -> tuple[int, ...]:
+        there = source is not None and source in corpus
+        return tuple(same(np.array([source]))[0].tolist()) if there else ()
+
+    return [copies(question.source) for question in questions]
 
 
 def widen_masks(
     question: Question, sources: tuple[int, ...], wordpieces: Wordpieces, *, max_query: int
 ) -> Query:
-    """A [MASK] stands for the whole answer: as many masks as its first answer has wordpieces, as in
-    pre-training.
+    """A sentence as a query: as many masks as its first answer has wordpieces, as in pre-training.
 
-    Of a sentence that is too long, the part around the masks is kept. `sources` are never offered.
+    Of a sentence that is too long, the part around the masks stays. `sources` are never offered.
     """
     tokens = wordpieces.encode_query(question.text)
     count = max(1, len(wordpieces.encode(question.answers[0])))
     places = np.flatnonzero(tokens == wordpieces.mask)
     if len(places) == 1:
-        tokens = np.concatenate(
-            [tokens[: places[0]], np.full(count, wordpieces.mask), tokens[places[0] + 1 :]]
-        )
+        masks = np.full(count, wordpieces.mask)
+        tokens = np.concatenate([tokens[: places[0]], masks, tokens[places[0] + 1 :]])
     if len(places):
         tokens, _ = window(tokens, places, max_query)
     return Query(question.text, tokens, sources)
@@ -112,24 +110,20 @@ def widen_masks(
 def measure_clozes(
     answerer: Answerer, questions: list[Question], own: list[tuple[int, ...]], *, read: int
 ) -> list[ClozeResult]:
-    """Fill in every sentence from the `read` best passages and the null document; `own` are their
-    `source_copies`."""
-    model = answerer.model
-    limit = model.config.max_query
+    """Fill in every sentence from the `read` best passages and the null document, none of its `own`."""
+    wordpieces = answerer.model.wordpieces
+    limit = answerer.model.config.max_query
     results = []
     pairs = zip(questions, own, strict=True)
-    widened = [
-        widen_masks(question, sources, model.wordpieces, max_query=limit) for question, sources in pairs
-    ]
+    widened = [widen_masks(*pair, wordpieces, max_query=limit) for pair in pairs]
     for first in range(0, len(questions), answerer.at_once):
         batch = slice(first, first + answerer.at_once)
         retrieved = answerer.retriever(widened[batch], read)
         answers = answerer.fill_masks(widened[batch], retrieved)
         for question, answer, ids in zip(questions[batch], answers, retrieved.ids_BK.tolist(), strict=True):
-            found = bool(ids) and (
-                ids[0] in question.gold
-                if question.gold
-                else contains_answer(answerer.corpus[ids[0]].text, question, recall="dpr")
-            )
+            if ids and question.gold:
+                found = ids[0] in question.gold
+            else:
+                found = bool(ids) and contains_answer(answerer.corpus[ids[0]].text, question, recall="dpr")
             results.append(ClozeResult(answer, exact_match(answer.answer, question.answers), found))
     return results

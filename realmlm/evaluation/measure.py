@@ -1,5 +1,4 @@
-"""Measuring a model on a question set: answers, retrieval, intervals; the baselines go through the same
-code."""
+"""Measuring a model on a question set: answers, retrieval, intervals; for the baselines too."""
 
 import json
 import time
@@ -29,6 +28,7 @@ from realmlm.reading.retrieve import (
     Query,
     Retrieved,
     Retriever,
+    check_enough,
     check_readable,
     index_of,
 )
@@ -45,43 +45,34 @@ def evaluate(
     corpus: Corpus | None = None,
     retriever: Retriever | None = None,
 ) -> Report:
-    """Measure a model on a question set, as `realmlm evaluate` does; the predictions that the settings ask
-    for are written, the report is given back.
+    """Measure a model on a question set, as `realmlm evaluate` does; writes predictions if the settings say
+    so.
 
-    `model` and `corpus` are taken in place of the ones that the settings name, `retriever` in place of the
+    `model` and `corpus` are taken in place of those that the settings name, `retriever` in place of the
     model's own.
     """
     realm = Realm.from_pretrained(settings.model) if model is None else model
     realm = realm.to(pick_device(settings.device))
-    known = Corpus.open(settings.corpus) if corpus is None else corpus
-    check_readable(realm, known, name=str(settings.model))
+    corpus = Corpus.open(settings.corpus) if corpus is None else corpus
+    check_readable(realm, corpus, name=str(settings.model))
     read = settings.read
-    if read > len(known):
-        raise NotEnough(
-            f"cannot read {read} passages: {known.folder} has {len(known)}; lower --read or use a larger "
-            "corpus"
-        )
+    check_enough(corpus, read)
     asked = _questions(settings)
     meaningless = read and settings.retriever != "none" and not realm.config.trained_on_questions
     if meaningless and not all(map(is_cloze, asked)):
-        say(
-            f"{settings.model} was not trained on questions: its answers mean nothing yet. Measure retrieval "
-            "alone (--read 0), or finetune it first."
-        )
+        untrained = f"{settings.model} was not trained on questions: its answers mean nothing yet"
+        say(f"{untrained}. Measure retrieval alone (--read 0), or finetune it first.")
     if settings.predictions is not None:
         settings.predictions.parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     begun = time.monotonic()
-    chosen = retriever or make_retriever(settings.retriever, realm, known, index=settings.index)
-    answerer = Answerer(realm, known, chosen)
+    chosen = retriever or make_retriever(settings.retriever, realm, corpus, index=settings.index)
+    answerer = Answerer(realm, corpus, chosen)
     outcomes = list(measure(answerer, asked, read=read, recall=settings.recall, with_mask=settings.with_mask))
     if settings.predictions is not None:
         _write_predictions(settings, outcomes)
+    seconds = time.monotonic() - begun
     report = summarise(
-        outcomes,
-        retriever=settings.retriever,
-        read=read,
-        recall=settings.recall,
-        seconds=time.monotonic() - begun,
+        outcomes, retriever=settings.retriever, read=read, recall=settings.recall, seconds=seconds
     )
     return replace(
         report,
@@ -97,10 +88,8 @@ def evaluate(
 def _questions(settings: Evaluate) -> list[Question]:
     asked = read_questions(settings.questions)
     if settings.recall == "orqa" and any(question.is_regex for question in asked):
-        raise BadInput(
-            f"{settings.questions}: the answers are regular expressions, for which ORQA has no recall; use "
-            "--recall dpr"
-        )
+        patterns = f"{settings.questions}: the answers are regular expressions"
+        raise BadInput(f"{patterns}, for which ORQA has no recall; use --recall dpr")
     if settings.limit is not None and settings.limit < len(asked):
         return [asked[place] for place in spread(len(asked), settings.limit)]
     return asked
@@ -127,15 +116,13 @@ def make_retriever(name: str, model: Realm, corpus: Corpus, *, index: Path | Non
 def measure(
     answerer: Answerer, questions: list[Question], *, read: int, recall: Recall, with_mask: bool = False
 ) -> Iterable[Outcome]:
-    """Retrieve for recall, read the first few, compare."""
+    """Retrieve as deep as recall is measured, read the `read` best passages, and compare with the answers."""
     alone = isinstance(answerer.retriever, NoRetriever)
     own = source_copies(answerer.corpus, questions)
     searchable = len(answerer.corpus) - max(map(len, own), default=0)
     if not (searchable or alone):
-        raise NotEnough(
-            f"every passage of {answerer.corpus.folder} has the same words: none is left to search for a "
-            "sentence of theirs"
-        )
+        same = f"every passage of {answerer.corpus.folder} has the same words"
+        raise NotEnough(f"{same}: none is left to search for a sentence of theirs")
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
     at_once = answerer.at_once if read else SEARCHED_AT_ONCE
     with progress("evaluating", len(questions), unit="questions") as bar:
@@ -225,22 +212,17 @@ def _fill(
 
 
 def _prediction(outcome: Outcome) -> dict[str, Any]:
-    found = next((rank + 1 for rank, hit in enumerate(outcome.found) if hit), None)
-    asked = {
-        "id": outcome.question.id,
-        "question": outcome.question.text,
-        "answers": outcome.question.answers,
-    }
+    """A line of the file of predictions."""
+    question = outcome.question
     read = outcome.answer is not None
-    measured = {
+    return {
+        "id": question.id,
+        "question": question.text,
+        "answers": question.answers,
         "correct": outcome.correct if read else None,
         "f1": outcome.f1 if read else None,
         "log_p": outcome.log_p,
         "utility": outcome.utility,
-    }
-    return {
-        **asked,
-        **measured,
-        "first_passage_with_answer": found,
+        "first_passage_with_answer": next((n for n, hit in enumerate(outcome.found, 1) if hit), None),
         **(asdict(outcome.answer) if outcome.answer else {}),
     }
