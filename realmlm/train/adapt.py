@@ -1,14 +1,8 @@
-"""Adapting a model to someone's own documents, measured before and after on what was held out, and kept only
-if it got better there.
-
-What is held out are sentences of the documents with words hidden, or, with questions of their own, some of
-these.
+"""Adapting a model to someone's own documents: measured before and after, saved only if it got better.
 
 Without labels the query projection learns to find where else in the documents the hidden words of a sentence
-stand; with questions of their own it learns these, and so does the reader. Passages and index stay as they
-are: minutes on a CPU are enough.
-
-B sentences, C candidates each, D vector size.
+stand; with questions of their own it learns these, and so does the reader. Some sentences, or some of the
+questions, are held out to measure on. Passages and index stay as they are: minutes on a CPU are enough.
 """
 
 import json
@@ -58,8 +52,7 @@ EPOCHS = 6  # times that every example is seen, at most
 
 @dataclass(frozen=True)
 class Verdict:
-    """The same examples before and after, the mean gain on them with its 95% interval, and what was
-    decided."""
+    """Measures of the same examples before and after, and the mean gain with its 95% interval."""
 
     before: Report
     after: Report
@@ -70,6 +63,7 @@ class Verdict:
 
     @property
     def kept(self) -> bool:
+        """Is the gain certain enough for the model to be saved?"""
         return self.low > 0
 
     @property
@@ -79,11 +73,8 @@ class Verdict:
 
     def rows(self) -> list[tuple[str, Score, Score]]:
         """Each measure before and after."""
-        rows = [
-            (f"recall@{k}", score, self.after.recall[k])
-            for k, score in self.before.recall.items()
-            if k <= READ
-        ]
+        recall = [(k, score) for k, score in self.before.recall.items() if k <= READ]
+        rows = [(f"recall@{k}", score, self.after.recall[k]) for k, score in recall]
         rows += [(f"{name}, nats", score, self.after.nats[name]) for name, score in self.before.nats.items()]
         if self.before.exact_match and self.after.exact_match:
             name = "exact match of hidden words" if self.before.nats else "exact match"
@@ -92,55 +83,34 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """For `verdict.json`, which reports show."""
-        measures = {
-            name: {"before": asdict(before), "after": asdict(after)} for name, before, after in self.rows()
-        }
-        gain = {
-            "gained": self.gained,
-            "gain": self.gain,
-            "low": self.low,
-            "high": self.high,
-            "kept": self.kept,
-        }
+        rows = self.rows()
+        measures = {name: {"before": asdict(first), "after": asdict(then)} for name, first, then in rows}
+        gain = {name: getattr(self, name) for name in ("gained", "gain", "low", "high", "kept")}
         return {"held_out": self.before.questions, "measures": measures, **gain}
 
     def plainly(self) -> str:
-        """What it is about, in words."""
-        first, then = (
-            report.recall[1] if report.nats else report.exact_match for report in (self.before, self.after)
-        )
-        counts = [
-            round((score.value if score else 0.0) * self.before.questions / 100) for score in (first, then)
-        ]
-        what = (
-            "a passage with the hidden words came first for"
-            if self.before.nats
-            else "the answer was right for"
-        )
-        said = (
-            f"Of {self.before.questions} held-out {self.examples}, {what} {counts[0]} before and {counts[1]} "
-            "after."
-        )
-        if not self.before.nats:
-            return said
-        return (
-            f"{said}\nMeasured on sentences of the documents with words hidden, not on questions: answers "
-            "may stay the same."
-        )
+        """The verdict in a sentence or two, without measures' names."""
+        masked = bool(self.before.nats)
+        sides = (self.before, self.after)
+        scores = [report.recall[1] if masked else report.exact_match for report in sides]
+        counts = [round((score.value if score else 0.0) * self.before.questions / 100) for score in scores]
+        what = "a passage with the hidden words came first" if masked else "the answer was right"
+        held_out = f"{self.before.questions} held-out {self.examples}"
+        said = f"Of {held_out}, {what} for {counts[0]} before and {counts[1]} after."
+        where = "Measured on sentences of the documents with words hidden, not on questions"
+        return f"{said}\n{where}: answers may stay the same." if masked else said
 
     def table(self) -> str:
         """For a terminal."""
         lines = [self.plainly(), ""]
         lines += [f"{f'{self.before.questions} held out':28s} {'before':>20s} {'after':>22s}"]
         lines += [f"{name:28s} {before!s:>20s} {after!s:>22s}" for name, before, after in self.rows()]
-        return "\n".join(
-            [*lines, "", f"{self.gained}: {self.gain:+.3f}  [{self.low:+.3f}, {self.high:+.3f}]"]
-        )
+        gain = f"{self.gained}: {self.gain:+.3f}  [{self.low:+.3f}, {self.high:+.3f}]"
+        return "\n".join([*lines, "", gain])
 
 
 def adapt(settings: Adapt) -> Verdict:
-    """Train on documents for at most about so many minutes; the model stands in `out/model` if it got better,
-    else nowhere."""
+    """Train on documents for about so many minutes; the model stands in `out/model` only if it got better."""
     asked = _own_questions(settings.questions) if settings.questions else []
     refuse_existing(settings.out)
     try:
@@ -156,16 +126,11 @@ def _adapt(settings: Adapt, asked: list[Question]) -> Verdict:
     model = settings.model
     config = ModelConfig.of(open_artefact(model, kind="model").config, model)
     longest = min(DOCUMENT_WORDPIECES, config.max_passage)  # as `ask --docs` cuts them
-    docs = apart(together(settings.docs))
-    corpus = build_corpus(
-        BuildCorpus(
-            sources=tuple(docs),
-            out=out / "corpus",
-            tokenizer=str(model),
-            max_wordpieces=longest,
-            skip_bad=True,
-        )
+    docs = tuple(apart(together(settings.docs)))
+    how = BuildCorpus(
+        sources=docs, out=out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True
     )
+    corpus = build_corpus(how)
     if asked:
         order = np.random.default_rng(settings.seed).permutation(len(asked)).tolist()
         held_out = [asked[number] for number in order[: len(asked) // SHARE_HELD_OUT]]
@@ -176,10 +141,8 @@ def _adapt(settings: Adapt, asked: list[Question]) -> Verdict:
     if not asked:
         _check_some_left(corpus, out / "held-out.jsonl")
     what = "questions" if asked else "sentences with words hidden"
-    say(
-        f"{len(held_out)} {what} are held out and measured before and after training; --minutes does not "
-        "include this"
-    )
+    measured = f"{len(held_out)} {what} are held out and measured before and after training"
+    say(f"{measured}; --minutes does not include this")
     before, seconds = _measured(model, corpus, held_out, settings.device)
     say(f"measuring took {duration(seconds)}, and will take as long again after training")
     learn = _learn_questions if asked else _learn_to_find
@@ -195,16 +158,14 @@ def _adapt(settings: Adapt, asked: list[Question]) -> Verdict:
 
 
 def _own_questions(files: tuple[Path, ...]) -> list[Question]:
-    asked = list(
-        {question.text.casefold(): question for file in files for question in read_questions(file)}.values()
-    )
+    read = [question for file in files for question in read_questions(file)]
+    asked = list({question.text.casefold(): question for question in read}.values())
     if any(question.is_regex for question in asked):
         raise BadInput("adapt cannot learn from answers that are patterns; use `realmlm finetune`")
-    if len(asked) < FEWEST * SHARE_HELD_OUT:
-        raise NotEnough(
-            f"{len(asked)} questions are too few to learn from some and measure on others; "
-            f"{FEWEST * SHARE_HELD_OUT} are needed"
-        )
+    enough = FEWEST * SHARE_HELD_OUT
+    if len(asked) < enough:
+        few = f"{len(asked)} questions are too few to learn from some and measure on others"
+        raise NotEnough(f"{few}; {enough} are needed")
     return asked
 
 
@@ -219,9 +180,8 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
         enough = FEWEST * SHARE_HELD_OUT
         raise NotEnough(
             f"only {passages} passages name something that another passage also names, too few to learn from "
-            f"({enough} would do). "
-            f"Use the model as it is; with more documents, or with {enough} or more questions of your own "
-            "(--questions), it can adapt"
+            f"({enough} would do). Use the model as it is; with more documents, or with {enough} or more "
+            "questions of your own (--questions), it can adapt"
         )
     return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True, each=each)
 
@@ -231,8 +191,7 @@ def _check_some_left(corpus: Corpus, held_out: Path) -> None:
     if not len(Spans.open(corpus).recurring(corpus).without(held_out_passages(corpus, held_out))):
         raise NotEnough(
             "nothing is left to learn from once the held-out passages and their copies are left out: these "
-            "documents repeat the same "
-            "sentences. Use the model as it is; with other documents it can adapt"
+            "documents repeat the same sentences. Use the model as it is; with other documents it can adapt"
         )
 
 
@@ -264,8 +223,7 @@ def _learn_to_find(settings: Adapt, corpus: Corpus, *, pair_seconds: float) -> P
 def _learn_questions(settings: Adapt, corpus: Corpus, *, pair_seconds: float) -> Path:
     """Fine-tune on the questions that are not held out; gives the place of the model."""
     questions = settings.out / "questions.jsonl"
-    # going backwards takes twice as long as forwards
-    seconds = 3 * BATCH * READ * pair_seconds
+    seconds = 3 * BATCH * READ * pair_seconds  # going backwards takes twice as long as forwards
     steps = _steps(settings.minutes, seconds=seconds, examples=len(read_questions(questions)))
     out = settings.out / ADAPTING
     finetune(
@@ -290,20 +248,15 @@ def _steps(minutes: float, *, seconds: float, examples: int) -> int:
     """As many as the minutes allow, but no more than a few rounds over the examples."""
     steps = int(np.clip(minutes * 60 / seconds, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
     enough = "; more minutes would only repeat them" if steps < minutes * 60 // seconds else ""
-    say(
-        f"{steps} steps of {BATCH} examples, out of {examples:,}: about "
-        f"{max(1, round(steps * seconds / 60))} min of training{enough}"
-    )
+    about = max(1, round(steps * seconds / 60))
+    say(f"{steps} steps of {BATCH} examples, out of {examples:,}: about {about} min of training{enough}")
     return steps
 
 
 def _rows(settings: Adapt, steps: int) -> Loop:
     """Twenty rows of metrics in all, and no checkpoint before the end."""
     return Loop(
-        seed=settings.seed,
-        device=settings.device,
-        log_every=max(1, steps // 20),
-        checkpoint_every=steps,
+        seed=settings.seed, device=settings.device, log_every=max(1, steps // 20), checkpoint_every=steps
     )
 
 
@@ -321,15 +274,16 @@ def _measured(
 
 
 def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> Verdict:
-    """By the questions answered, or by the rank of the first passage that has the hidden words; sentences of
-    one passage count as one."""
+    """By the questions answered, or by the rank of the first passage with the hidden words; sentences of one
+    passage count as one."""
 
     def values(outcomes: list[Outcome]) -> list[float]:
         if labelled:
             return [float(outcome.correct) for outcome in outcomes]
         ranks: defaultdict[int | None, list[float]] = defaultdict(list)
         for outcome in outcomes:
-            ranks[outcome.question.source].append(_reciprocal_rank(outcome.found))
+            found = outcome.found
+            ranks[outcome.question.source].append(1 / (found.index(True) + 1) if True in found else 0.0)
         return [float(np.mean(of_passage)) for of_passage in ranks.values()]
 
     low, high = paired_interval(values(after), values(before))
@@ -337,13 +291,6 @@ def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> 
         summarise(outcomes, retriever="learned", read=READ, recall="dpr", seconds=0.0)
         for outcomes in (before, after)
     )
-    gained = (
-        "gain in share answered exactly"
-        if labelled
-        else "gain in mean reciprocal rank of the first passage with the hidden words"
-    )
+    ranked = "mean reciprocal rank of the first passage with the hidden words"
+    gained = f"gain in {'share answered exactly' if labelled else ranked}"
     return Verdict(first, second, gained, float(np.mean(values(after)) - np.mean(values(before))), low, high)
-
-
-def _reciprocal_rank(found: list[bool]) -> float:
-    return 1 / (found.index(True) + 1) if True in found else 0.0

@@ -1,5 +1,7 @@
-"""Examples by (seed, position): what a step learns from depends on nothing but its number, so a resumed run
-sees exactly the same, and so does one that works its batches off in parts."""
+"""Examples by (seed, position): what a step learns from depends on its number alone.
+
+So a resumed run, and one that works its batches off in parts, sees exactly the same.
+"""
 
 from array import array
 from collections.abc import Iterable
@@ -22,15 +24,10 @@ def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def epoch_positions(size: int, *, seed: int, first: int, count: int) -> np.ndarray:
-    """`count` of `size` things from position `first` on: every thing once in each epoch, each epoch in
-    another order."""
+    """`count` of `size` things from position `first` on: each once an epoch, every epoch in another order."""
     positions = np.arange(first, first + count)
-    return np.array(
-        [
-            _permutation(size, seed, epoch)[place]
-            for epoch, place in zip(positions // size, positions % size, strict=True)
-        ]
-    )
+    places = zip(positions // size, positions % size, strict=True)
+    return np.array([_permutation(size, seed, epoch)[place] for epoch, place in places])
 
 
 def generator(seed: int, position: int) -> np.random.Generator:
@@ -89,23 +86,19 @@ class SentenceSource:
         if len(self.sentences) == 0:
             raise NotEnough(
                 f"--hold-out leaves no sentence of {corpus.folder} to mask: copies of held-out passages are "
-                "held out too; "
-                "hold out fewer sentences, or use a larger corpus"
+                "held out too; hold out fewer sentences, or use a larger corpus"
             )
 
     def draw(self, first: int, count: int) -> MaskedSentences:
         """The examples from position `first` on, masked."""
         examples = self.examples(first, count)
         masked = self.masked(examples)
-        seen = [
-            self._seen(*pair, first + place)
-            for place, pair in enumerate(zip(examples, masked.queries, strict=True))
-        ]
-        return MaskedSentences(
-            masked, np.array([example.passage for example in examples], dtype=np.int64), seen
-        )
+        pairs = enumerate(zip(examples, masked.queries, strict=True), first)
+        seen = [self._seen(example, query, position) for position, (example, query) in pairs]
+        passages = np.array([example.passage for example in examples], dtype=np.int64)
+        return MaskedSentences(masked, passages, seen)
 
-    def _seen(self, example: "Example", query: np.ndarray, position: int) -> np.ndarray:
+    def _seen(self, example: Example, query: np.ndarray, position: int) -> np.ndarray:
         if not self._glimpses:
             return query
         rng = generator(self._seed + 2, position)
@@ -128,9 +121,8 @@ class SentenceSource:
     def example(self, number: int, positions: np.ndarray) -> Example:
         """A sentence with these of its wordpieces hidden."""
         sentence = self.sentences[number]
-        return self._cut(
-            self.corpus.tokens(sentence.passage)[sentence.start : sentence.end], positions, sentence.passage
-        )
+        tokens = self.corpus.tokens(sentence.passage)[sentence.start : sentence.end]
+        return self._cut(tokens, positions, sentence.passage)
 
     def _cut(self, tokens: np.ndarray, positions: np.ndarray, passage: int) -> Example:
         if len(tokens) > self._max_query:
@@ -138,22 +130,20 @@ class SentenceSource:
         return Example(tokens, positions, passage)
 
     def masked(self, examples: list[Example]) -> Masked:
+        """The examples as queries with [MASK]."""
         tokens = [example.tokens for example in examples]
         return mask_queries(tokens, [example.positions for example in examples], self.corpus.wordpieces)
 
 
 def _check_hidden(positions: np.ndarray, length: int, scheme: Masking) -> None:
     """Does a scheme, which may be one's own, keep to what `Masking` promises?"""
-    inside = (
-        positions.ndim == 1 and positions.dtype.kind in "iu" and 1 <= len(positions) <= max(1, length - 1)
-    )
-    if not (
-        inside and positions[0] >= 0 and positions[-1] < length and (positions[1:] > positions[:-1]).all()
-    ):
+    whole = positions.ndim == 1 and positions.dtype.kind in "iu"
+    some = whole and 1 <= len(positions) <= max(1, length - 1)
+    inside = some and positions[0] >= 0 and positions[-1] < length
+    if not (inside and (positions[1:] > positions[:-1]).all()):
         raise BadInput(
             f"{type(scheme).__qualname__}.choose gave {positions.tolist()} for a sentence of {length} "
-            "wordpieces; give positions in it, "
-            "ascending, at least one and never all (docs/own.md)"
+            "wordpieces; give positions in it, ascending, at least one and never all (docs/own.md)"
         )
 
 
@@ -230,15 +220,13 @@ class Recurrences:
         table_M5 = table_M5[np.lexsort(table_M5.T[::-1])]
         borders = np.append(np.flatnonzero(np.diff(table_M5[:, 0], prepend=-1)), len(table_M5))
         groups_G2 = np.stack([borders[:-1], borders[1:]], axis=1)
-        self._groups_G2 = groups_G2[
-            table_M5[groups_G2[:, 0], 1] != table_M5[groups_G2[:, 1] - 1, 1]
-        ]  # in two passages or more
+        passages_M = table_M5[:, 1]
+        recurs_G = passages_M[groups_G2[:, 0]] != passages_M[groups_G2[:, 1] - 1]  # in two passages or more
+        self._groups_G2 = groups_G2[recurs_G]
         self._table_M5 = table_M5
         if not len(self):
-            raise NotEnough(
-                f"{corpus.folder} has no marked words that occur in two passages of the same title; use "
-                "--pairing sibling"
-            )
+            lacking = f"{corpus.folder} has no marked words that occur in two passages of the same title"
+            raise NotEnough(f"{lacking}; use --pairing sibling")
 
     def __len__(self) -> int:
         return len(self._groups_G2)
@@ -262,8 +250,7 @@ class SentencePairs:
 
 
 class ClozePairs:
-    """Inverse cloze task: a sentence and its passage, the sentence taken out of it most of the time (Lee et
-    al. 2019)."""
+    """Inverse cloze task (Lee et al. 2019): a sentence and its passage, mostly without the sentence."""
 
     def __init__(self, corpus: Corpus, *, remove: float, seed: int, held_out: Iterable[int] = ()) -> None:
         self._corpus = corpus
@@ -272,10 +259,10 @@ class ClozePairs:
         held_out = list(held_out)
         self._passages = corpus.ids[(corpus.sentence_counts >= 2) & ~np.isin(corpus.ids, held_out)]
         if len(self._passages) < 2:
+            left = " that --hold-out leaves" if held_out else ""
             raise NotEnough(
-                f"{corpus.folder} has fewer than two passages of several "
-                f"sentences{' that --hold-out leaves' if held_out else ''}: "
-                "ICT has nothing to learn retrieval from; add documents, or skip it: --retriever.steps 0"
+                f"{corpus.folder} has fewer than two passages of several sentences{left}: ICT has nothing to "
+                "learn retrieval from; add documents, or skip it: --retriever.steps 0"
             )
 
     def __len__(self) -> int:
@@ -296,7 +283,6 @@ class ClozePairs:
             end = borders[chosen + 1]
             sentences.append(tokens[start:end])
             titles.append(self._corpus.title_tokens(number))
-            bodies.append(
-                np.concatenate([tokens[:start], tokens[end:]]) if rng.random() < self._remove else tokens
-            )
+            without = rng.random() < self._remove
+            bodies.append(np.concatenate([tokens[:start], tokens[end:]]) if without else tokens)
         return SentencePairs(sentences, titles, bodies, passages)

@@ -1,9 +1,10 @@
-"""Where the answers stand: located once, by one pass over the corpus, and kept beside it."""
+"""Where the answers stand: found by one pass over the corpus, and written beside it for the next run."""
 
 import hashlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +24,13 @@ _FEW = 8  # chunks; fewer are searched here, sooner than workers could start
 
 
 class Gold:
-    """Questions in wordpieces, and for each the passages and spans (in wordpieces of the passage) that equal
-    an answer."""
+    """Questions in wordpieces, and the passages and spans (in wordpieces) that equal one of their answers."""
 
     def __init__(
         self, corpus: Corpus, asked: list[Question], answers: list[np.ndarray], arrays: dict[str, np.ndarray]
     ) -> None:
-        """The i-th question's places are the rows borders[i] to borders[i + 1] of `passages` and `spans`;
-        questions beyond the last border have patterns that are looked for in a passage when it is asked
-        about."""
+        """Rows borders[i] to borders[i + 1] of `passages` and `spans` are the i-th question's places;
+        questions beyond the last border have patterns, looked for in a passage when it is asked about."""
         self.texts = [question.text for question in asked]
         self.answers = answers
         self.questions = [corpus.wordpieces.encode(text) for text in self.texts]
@@ -40,12 +39,9 @@ class Gold:
         self._spans = arrays["spans"]
         self._corpus = corpus
         self._asked = asked
-        self._looked_up: dict[
-            int, np.ndarray
-        ] = {}  # by question the passages, ascending; 8 bytes each, for most have nothing
-        self._found: dict[
-            tuple[int, int], np.ndarray
-        ] = {}  # (question, passage) -> spans, where there are some
+        # by question the passages looked at, ascending: 8 bytes each, for most have nothing
+        self._looked_up: dict[int, np.ndarray] = {}
+        self._found: dict[tuple[int, int], np.ndarray] = {}  # (question, passage) -> spans, if any
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -71,42 +67,37 @@ class Gold:
 
     def _look_up(self, question: int, ids_C: np.ndarray) -> None:
         """Look for the question's patterns in those of the passages where that was not done yet."""
-        known = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
-        new = np.setdiff1d(ids_C, known)
+        before = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
+        new = np.setdiff1d(ids_C, before)
         for passage in new.tolist():
             found = answer_spans(self._corpus[passage].text, self._asked[question])
             spans = _in_wordpieces(self._corpus.token_chars(passage), found)
             if len(spans):
                 self._found[question, passage] = spans
         if len(new):
-            self._looked_up[question] = np.union1d(known, new)
+            self._looked_up[question] = np.union1d(before, new)
 
 
 def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int | None = None) -> Gold:
-    """Find every answer of every question in every passage; what was found is kept beside the corpus for the
-    next run with these questions.
+    """Find every answer of every question in every passage; the result stays beside the corpus for the next
+    run.
 
     Questions whose answer stands nowhere are left out of training, and counted. A pattern costs a hundred
-    times what a string does: where only a small part of the passages will be asked about (`candidates` for
-    each question), patterns are looked up then and not before.
+    times what a string does: if only a small part of the passages will be asked about (`candidates` for each
+    question), patterns are looked up then and not before.
     """
     questions = [_worth_finding(question) for question in questions]
     later = candidates is not None and candidates * _RARE < len(corpus)
     patterns = [question for question in questions if question.is_regex and later]
     questions = [question for question in questions if not (question.is_regex and later)]
-    arrays = kept_beside(
-        corpus,
-        "answers",
-        sought="questions",
-        fingerprint=_fingerprint(questions),
-        find=lambda: _locate(corpus, questions),
-    )
+    asked_for = [(question.text, question.answers, question.is_regex) for question in questions]
+    fingerprint = hashlib.sha256(repr(asked_for).encode()).hexdigest()
+    find = partial(_locate, corpus, questions)
+    arrays = kept_beside(corpus, "answers", sought="questions", fingerprint=fingerprint, find=find)
     found = np.unique(arrays["questions"])
     if not len(found) and not patterns:
-        raise BadInput(
-            "none of the answers occurs in the corpus: nothing to learn from; give questions about these "
-            "documents"
-        )
+        nothing = "none of the answers occurs in the corpus: nothing to learn from"
+        raise BadInput(f"{nothing}; give questions about these documents")
     say(f"{len(found):,} of {len(questions):,} questions have an answer in the corpus")
     if patterns:
         say(f"{len(patterns):,} more have patterns, which are looked for in the passages retrieved")
@@ -117,14 +108,11 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
     ]
     answers += [np.zeros(0, dtype=np.int64)] * len(patterns)  # not known: nothing to learn by heart
     asked = [*(questions[number] for number in found), *patterns]
-    return Gold(
-        corpus, asked, answers, {"borders": borders, "passages": arrays["passages"], "spans": arrays["spans"]}
-    )
+    return Gold(corpus, asked, answers, arrays | {"borders": borders})
 
 
 def _in_wordpieces(chars_T2: np.ndarray, spans: list[Span]) -> np.ndarray:
-    """Spans of characters as spans of the wordpieces they touch [n, 2]; those that touch none are left
-    out."""
+    """Spans of characters as spans of the wordpieces they touch [n, 2], without those that touch none."""
     starts_N, ends_N = np.array(spans, dtype=np.int64).reshape(-1, 2).T
     firsts_N = np.searchsorted(chars_T2[:, 1], starts_N, side="right")
     lasts_N = np.searchsorted(chars_T2[:, 0], ends_N, side="left")
@@ -132,32 +120,23 @@ def _in_wordpieces(chars_T2: np.ndarray, spans: list[Span]) -> np.ndarray:
 
 
 def _worth_finding(question: Question) -> Question:
-    """Without the answers that have no letter or digit: the aliases of TriviaQA hold a comma, which stands in
-    every passage."""
+    """Without answers that have no letter or digit, such as TriviaQA's commas: they stand everywhere."""
     if question.is_regex:
         return question
-    kept = tuple(answer for answer in question.answers if any(letter.isalnum() for letter in answer))
-    return replace(question, answers=kept or question.answers)
+    worth = tuple(answer for answer in question.answers if any(letter.isalnum() for letter in answer))
+    return replace(question, answers=worth or question.answers)
 
 
 def _first_answer(corpus: Corpus, arrays: dict[str, np.ndarray], row: int, question: Question) -> np.ndarray:
-    """The answer in wordpieces: as given, or as it stands in the first passage found if the question gives
-    only a pattern."""
+    """The answer in wordpieces: as given, or for a pattern as it stands in the first passage found."""
     if not question.is_regex:
         return corpus.wordpieces.encode(question.answers[0])
     start, end = arrays["spans"][row]
     return corpus.tokens(int(arrays["passages"][row]))[start:end].astype(np.int64)
 
 
-def _fingerprint(questions: list[Question]) -> str:
-    return hashlib.sha256(
-        repr([(question.text, question.answers, question.is_regex) for question in questions]).encode()
-    ).hexdigest()
-
-
 def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
-    """Every place where an answer stands, ordered by question, passage and place: one pass over the corpus,
-    in parallel."""
+    """Every place where an answer stands, by question, passage and place; one pass in parallel."""
     chunks = [corpus.ids[first : first + _CHUNK] for first in range(0, len(corpus), _CHUNK)]
     setting = (corpus.folder, corpus.edits, questions)
     tables = [np.zeros((0, 4), dtype=np.int64)]
@@ -182,10 +161,8 @@ def _finder(folder: Path, edits: int, questions: list[Question]) -> Callable[[np
         for number in ids.tolist():
             chars_T2 = corpus.token_chars(number)
             for question, start, end in matcher.find(corpus[number].text):
-                rows += [
-                    (question, number, first, last)
-                    for first, last in _in_wordpieces(chars_T2, [(start, end)]).tolist()
-                ]
+                spans_n2 = _in_wordpieces(chars_T2, [(start, end)])
+                rows += [(question, number, first, last) for first, last in spans_n2.tolist()]
         return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
     return find

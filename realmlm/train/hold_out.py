@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from realmlm.corpus.lookups import kept_beside
-from realmlm.corpus.questions import Question, read_questions
+from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.log import progress, say
 
@@ -19,30 +19,26 @@ _WORD = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")
 
 
 def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
-    """The passages that have one of the masked sentences of a file, or as much of it as a cut elsewhere has
-    left; ascending."""
+    """The passages, ascending, that have a masked sentence of a file, or as much as a cut elsewhere left."""
     if hold_out is None:
         return []
     questions = read_questions(hold_out)
-    sentences = [_filled_in(question) for question in questions]
+    sentences = [question.text.replace("[MASK]", question.answers[0]) for question in questions]
     fingerprint = hashlib.sha256(repr(sentences).encode()).hexdigest()
-    kept = kept_beside(
-        corpus,
-        "held-out",
-        sought="sentences",
-        fingerprint=fingerprint,
-        find=lambda: {"passages": _search(corpus, sentences)},
-    )
+
+    def find() -> dict[str, np.ndarray]:
+        return {"passages": _search(corpus, sentences)}
+
+    found = kept_beside(corpus, "held-out", sought="sentences", fingerprint=fingerprint, find=find)
+    passages = set(found["passages"].tolist())
     # a sentence that begins or ends within a word is found only where it names its passage
-    named = [
-        question.source
-        for question in questions
-        if question.source is not None and _stands_in_source(corpus, question)
-    ]
-    passages = sorted({*kept["passages"].tolist(), *named})
+    for question, sentence in zip(questions, sentences, strict=True):
+        source = question.source
+        if source is not None and source in corpus and sentence in corpus[source].text:
+            passages.add(source)
     if not passages:
         say(f"none of the sentences of {hold_out} is in {corpus.folder}: nothing needs to be held out")
-    return passages
+    return sorted(passages)
 
 
 def _search(corpus: Corpus, texts: list[str]) -> np.ndarray:
@@ -57,21 +53,8 @@ def _search(corpus: Corpus, texts: list[str]) -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
-def _filled_in(question: Question) -> str:
-    return question.text.replace("[MASK]", question.answers[0])
-
-
-def _stands_in_source(corpus: Corpus, question: Question) -> bool:
-    return (
-        question.source is not None
-        and question.source in corpus
-        and _filled_in(question) in corpus[question.source].text
-    )
-
-
 class _Sentences:
-    """Sentences that are recognised in a passage, whole or cut off at its edge; only their words count, in
-    lower case."""
+    """Sentences to recognise in a passage, whole or cut off at its edge, by their words in lower case."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._begin: dict[tuple[str, ...], list[list[str]]] = defaultdict(list)  # by their first words

@@ -1,4 +1,4 @@
-"""The index a run trains through: swapped for a newer one between steps, its age known."""
+"""The index that a run trains through: swapped for a newer one between steps."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from realmlm.train.run import Run
 
 
 class LiveIndex:
-    """Asks for a refresh every so many steps and swaps the new index in: as soon as it is there, or at a
-    fixed step."""
+    """Has the index refreshed every so many steps; swaps the new one in when ready, or at a fixed step."""
 
     def __init__(
         self,
@@ -72,6 +71,7 @@ class LiveIndex:
 
     @property
     def index(self) -> Index:
+        """The index to search in this step."""
         assert self._index is not None, "before_step opens the index"
         return self._index
 
@@ -99,8 +99,8 @@ class LiveIndex:
         self._swaps += 1
 
     def _begin(self, step: int) -> None:
-        """First step of this life: drop what a former life left beyond it, open the index it had, or build
-        the first one."""
+        """First step of this process: drop what a killed one left beyond it; open its index, or build the
+        first."""
         self._refresher.forget_after(step)
         first = self._refresher.index_folder(self._step)
         if step == 0:
@@ -108,9 +108,8 @@ class LiveIndex:
             if first.exists() and not _fits(first, self._corpus, encode, self._dtype):
                 discard(first)
             if not first.exists():
-                build_index(
-                    first, self._corpus, encode, Embedding(dtype=self._dtype), kind="exact", step=self._step
-                )
+                how = Embedding(dtype=self._dtype)
+                build_index(first, self._corpus, encode, how, kind="exact", step=self._step)
         self._open(self._step)
         if self._pending >= 0:
             self._refresher.ask(self._pending, self._snapshot)
@@ -128,27 +127,25 @@ class LiveIndex:
 
     def _open(self, step: int) -> None:
         self._index = None  # the old one goes before the new one comes: never two in memory
-        self._index = open_index(
-            self._refresher.index_folder(step),
-            device=str(self._device),
-            expect_corpus=self._corpus.fingerprint,
-        )
+        place = self._refresher.index_folder(step)
+        self._index = open_index(place, device=str(self._device), expect_corpus=self._corpus.fingerprint)
         self._step = step
-        needed = {
-            step,
-            *(saved[name] for saved in self._run.kept_objectives() for name in ("index", "pending")),
-        }
-        self._refresher.keep_only(needed)
+        saved = [state[name] for state in self._run.kept_objectives() for name in ("index", "pending")]
+        self._refresher.keep_only({step, *saved})
 
     def state(self) -> dict[str, Any]:
+        """What a checkpoint must know of the index, as JSON."""
         return {"index": self._step, "pending": self._pending, "swaps": self._swaps, "beside": self._beside}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._step, self._pending, self._swaps, self._beside = (
-            state[name] for name in ("index", "pending", "swaps", "beside")
-        )
+        """Take up what `state` gave."""
+        self._step = state["index"]
+        self._pending = state["pending"]
+        self._swaps = state["swaps"]
+        self._beside = state["beside"]
 
     def close(self) -> None:
+        """End the refresher."""
         self._refresher.close()
 
 
@@ -156,9 +153,5 @@ def _fits(index: Path, corpus: Corpus, encode: DocumentEncoder, dtype: torch.dty
     """Is it the one that would be built? Before the first step a run may be given another model or corpus."""
     info = index_info(index)
     made_of = (info.weights, info.corpus, info.corpus_edits, info.dtype)
-    return made_of == (
-        encode.fingerprint,
-        corpus.fingerprint,
-        corpus.edits,
-        str(dtype).removeprefix("torch."),
-    )
+    kind = str(dtype).removeprefix("torch.")
+    return made_of == (encode.fingerprint, corpus.fingerprint, corpus.edits, kind)

@@ -54,8 +54,7 @@ def make_optimizer(groups: dict[str, Group], optim: Optim) -> torch.optim.AdamW:
         rest = [parameter for parameter in trained if parameter.ndim <= 1]
         parts.append({"params": matrices, "weight_decay": optim.weight_decay, "peak": group.lr})
         parts.append({"params": rest, "weight_decay": 0.0, "peak": group.lr})
-    # RoBERTa's choice where BERT and REALM have 0.999: gradients are forgotten faster, which suits short runs
-    # with large batches
+    # 0.98 is RoBERTa's choice, where BERT and REALM have 0.999: it suits short runs with large batches
     return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6)
 
 
@@ -87,8 +86,7 @@ class _Parts(Dataset[Any]):
 
 
 def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> Generator[Any, None, None]:
-    """What each part of each step from `start` on learns from, drawn when it is needed, or ahead by `workers`
-    processes."""
+    """What each part of each step from `start` on learns from, drawn ahead by `workers` processes, if any."""
     parts = _Parts(objective, optim.batch // optim.accumulate)
     numbers = range(start * optim.accumulate, optim.steps * optim.accumulate)
     ahead: Any = map(parts.__getitem__, numbers)
@@ -100,7 +98,7 @@ def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> G
             num_workers=workers,
             prefetch_factor=_AHEAD,
             multiprocessing_context="fork",
-            collate_fn=_as_drawn,
+            collate_fn=lambda drawn: drawn,
             worker_init_fn=_wait_for_the_trainer,
             generator=torch.Generator(),  # else the loader would draw from the one that training draws from
         )
@@ -110,10 +108,6 @@ def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> G
         yield drawn
 
 
-def _as_drawn(drawn: Any) -> Any:
-    return drawn
-
-
 def _wait_for_the_trainer(_: int) -> None:
     for number in _STOPPING:  # they go to all processes; the trainer finishes its step first
         signal.signal(number, signal.SIG_IGN)
@@ -121,8 +115,8 @@ def _wait_for_the_trainer(_: int) -> None:
 
 
 def _default_workers(device: torch.device) -> int:
-    """A GPU would wait for one process's batches. Where processes cannot be forked, there is only this
-    one."""
+    """Processes that draw batches: some for a GPU, which would wait for one alone; none if none can be
+    forked."""
     return min(_MOST_WORKERS, cores() - 1) if device.type == "cuda" and hasattr(os, "fork") else 0
 
 
@@ -157,8 +151,7 @@ class _Rows:
 
 
 class _Stop:
-    """Ctrl-C, or a scheduler's wish, waits for the step to end, so that it can be saved; a second one does
-    not wait."""
+    """Ctrl-C, or a scheduler's signal, waits for the step to end and be saved; a second one does not."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -261,23 +254,15 @@ def fit(
 
 
 def _restore(
-    model: Realm,
-    objective: Objective,
-    optimizer: torch.optim.Optimizer,
-    rows: _Rows,
-    run: Run,
-    *,
-    steps: int,
+    model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, run: Run, *, steps: int
 ) -> int:
     """Take up the run's newest checkpoint; gives the step it was made at, 0 if there is none."""
     checkpoint = run.newest()
     if checkpoint is None:
         return 0
     if checkpoint.step > steps:
-        raise BadInput(
-            f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for; ask "
-            "for more, or start a new run"
-        )
+        made = f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for"
+        raise BadInput(f"{made}; ask for more, or start a new run")
     model.load_own_state(checkpoint.weights)
     _load_optimizer_tensors(optimizer, checkpoint.optimizer)
     load_generator_state(checkpoint.generators)
@@ -303,8 +288,7 @@ def _state(
 
 def _set_rates(optimizer: torch.optim.Optimizer, optim: Optim, step: int) -> None:
     for group in optimizer.param_groups:
-        peak = group["peak"]
-        group["lr"] = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=peak)
+        group["lr"] = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=group["peak"])
 
 
 def _one_step(

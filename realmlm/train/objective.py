@@ -31,8 +31,8 @@ class Objective(ABC):
 
     @abstractmethod
     def draw(self, first: int, count: int) -> Any:
-        """The examples from position `first` on. They depend on nothing that is learned: this may happen
-        ahead of time, in another process."""
+        """The examples from position `first` on. They must not depend on what is learned: another process may
+        draw them ahead."""
 
     @abstractmethod
     def loss(self, drawn: Any, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
@@ -42,8 +42,8 @@ class Objective(ABC):
         """
 
     def prepare(self, model: Realm) -> None:
-        """Called before the first step that this process makes. A model's calibration was of the weights as
-        they were, so it is forgotten; an objective that hardly moves the scores may keep it."""
+        """Called before the first step that this process makes. Training makes a model's calibration untrue,
+        so it is forgotten; an objective that hardly moves the scores may leave it."""
         model.config = replace(model.config, calibration=None)
 
     def before_step(self, step: int) -> dict[str, Any]:

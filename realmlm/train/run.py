@@ -1,9 +1,8 @@
-"""A run on disk: its config, its metrics, and checkpoints with all state, so that a killed run goes on
-exactly where it was.
+"""A run on disk, with all state in its checkpoints: a killed run goes on exactly where it was.
 
-RUN/run.json            stage and config
+RUN/run.json            stage and settings
 RUN/metrics.jsonl       one row of numbers every few steps
-RUN/checkpoints/        step-00000500/ …, artefacts; the newest two are kept
+RUN/checkpoints/        step-00000500/ …, the newest two, artefacts
 RUN/snapshots/, index/  what trainer and refresher hand each other (realmlm.index.refresh)
 RUN/model/              the model, when the run has ended
 """
@@ -38,6 +37,7 @@ from realmlm.storage.artefacts import (
 from realmlm.storage.locks import lock_on
 
 KEEP = 2  # checkpoints
+TENSORS = ("weights", "optimizer", "generators")  # of a checkpoint, each in a file of its own
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Run:
     def begin(cls, folder: Path, *, stage: str, settings: Settings | None, resume: bool = False) -> "Run":
         """Start a run, or go on with one that was begun with the same settings.
 
-        With `resume`, a run may go on with other settings, as far as its record stays true: they become its
-        own with the next step.
+        With `resume` the settings may differ, if its record stays true; they become its own with the next
+        step.
         """
         folder = Path(folder)
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -87,10 +87,8 @@ class Run:
             before = read_run(folder)
             if not _is_same(before, record_now, settings):
                 if not resume or settings is None:
-                    raise Mismatch(
-                        f"{folder} holds another run; continue that one with --resume {folder}, or choose "
-                        "another --out"
-                    )
+                    other = f"{folder} holds another run; continue that one with --resume {folder}"
+                    raise Mismatch(f"{other}, or choose another --out")
                 _check_amended(folder, before["config"], settings)
             run = cls(folder)
             run._amended = record_now if resume and before != record_now else None
@@ -119,8 +117,8 @@ class Run:
             self._whole.stepped()
 
     def open_corpus(self, corpus: Path | Corpus, *, spans: bool = False) -> Corpus:
-        """A corpus as it was when the run began: edits made since are left out, so that a resumed run goes on
-        with what it knew. `spans`: those that are marked in it must be the same too."""
+        """A corpus as it was when the run began, without later edits: a resumed run goes on with the same.
+        With `spans` the spans marked in it must be the same too."""
         place = (corpus.folder if isinstance(corpus, Corpus) else corpus).absolute()
         base = Corpus.open(place, edits=0)
         self._pin(f"{place}/manifest.json", base.fingerprint, f"{place} was rebuilt")
@@ -133,8 +131,8 @@ class Run:
         return opened
 
     def pin_file(self, file: Path | None) -> None:
-        """A file that must say the same whenever the run goes on. (One that is missing is refused by whoever
-        reads it.)"""
+        """Refuse to go on if the file has changed since the run began; a missing one is for its reader to
+        refuse."""
         if file is not None and file.exists():
             self._pin(str(file), sha256_of(file), f"{file} was changed")
 
@@ -154,9 +152,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Is its model written?"""
         return (self.folder / "model" / "manifest.json").exists()
 
     def checkpoints(self) -> list[int]:
+        """The steps of its checkpoints, ascending."""
         return sorted(int(path.name[5:]) for path in (self.folder / "checkpoints").glob("step-*"))
 
     def _place(self, step: int) -> Path:
@@ -168,37 +168,30 @@ class Run:
         if checkpoint.step in self.checkpoints():
             return place
         with publish(place, kind="checkpoint") as draft:
-            for name in ("weights", "optimizer", "generators"):
+            for name in TENSORS:
                 tensors = getattr(checkpoint, name)
-                save_file(
-                    {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()},
-                    draft.path / f"{name}.safetensors",
-                )
+                stored = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+                save_file(stored, draft.path / f"{name}.safetensors")
             draft.config = {"step": checkpoint.step, "objective": checkpoint.objective, "row": checkpoint.row}
         for step in self.checkpoints()[:-KEEP]:
             discard(self._place(step))
         return place
 
     def newest(self) -> Checkpoint | None:
+        """The newest checkpoint; None before the first."""
         steps = self.checkpoints()
         if not steps:
             return None
         folder = self._place(steps[-1])
         manifest = open_artefact(folder, kind="checkpoint")
-        parts = {
-            name: load_file(folder / f"{name}.safetensors") for name in ("weights", "optimizer", "generators")
-        }
-        row = manifest.config.get("row", {})  # an older checkpoint has none
-        return Checkpoint(
-            step=manifest.config["step"], objective=manifest.config["objective"], row=row, **parts
-        )
+        tensors = {name: load_file(folder / f"{name}.safetensors") for name in TENSORS}
+        config = {"row": {}} | manifest.config  # an older checkpoint has no row
+        return Checkpoint(step=config["step"], objective=config["objective"], row=config["row"], **tensors)
 
     def kept_objectives(self) -> list[dict[str, Any]]:
-        """What the kept checkpoints say of their objective: which index versions they need, for one."""
-        return [
-            read_manifest(self._place(step), kind="checkpoint").config["objective"]
-            for step in self.checkpoints()
-        ]
+        """The objective's state in each checkpoint: which index versions they need, for one."""
+        places = map(self._place, self.checkpoints())
+        return [read_manifest(place, kind="checkpoint").config["objective"] for place in places]
 
     def tidy(self) -> None:
         """Once the model is written nothing of this is needed any more."""
@@ -206,15 +199,15 @@ class Run:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def close(self) -> None:
+        """Let other processes have the folder."""
         self._lock.release()
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let the folder go. Of a run whose model is written only that and the metrics stay; its refresher
-        has ended by now. One that this call began and that failed before any work was done leaves nothing
-        behind."""
+        """Let the folder go. Of a finished run only model and metrics stay, of one that failed before any
+        work, if it is new, nothing."""
         if kind is None and (self.folder / "model").exists():
             self.tidy()
         if self._new and not _has_worked(self.folder) and kind is not None and issubclass(kind, RealmError):
@@ -223,12 +216,10 @@ class Run:
 
 
 def _check_amended(folder: Path, before: dict[str, Any], settings: Settings) -> None:
-    """Once a run learns, only how it goes on may change: else the record would tell of the first steps what
-    did not happen."""
+    """Once a run has learned, only how it goes on may change: else its record would not be true."""
     if (folder / "model" / "manifest.json").exists():
-        raise BadInput(
-            f"{folder} is finished; to train further, start another run with --model {folder}/model"
-        )
+        further = f"start another run with --model {folder}/model"
+        raise BadInput(f"{folder} is finished; to train further, {further}")
     before = filled(type(settings), before)
     now = record(settings)
     changed = [name for name in settings.fixed_once_trained() if before[name] != now[name]]
@@ -277,8 +268,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def generator_state() -> dict[str, Tensor]:
-    """Every generator that a step draws from. Data is drawn by (seed, position), and a step's position is
-    known from its number."""
+    """The generators that a step draws from; data is drawn by (seed, position) instead."""
     state = {"torch": torch.get_rng_state()}
     for number in range(torch.cuda.device_count()):
         state[f"cuda{number}"] = torch.cuda.get_rng_state(number)
@@ -286,6 +276,7 @@ def generator_state() -> dict[str, Tensor]:
 
 
 def load_generator_state(state: dict[str, Tensor]) -> None:
+    """Take up what `generator_state` gave."""
     torch.set_rng_state(state["torch"])
     for number in range(torch.cuda.device_count()):
         if f"cuda{number}" in state:
@@ -293,6 +284,7 @@ def load_generator_state(state: dict[str, Tensor]) -> None:
 
 
 def seed_everything(seed: int) -> None:
+    """Seed the generators of torch, numpy and Python in this process."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)

@@ -1,7 +1,6 @@
-"""The stages of training, from Python and from the command line alike: warm-up, joint pre-training,
-fine-tuning.
+"""The stages of training: warm-up, joint pre-training, fine-tuning, for Python and the command line alike.
 
-Each takes its settings whole, keeps a run in the folder `settings.out`, goes on with it if it was cut off,
+Each takes its settings whole, has its run in the folder `settings.out`, goes on with it if it was cut off,
 and gives the trained model, which also stands in the run's `model/`.
 """
 
@@ -20,12 +19,12 @@ from torch import nn
 from realmlm.corpus.masking import Masking
 from realmlm.corpus.questions import read_questions, spread
 from realmlm.corpus.store import Corpus
-from realmlm.errors import BadInput, Mismatch, NotEnough
+from realmlm.errors import BadInput, Mismatch
 from realmlm.index.bm25 import BM25Index
 from realmlm.index.duplicates import SameWords, check_others, share_cut_otherwise
 from realmlm.log import progress, say
 from realmlm.model.realm import Realm
-from realmlm.reading.retrieve import check_readable, index_of
+from realmlm.reading.retrieve import check_enough, check_readable, index_of
 from realmlm.settings import Finetune, Loop, Optim, Pretrain, Warmup, filled, record
 from realmlm.train.callbacks import Callback
 from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource
@@ -75,12 +74,12 @@ def pretrain(
         device = prepare(settings.loop)
         scheme = masking or settings.masking
         marked = masking.needs_spans if masking else settings.masking == "salient"
-        known = run.open_corpus(corpus or _named(settings), spans=marked and settings.text is None)
-        text = known if settings.text is None else run.open_corpus(settings.text, spans=marked)
-        realm = _to_train(settings.model, model, device, known, text)
+        corpus = run.open_corpus(corpus or _named(settings), spans=marked and settings.text is None)
+        text = corpus if settings.text is None else run.open_corpus(settings.text, spans=marked)
+        realm = _to_train(settings.model, model, device, corpus, text)
         realm.config = replace(realm.config, null_document=settings.null_document)
-        own = None if settings.own_passage else _own_places(known, text)
-        check_others(known, own, k=settings.k, others=settings.k - settings.null_document)
+        own = None if settings.own_passage else _own_places(corpus, text)
+        check_others(corpus, own, k=settings.k, others=settings.k - settings.null_document)
         source = SentenceSource(
             text,
             scheme,
@@ -92,8 +91,8 @@ def pretrain(
         )
         questions = read_questions(settings.probe) if settings.probe else []
         probe = [questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else []
-        with closing(LiveIndex(run, realm, known, refresh=settings.refresh, loop=settings.loop)) as live:
-            taught = objective(settings, realm, known, source, live, own=own, probe=probe)
+        with closing(LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=settings.loop)) as live:
+            taught = objective(settings, realm, corpus, source, live, own=own, probe=probe)
             fit(
                 realm,
                 taught,
@@ -103,7 +102,7 @@ def pretrain(
                 title="pre-training",
                 callbacks=callbacks,
             )
-            return _save(run, realm, known)
+            return _save(run, realm, corpus)
 
 
 def finetune(
@@ -122,32 +121,30 @@ def finetune(
         if run.finished:
             return _finished(run)
         device = prepare(settings.loop)
-        known = run.open_corpus(corpus or _named(settings))
+        corpus = run.open_corpus(corpus or _named(settings))
         for file in settings.questions:
             run.pin_file(file)
-        realm = _to_train(settings.model, model, device, known)
-        if settings.read > len(known):
-            raise NotEnough(
-                f"cannot read {settings.read} passages: {known.folder} has {len(known)}; lower --read or use "
-                "a larger corpus"
-            )
+        realm = _to_train(settings.model, model, device, corpus)
+        check_enough(corpus, settings.read)
         frozen = settings.refresh.every_steps == 0
         learning = _what_learns(settings, realm, run)
         realm.config = replace(realm.config, trained_on_questions=True)
         asked = [question for file in settings.questions for question in read_questions(file)]
-        gold = locate_answers(known, asked, candidates=settings.candidates)
+        gold = locate_answers(corpus, asked, candidates=settings.candidates)
         given = index = None
         if settings.retriever == "bm25":
-            given = _word_matches(known, gold, candidates=min(settings.candidates, len(known)))
+            given = _word_matches(corpus, gold, candidates=min(settings.candidates, len(corpus)))
         elif frozen:
             # float16 is the usual: more is as good
             precise = torch.float32 if settings.refresh.dtype == "float32" else None
-            index = index_of(realm, known, dtype=precise).index
+            index = index_of(realm, corpus, dtype=precise).index
         loop = replace(settings.loop, workers=0)  # what is drawn are numbers
-        with closing(LiveIndex(run, realm, known, refresh=settings.refresh, loop=loop, frozen=index)) as live:
-            taught = objective(settings, realm, known, live, gold, learning=learning, given=given)
+        with closing(
+            LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=loop, frozen=index)
+        ) as live:
+            taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given)
             fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
-            return _save(run, realm, known)
+            return _save(run, realm, corpus)
 
 
 def warmup(
@@ -158,9 +155,11 @@ def warmup(
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
 ) -> Realm:
-    """Prepare a model for joint training: the reader learns to read passages by masked LM, then the retriever
-    to find them by the inverse cloze task, each a run of its own in `settings.out`; arguments as for
-    `pretrain`."""
+    """Prepare a model for joint training; arguments as for `pretrain`.
+
+    The reader learns to read passages by masked LM, then the retriever to find them by the inverse cloze
+    task, each in a run of its own in `settings.out`.
+    """
     settings = _with_corpus(settings, corpus)
     if resume:
         _check_parts(settings)
@@ -169,32 +168,32 @@ def warmup(
             return _finished(whole)
         reader_done = (whole.folder / "reader" / "model").exists()
         masks_spans = settings.masking == "salient" and settings.reader.steps > 0 and not reader_done
-        known = whole.open_corpus(corpus or _named(settings), spans=masks_spans)
+        opened = whole.open_corpus(corpus or _named(settings), spans=masks_spans)
 
         @cache
         def held_out() -> list[int]:
-            return _held_out(whole, known, settings.hold_out)
+            return _held_out(whole, opened, settings.hold_out)
 
         def reading(realm: Realm) -> MaskedReading:
             source = SentenceSource(
-                known,
+                opened,
                 settings.masking,
                 max_query=realm.config.max_query,
                 seed=settings.loop.seed,
                 held_out=held_out(),
             )
             pairs = ReadingPairs(source, pairing=settings.pairing, seed=settings.loop.seed)
-            return MaskedReading(settings, realm, known, pairs)
+            return MaskedReading(settings, realm, opened, pairs)
 
         def finding(realm: Realm) -> InverseCloze:
             if settings.towers_as_reader:
                 realm.begin_towers_as_reader()
             pairs = ClozePairs(
-                known, remove=settings.remove_sentence, seed=settings.loop.seed, held_out=held_out()
+                opened, remove=settings.remove_sentence, seed=settings.loop.seed, held_out=held_out()
             )
             return InverseCloze(settings, realm, pairs)
 
-        realm = _to_train(settings.model, model, torch.device("cpu"), known)
+        realm = _to_train(settings.model, model, torch.device("cpu"), opened)
         if settings.towers_as_reader:  # said before the reader is trained
             realm.config.check_one_encoder()
         for name, make, optim in (
@@ -202,8 +201,8 @@ def warmup(
             ("retriever", finding, settings.retriever),
         ):
             if optim.steps:
-                realm = _part(whole, name, make, realm, known, optim, settings.loop, callbacks)
-        return _save(whole, realm, known)
+                realm = _part(whole, name, make, realm, opened, optim, settings.loop, callbacks)
+        return _save(whole, realm, opened)
 
 
 def _part(
@@ -244,17 +243,16 @@ def _named(settings: Warmup | Pretrain | Finetune) -> Path:
 
 
 def _begin(settings: AnyStage, stage: str, own_names: list[str], model: Realm | None, *, resume: bool) -> Run:
-    """The run of a stage; what only Python can give (classes, a model) is part of the stage's name, so that
-    the command line knows that it cannot continue it."""
+    """The run of a stage. What only Python can give, a class or a model, is part of its stage's name: the
+    command line sees that it cannot continue such a run."""
     _named(settings)
     names = [stage, *own_names, *(["a given model"] if model is not None else [])]
     return Run.begin(settings.out, stage=" with ".join(names), settings=settings, resume=resume)
 
 
 def _finished(run: Run) -> Realm:
-    place = run.folder / "model"
     say(f"{run.folder} is already finished")
-    return Realm.from_pretrained(place)
+    return Realm.from_pretrained(run.folder / "model")
 
 
 def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: Corpus) -> Realm:
@@ -266,14 +264,12 @@ def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: 
 
 
 def _save(run: Run, realm: Realm, corpus: Corpus) -> Realm:
-    place = run.folder / "model"
-    realm.save_pretrained(place, parents={"corpus": corpus.fingerprint})
+    realm.save_pretrained(run.folder / "model", parents={"corpus": corpus.fingerprint})
     return realm.eval()
 
 
 def _held_out(run: Run, corpus: Corpus, hold_out: Path | None) -> list[int]:
-    """The passages that must not be trained on; the file that says so may not change while the run goes
-    on."""
+    """The passages that must not be trained on; `hold_out` may not change while the run goes on."""
     found = held_out_passages(corpus, hold_out)
     run.pin_file(hold_out)
     return found
@@ -299,8 +295,7 @@ _PARTS = {
 
 
 def _check_parts(settings: Warmup) -> None:
-    """No setting of a part of a warm-up that is over may change: the record would tell what did not
-    happen."""
+    """No setting of a finished part of a warm-up may change: its record would not be true."""
     folder = settings.out
     before = filled(Warmup, read_run(folder)["config"])
     now = record(settings)
@@ -321,16 +316,13 @@ def with_steps(settings: Finetune) -> Finetune:
     batch = settings.optim.batch
     asked = sum(len(read_questions(file)) for file in settings.questions)
     steps = min(MOST_STEPS, math.ceil(PASSES * asked / batch))
-    say(
-        f"{steps:,} steps of {batch}: {steps * batch / asked:.1f} passes over {asked:,} questions; "
-        "--optim.steps changes this"
-    )
+    passes = f"{steps * batch / asked:.1f} passes over {asked:,} questions"
+    say(f"{steps:,} steps of {batch}: {passes}; --optim.steps changes this")
     return replace(settings, optim=replace(settings.optim, steps=steps))
 
 
 def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Parameter]:
-    """The retriever's weights that learn, with a query side of their own where the index stays; none where
-    the reader learns alone."""
+    """The retriever's weights that learn: the query side's if the index stays, none for the reader alone."""
     frozen = settings.refresh.every_steps == 0
     alone = settings.retriever == "bm25" or settings.optim.retriever_lr == 0
     saved = run.newest() if frozen and alone else None

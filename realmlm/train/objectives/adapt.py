@@ -22,8 +22,7 @@ CANDIDATES = 100
 
 
 class FoundElsewhere(Objective):
-    """−log p(passages that have the hidden words | x) among the best candidates, a sentence's own passage and
-    its copies left out."""
+    """−log p(passages with the hidden words | x) among candidates other than the sentence's own passage."""
 
     def __init__(
         self,

@@ -47,8 +47,8 @@ class JointPretraining(Objective):
         own: SameWords | None = None,
         probe: list[Question] | None = None,
     ) -> None:
-        """`own` tells which passages a sentence may not retrieve: its own one and its copies. `probe` are
-        held-out masked sentences to measure on."""
+        """`own` tells which passages a sentence may not retrieve, its own and copies; `probe` are held-out
+        masked sentences to measure on."""
         self.settings = settings
         self.model = model
         self.corpus = corpus
@@ -107,8 +107,7 @@ class JointPretraining(Objective):
     def likelihood(
         self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and numbers for the row from f(x,z) and log p(y_j|z,x), both with gradient: what an
-        objective of one's own replaces."""
+        """Loss and metrics from f(x,z) and log p(y_j|z,x): what an objective of one's own replaces."""
         reader_BK = joint_reading(token_BKM, valid_BM)
         joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
         trained_B = joint_B
@@ -125,8 +124,7 @@ class JointPretraining(Objective):
         return self.live.before_step(step)
 
     def measure(self, done: int, clock: Clock) -> dict[str, Any]:
-        """Held-out sentences through the index as it is now; of several wordings the worst is shown, for it
-        fails all or nothing."""
+        """Measure the probe through the current index; if it has several wordings, the worst of them too."""
         if not self._probe or done % self.settings.probe_every:
             return {}
         clock("probe")

@@ -1,6 +1,6 @@
 """The reader's warm-up: masked language modelling with a passage given, not retrieved.
 
-A reader that cannot read yet would ruin the retriever in joint training. B sentences, each with a passage, M
+A reader that cannot read would ruin the retriever in joint training. B sentences with a passage each, M
 masks.
 """
 
@@ -24,12 +24,10 @@ Drawn = tuple[Masked, Inputs, np.ndarray | None]
 
 
 class MaskedReading(Objective):
-    """−log p(y|z,x) with a passage given, not retrieved; and where y stands in z, −log of the probability
-    that the reader points at it.
+    """−log p(y|z,x) with a passage given, and where y stands in z −log of the probability of pointing at it.
 
-    The first is the mean over a sentence's masks, so that a long span weighs no more than a word; joint
-    training, whose marginal is over all of y, takes the sum. So the losses of the two are on different
-    scales.
+    The first is the mean over a sentence's masks, so that a long span weighs no more than a word. Joint
+    training takes the sum, for its marginal is over all of y: the two losses are on different scales.
     """
 
     def __init__(self, settings: Warmup, model: Realm, corpus: Corpus, pairs: ReadingPairs) -> None:

@@ -1,5 +1,4 @@
-"""Fine-tuning on questions: the reader by the marginal over spans of the passages it reads, the retriever
-over many candidates.
+"""Fine-tuning on questions: the reader by spans of the passages it reads, the retriever over many candidates.
 
 B questions, K passages read, C candidates, N = B · K pairs, L wordpieces, W span widths, M masks, D vector
 size.
@@ -38,8 +37,7 @@ from realmlm.train.objective import Group, Objective
 
 @dataclass(frozen=True)
 class Candidates:
-    """For every question the candidates of a retriever that does not learn, best first, with their scores;
-    both [questions, C]."""
+    """Candidates of a retriever that does not learn, best first, and their scores [questions, C]."""
 
     ids: np.ndarray
     scores: np.ndarray
@@ -57,8 +55,7 @@ class _Retrieved:
 
 
 class QuestionAnswering(Objective):
-    """−log p(y|x) over the passages read, −log p(gold|x) over the candidates, and −log p(y|∅,x) for what the
-    reader knows by itself."""
+    """−log p(y|x) over the passages read, −log p(gold|x) over the candidates, and −log p(y|∅,x)."""
 
     def __init__(
         self,
@@ -71,8 +68,7 @@ class QuestionAnswering(Objective):
         learning: list[nn.Parameter],
         given: Candidates | None = None,
     ) -> None:
-        """`learning` are the retriever's weights that learn; `given` are the candidates of another retriever,
-        in place of the model's."""
+        """`learning` are the retriever's weights that learn; `given` are another retriever's candidates."""
         self.settings = settings
         self.model = model
         self.corpus = corpus
@@ -105,8 +101,7 @@ class QuestionAnswering(Objective):
         readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
         answer_B = marginal_log_likelihood(weight_BK, readable_BK)
         memory_B = self._closed_book(numbers, questions)
-        # divided by all examples, not by those with an answer: so that a batch worked off in parts gives the
-        # same gradient
+        # divided by all examples, not those with an answer: a batch in parts must give the same gradient
         taught_B = torch.where(any_B, answer_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
         loss = -(taught_B + self.settings.closed_book * memory_B).mean()
         return loss, {
@@ -145,15 +140,14 @@ class QuestionAnswering(Objective):
     def _first_to_read(
         self, numbers: np.ndarray, ids_BC: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Candidates in the order they are read, that order, which hold an answer, and does the one that was
-        retrieved first?
+        """Candidates in the order they are read, that order, which hold an answer, and whether the first
+        found does.
 
-        A question whose first passages do not hold its answer teaches the reader nothing: with `read_gold`
-        the best that does takes the last place.
+        Reading teaches nothing where no passage holds the answer: with `read_gold` the best that does takes
+        the last place.
         """
-        holds_BC = np.stack(
-            [self.gold.holds(number, ids) for number, ids in zip(numbers.tolist(), ids_BC, strict=True)]
-        )
+        pairs = zip(numbers.tolist(), ids_BC, strict=True)
+        holds_BC = np.stack([self.gold.holds(number, ids) for number, ids in pairs])
         order_BC = np.broadcast_to(np.arange(ids_BC.shape[1]), ids_BC.shape).copy()
         read = self.settings.read
         if self.settings.read_gold:
@@ -167,8 +161,7 @@ class QuestionAnswering(Objective):
     def _read(
         self, numbers: np.ndarray, questions: list[np.ndarray], found: _Retrieved
     ) -> tuple[Tensor, Tensor]:
-        """What weighs the passages, and log p(y|z,x), −inf where a passage does not hold the answer; both
-        [B, K]."""
+        """What weighs the passages, and log p(y|z,x), −inf without the answer in the passage; both [B, K]."""
         scores_BK = found.scores_BC[:, : self.settings.read]
         inputs = join(self.model, questions, found.offered)
         gold_N3 = self._gold_spans(numbers, found.ids_BK, inputs)
