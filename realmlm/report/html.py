@@ -1,5 +1,4 @@
-"""A report as one HTML file that needs nothing beside itself: curves of runs, evaluation tables, what was
-retrieved before and after.
+"""A report as one HTML file that needs nothing beside itself: curves, tables, retrieval before and after.
 
 Texts become text nodes of an element tree, never markup. The numbers of the curves are a block of JSON, drawn
 by the same script as on the service's page (realmlm.page).
@@ -66,9 +65,8 @@ def write_report(settings: MakeReport) -> str:
     if before is not None and after is not None:
         change = compare(read_predictions(before), read_predictions(after), examples=settings.examples)
         if change.both == 0:
-            raise BadInput(
-                f"{before} and {after} have no question in common; evaluate both on the same --questions"
-            )
+            different = f"{before} and {after} have no question in common"
+            raise BadInput(f"{different}; evaluate both on the same --questions")
         sections.append(_change(change, names_of([before, after])))
         parts.append(f"{len(change.nearer) + len(change.further)} examples")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -132,9 +130,8 @@ def _curves(runs: list[ShownRun]) -> Node:
     rows = []
     for name in dict.fromkeys(name for run in runs for name in run.settings if name != "out"):
         if len({json.dumps(run.settings[name]) for run in runs if name in run.settings}) > 1:
-            rows.append(
-                _row(_node("th", name), *(_node("td", _shown(run.settings.get(name))) for run in runs))
-            )
+            cells = (_node("td", _shown(run.settings.get(name))) for run in runs)
+            rows.append(_row(_node("th", name), *cells))
     if rows:
         head = _row(_node("td"), *(_node("th", run.name) for run in runs))
         section.append(_table("Settings in which the runs differ", [head], rows))
@@ -164,10 +161,8 @@ def _table(caption: str, head: list[Node], rows: list[Node]) -> Node:
 
 
 def _verdict(verdict: ShownVerdict) -> Node:
-    caption = (
-        f"{verdict.held_out:,} held out, before and after: means with their 95% intervals, in percent where "
-        "no unit is said"
-    )
+    means = "means with their 95% intervals, in percent where no unit is said"
+    caption = f"{verdict.held_out:,} held out, before and after: {means}"
     head = _row(_node("td"), _node("th", "before"), _node("th", "after"))
     rows = [
         _row(_node("th", title), *(_score(side, nats=title.endswith("nats")) for side in sides))
@@ -232,9 +227,8 @@ def _example(pair: tuple[Prediction, Prediction], names: list[str]) -> Node:
 
 
 def _side(side: Prediction, title: str) -> Node:
-    right = (
-        _node("span", "✓ right", class_="right") if side.correct else _node("span", "✗ wrong", class_="wrong")
-    )
+    word = "right" if side.correct else "wrong"
+    right = _node("span", f"{'✓' if side.correct else '✗'} {word}", class_=word)
     told = [] if side.log_p is None else [f"log p(y|x) {_number(side.log_p, '.2f')}"]
     found = f"first passage with the answer: {side.rank}"
     told.append("no passage retrieved has the answer" if side.rank is None else found)

@@ -1,5 +1,4 @@
-"""Two sets of answers to the same questions, from a model before and after training: where retrieval changed
-most."""
+"""Answers to the same questions by a model before and after training: where retrieval changed most."""
 
 import math
 from dataclasses import dataclass
@@ -57,16 +56,13 @@ def read_predictions(file: Path) -> dict[tuple[str, str], Prediction]:
     predictions = {}
     for number, row in json_lines(read_text(file)):
         if isinstance(row, dict) and "question" in row and "evidence" not in row:
-            raise BadInput(
-                f"{file}:{number}: nothing was read for this question; evaluate with --read 1 or more"
-            )
+            nothing = f"{file}:{number}: nothing was read for this question"
+            raise BadInput(f"{nothing}; evaluate with --read 1 or more")
         try:
             predictions[str(row["id"]), str(row["question"])] = _prediction(row)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BadInput(
-                f"{file}:{number}: not a prediction; make such a file: realmlm evaluate … --predictions "
-                f"{file}"
-            ) from error
+            command = f"realmlm evaluate … --predictions {file}"
+            raise BadInput(f"{file}:{number}: not a prediction; make such a file: {command}") from error
     return predictions
 
 
@@ -119,8 +115,7 @@ def compare(before: dict[Key, Prediction], after: dict[Key, Prediction], *, exam
 
 
 def amount(old: Prediction, new: Prediction) -> tuple[float, float, float]:
-    """How much retrieval changed: the distance of p(z|x) before and after (½ Σ_z |p − q|), to two digits;
-    then what it did."""
+    """How much retrieval changed, ½ Σ_z |p − q| of p(z|x) to two digits; then what came of it."""
     p, q = ({one.passage_id: one.retrieval_probability for one in side.read} for side in (old, new))
     # fsum: in any order the same
     distance = math.fsum(abs(p.get(z, 0.0) - q.get(z, 0.0)) for z in p.keys() | q.keys()) / 2

@@ -1,5 +1,4 @@
-"""The runs, verdicts and evaluations that a report shows, read from their files; a file that is wrong is
-named."""
+"""The runs, verdicts and evaluations that a report shows, read from their files; a bad one is named."""
 
 import json
 import math
@@ -78,8 +77,8 @@ def read_run(folder: Path, name: str) -> Iterator[ShownRun]:
 
 
 def _of_the_whole(folder: Path, stage: str) -> dict[str, Any]:
-    """The settings of a part of a warm-up, which stand in the run.json of the whole. Its optimiser's are
-    named `optim`, as in other runs. Empty: the folder is no such part."""
+    """The settings of a part of a warm-up, from the run.json of the whole, its optimiser's as `optim`; empty
+    where the folder is no such part."""
     whole, _, part = stage.partition("-")
     try:
         record = json.loads((folder.resolve().parent / "run.json").read_text("utf-8"))
@@ -92,8 +91,8 @@ def _of_the_whole(folder: Path, stage: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ShownVerdict:
-    """What an `adapt` decided (its verdict.json): each measure on the held-out examples before and after, and
-    the gain."""
+    """What an `adapt` decided (verdict.json): the measures on held-out examples before and after, and the
+    gain."""
 
     name: str
     held_out: int
@@ -115,9 +114,8 @@ def read_verdict(folder: Path, name: str) -> ShownVerdict | None:
             for title, sides in record["measures"].items()
         }
         gain = _interval({"value": record["gain"], **record})
-        return ShownVerdict(
-            name, int(record["held_out"]), measures, str(record["gained"]), gain, bool(record["kept"])
-        )
+        held_out = int(record["held_out"])
+        return ShownVerdict(name, held_out, measures, str(record["gained"]), gain, bool(record["kept"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ArtefactDamaged(
             f"{file} is damaged ({type(error).__name__}); remove it, or leave the run out"
@@ -138,16 +136,14 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _read_curves(file: Path) -> dict[str, Points]:
-    """The curves of a metrics file. A last line without its end is passed over: it is still being written, or
-    a kill cut it off."""
+    """The curves of a metrics file; a last line that is not whole, being written or cut off, is left out."""
     curves: dict[str, Points] = {}
     whole = read_text(file).rpartition("\n")[0]
     for number, row in json_lines(whole):
         step: Any = row.get("step") if isinstance(row, dict) else None
         if not _is_number(step):
-            raise ArtefactDamaged(
-                f"{file}:{number}: not a row of metrics; remove the line, or leave the run out"
-            )
+            cure = "remove the line, or leave the run out"
+            raise ArtefactDamaged(f"{file}:{number}: not a row of metrics; {cure}")
         for name, value in row.items():
             if name != "step" and type(value) in (int, float):
                 curves.setdefault(name, []).append((step, value if _is_number(value) else None))
@@ -155,8 +151,7 @@ def _read_curves(file: Path) -> dict[str, Points]:
 
 
 def bundle(points: Points, *, most: int = MOST_POINTS) -> Points:
-    """A curve of at most `most` points. In a longer one every few points become one: their last step, and the
-    mean, lowest and highest of their values."""
+    """A curve of at most `most` points; of a longer one every few become one: last step, mean, range."""
     if len(points) <= most:
         return points
     width = math.ceil(len(points) / most)
@@ -175,8 +170,7 @@ def bundle(points: Points, *, most: int = MOST_POINTS) -> Points:
 
 @dataclass(frozen=True, order=True)
 class Column:
-    """A measure as a column of the table, ordered by place and number; those of one group stand under one
-    heading."""
+    """A measure as a column of the table, in order of place and number; a group has one heading."""
 
     place: int
     group: str
@@ -205,19 +199,15 @@ def read_evaluation(file: Path, name: str) -> Evaluation:
         for number, (title, score) in enumerate(record["nats"].items()):
             found[Column(1, "nats", number, title)] = score
         strings = f"recall of the answer string ({record['recall_definition']}), %"
-        for place, (key, group) in enumerate(
-            {"recall": strings, "gold_recall": "recall of the gold passage, %"}.items(), 2
-        ):
+        groups = {"recall": strings, "gold_recall": "recall of the gold passage, %"}
+        for place, (key, group) in enumerate(groups.items(), 2):
             for k, score in record[key].items():
                 found[Column(place, group, int(k), f"@{k}")] = score
         scores = {column: _interval(score) for column, score in found.items()}
-        about: tuple[str, ...] = (
-            f"{int(record['questions']):,} questions",
-            f"{record['retriever']}, {int(record['read'])} read",
-        )
-        about += tuple(
-            f"{part} {short_path(str(record[part]))}" for part in ("model", "corpus") if record.get(part)
-        )
+        about = [f"{int(record['questions']):,} questions"]
+        about += [f"{record['retriever']}, {int(record['read'])} read"]
+        named = [part for part in ("model", "corpus") if record.get(part)]
+        about += [f"{part} {short_path(str(record[part]))}" for part in named]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{file} is not a report; make one: realmlm evaluate … --report {file}") from error
-    return Evaluation(name, about, scores)
+    return Evaluation(name, tuple(about), scores)

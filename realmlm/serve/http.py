@@ -1,5 +1,4 @@
-"""The service over HTTP: its routes as one application, described by OpenAPI; limits, and one shape for every
-error."""
+"""The service over HTTP as one application: routes, limits, and one shape for every error."""
 
 import asyncio
 import time
@@ -41,12 +40,11 @@ def create_app(
     batch: int = TOGETHER,
     runs: Sequence[Path] = (),
 ) -> FastAPI:
-    """The service over an engine. With a token every change of a passage needs it; a queue of `queue`
-    requests is full.
+    """The service over an engine; a request is refused while `queue` others wait.
 
-    Where `host`, the address it listens at, is this machine's own, only what is addressed to this machine is
-    answered: a page from elsewhere may let its own name point here. `runs` are folders with training runs to
-    show.
+    With a token every change of a passage needs it. Where `host`, the address it listens at, is this
+    machine's own, only what is addressed to this machine is answered: a page from elsewhere may let its own
+    name point here. `runs` are folders with training runs to show.
     """
     meters = Meters()
     worker = Worker(most_waiting=queue, most_together=batch, on_batch=meters.on_batch)
@@ -56,9 +54,8 @@ def create_app(
         yield
         await asyncio.to_thread(worker.close)  # what is waiting is still answered
 
-    shapes: dict[int | str, dict[str, Any]] = {
-        status: {"model": Failure} for status in (400, 401, 404, 413, 422, 503)
-    }
+    failures = (400, 401, 404, 413, 422, 503)
+    shapes: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in failures}
     app = FastAPI(
         title="realmlm",
         version=__version__,
@@ -74,7 +71,7 @@ def create_app(
         run_routes(runs),
         operation_routes(engine, worker, meters),
     ):
-        app.include_router(routes, dependencies=[Depends(_known_parameters)])
+        app.include_router(routes, dependencies=[Depends(_check_parameters)])
     app.mount("/page", StaticFiles(directory=ASSETS), name="page")
 
     @app.get("/", include_in_schema=False)
@@ -115,16 +112,15 @@ def _handle_errors(app: FastAPI) -> None:
         return _failure(400, str(error))
 
     @app.exception_handler(HTTPException)
-    async def known(request: Request, error: HTTPException) -> JSONResponse:
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, UnicodeDecodeError):
             return _failure(400, "the body is not UTF-8; send JSON in UTF-8")
         headers = dict(error.headers or {})
         # starlette names the methods of one function alone, not of the whole route
         if error.status_code == 405:
-            described = app.openapi()["paths"].get(
-                getattr(request.scope.get("route"), "path_format", None), {}
-            )
-            headers["Allow"] = ", ".join(method.upper() for method in described) or headers.get("Allow", "")
+            route = getattr(request.scope.get("route"), "path_format", None)
+            methods = ", ".join(method.upper() for method in app.openapi()["paths"].get(route, {}))
+            headers["Allow"] = methods or headers.get("Allow", "")
         return _failure(error.status_code, str(error.detail), **headers)
 
     @app.exception_handler(RequestValidationError)
@@ -133,9 +129,8 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return _failure(
-            500, f"something went wrong here ({type(error).__name__}); the service's log says more"
-        )
+        kind = type(error).__name__
+        return _failure(500, f"something went wrong here ({kind}); the service's log says more")
 
 
 def _what_is_wrong(first: dict[str, Any]) -> str:
@@ -150,17 +145,13 @@ def _what_is_wrong(first: dict[str, Any]) -> str:
     return f"{where}: {first['msg']}"
 
 
-def _known_parameters(request: Request) -> None:
-    """Refuses parameters in the address that the route does not know: a misspelt one would be passed over in
-    silence."""
-    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+def _check_parameters(request: Request) -> None:
+    """Refuses parameters that the route does not have: a misspelt one would be passed over in silence."""
+    taken = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
-        if name not in known:
-            raise HTTPException(
-                422,
-                f"{name}: there is no such parameter; "
-                + (f"use {', '.join(known)}" if known else "this route takes none"),
-            )
+        if name not in taken:
+            instead = f"use {', '.join(taken)}" if taken else "this route takes none"
+            raise HTTPException(422, f"{name}: there is no such parameter; {instead}")
 
 
 def is_loopback(host: str) -> bool:
@@ -204,10 +195,8 @@ class _Around:
         host = Headers(scope=scope).get("host", "")
         try:
             if self._loopback and not is_loopback(host):
-                refusal = _failure(
-                    421,
-                    f"this service answers to localhost, not to '{host}'; a proxy must send Host: localhost",
-                )
+                why = f"this service answers to localhost, not to '{host}'"
+                refusal = _failure(421, f"{why}; a proxy must send Host: localhost")
                 await refusal(scope, receive, noting)
             else:
                 await self._app(scope, counting, noting)

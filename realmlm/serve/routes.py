@@ -38,12 +38,12 @@ from realmlm.serve.shapes import (
 from realmlm.serve.worker import Worker
 from realmlm.sources.article import Article
 
+_SOUGHT = "What title, text or source must contain; empty: the first ones."
 MOMENT_S = 0.5  # seconds that the numbers of the service wait for what changed to be taken up
 
 
 async def _follow(engine: Engine, worker: Worker, *, most_s: float | None = None) -> None:
-    """Take up what others changed, waiting no longer than that. Not while the worker is busy: whoever it
-    works for does it first."""
+    """Take up what others changed, waiting at most so long; a busy worker takes it up before it answers."""
     if not worker.busy:
         await asyncio.wait([asyncio.wrap_future(worker.alone(engine.follow))], timeout=most_s)
 
@@ -64,6 +64,7 @@ class _TakesJson(APIRoute):
 
 
 def question_routes(engine: Engine, worker: Worker) -> APIRouter:
+    """Asking a question and filling in a sentence."""
     routes = APIRouter(route_class=_TakesJson)
 
     async def together(work: Callable[[list[str]], list[Any]], text: str, *, key: Any) -> Any:
@@ -76,8 +77,8 @@ def question_routes(engine: Engine, worker: Worker) -> APIRouter:
         )
         shown = Answered(**vars(answer))
         if asked.without_reading:
-            known = await together(engine.ask_without_reading, asked.question, key="ask without reading")
-            shown.without_reading = Words(known.answer, known.probability)
+            alone = await together(engine.ask_without_reading, asked.question, key="ask without reading")
+            shown.without_reading = Words(alone.answer, alone.probability)
         return shown
 
     @routes.post("/fill", summary="Fill in a masked sentence")
@@ -99,13 +100,12 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     routes = APIRouter()
 
     def allowed(authorization: Annotated[str | None, Header()] = None) -> None:
-        if token is not None and not hmac.compare_digest(
-            (authorization or "").encode("latin-1"), f"Bearer {token}".encode()
-        ):
+        given = (authorization or "").encode("latin-1")
+        if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             why = "changing passages needs the service's token: send it as 'Authorization: Bearer TOKEN'"
             raise HTTPException(401, why, headers={"WWW-Authenticate": "Bearer"})
 
-    def known(number: int) -> KnownPassage:
+    def existing(number: int) -> KnownPassage:
         if number not in engine.corpus:
             raise HTTPException(404, f"there is no passage {number}; GET /passages lists those that exist")
         return shown(engine.corpus[number])
@@ -129,12 +129,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
 
     @routes.get("/passages", summary="Find passages")
     async def find(
-        text: Annotated[
-            str,
-            Query(
-                max_length=200, description="What title, text or source must contain; empty: the first ones."
-            ),
-        ] = "",
+        text: Annotated[str, Query(max_length=200, description=_SOUGHT)] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = SHOWN,
     ) -> Passages:
         await _follow(engine, worker)
@@ -145,14 +140,14 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     @routes.get("/passages/{number}", summary="Read a passage")
     async def read_passage(number: int) -> KnownPassage:
         await _follow(engine, worker)
-        return known(number)
+        return existing(number)
 
     @routes.post("/passages", summary="Add a passage", status_code=201, dependencies=[Depends(allowed)])
     async def add(new: NewPassage) -> list[KnownPassage]:
         """A text that is too long becomes several passages."""
 
         def work() -> list[KnownPassage]:
-            return [known(number) for number in engine.edit(add=[article(new.title, new.text, "service")])]
+            return [existing(number) for number in engine.edit(add=[article(new.title, new.text, "service")])]
 
         return await alone(work)
 
@@ -161,10 +156,10 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
         """It still comes from the same file."""
 
         def work() -> KnownPassage:
-            former = known(number)
+            former = existing(number)
             title = former.title if new.title is None else new.title
             engine.edit(replace={number: article(title, new.text, former.source)})
-            return known(number)
+            return existing(number)
 
         return await alone(work)
 
@@ -173,7 +168,7 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     )
     async def remove(number: int) -> None:
         def work() -> None:
-            known(number)
+            existing(number)
             if len(engine.corpus) == 1:
                 raise BadInput("the last passage cannot be removed; replace it")
             engine.edit(remove=[number])
@@ -191,31 +186,26 @@ class Meters:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "realmlm_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "realmlm_request_seconds", "Seconds from request to answer.", ["route"], registry=self.registry
-        )
+        here: dict[str, Any] = {"registry": self.registry}
+        by = ["route", "status"]
+        self.requests = Counter("realmlm_requests", "Requests by route and status.", by, **here)
+        answering = "Seconds from request to answer."
+        self.seconds = Histogram("realmlm_request_seconds", answering, ["route"], **here)
         sizes = (1, 2, 4, 8, 16, 32, 64)
-        self.batch = Histogram(
-            "realmlm_batch_size",
-            "Requests that were answered together.",
-            buckets=sizes,
-            registry=self.registry,
-        )
-        self.waited = Histogram(
-            "realmlm_queue_seconds", "Seconds that a batch waited.", registry=self.registry
-        )
-        self.waiting = Gauge("realmlm_waiting", "Requests waiting.", registry=self.registry)
-        self.passages = Gauge("realmlm_passages", "Passages searched.", registry=self.registry)
+        together = "Requests that were answered together."
+        self.batch = Histogram("realmlm_batch_size", together, buckets=sizes, **here)
+        self.waited = Histogram("realmlm_queue_seconds", "Seconds that a batch waited.", **here)
+        self.waiting = Gauge("realmlm_waiting", "Requests waiting.", **here)
+        self.passages = Gauge("realmlm_passages", "Passages searched.", **here)
 
     def on_batch(self, size: int, waited: float) -> None:
+        """Note the size of a batch and the seconds that it waited."""
         self.batch.observe(size)
         self.waited.observe(waited)
 
 
 def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRouter:
+    """The state of the service, for those who run it."""
     routes = APIRouter()
 
     @routes.get("/health", summary="Is it running?")

@@ -19,13 +19,10 @@ def run_routes(folders: Sequence[Path]) -> APIRouter:
 
     def watched() -> dict[str, Path]:
         """Name of each run -> its metrics; a folder may hold several runs."""
-        files = [
-            file for folder in folders for file in sorted(folder.glob("**/metrics.jsonl")) if file.is_file()
-        ]
-        places = list(dict.fromkeys(Path(os.path.abspath(file)).parent for file in files))
-        return {
-            name: place / "metrics.jsonl" for name, place in zip(short_names(places), places, strict=True)
-        }
+        files = [file for folder in folders for file in sorted(folder.glob("**/metrics.jsonl"))]
+        places = (Path(os.path.abspath(file)).parent for file in files if file.is_file())
+        runs = list(dict.fromkeys(places))
+        return {name: run / "metrics.jsonl" for name, run in zip(short_names(runs), runs, strict=True)}
 
     @routes.get("/runs", summary="Training runs shown on the page")
     async def list_runs() -> list[str]:

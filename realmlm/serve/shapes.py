@@ -1,5 +1,4 @@
-"""What goes over the wire: the requests the service takes and the answers it gives, as OpenAPI describes
-them."""
+"""What goes over the wire: the requests the service takes and the answers it gives (OpenAPI)."""
 
 from typing import Annotated, Any
 
@@ -38,15 +37,20 @@ def _whole(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 
+_QUESTION = "Who painted the ceiling of the Sistine Chapel?"
+
+
 class Question(Request):
-    question: str = Field(
-        min_length=1, max_length=MOST_CHARACTERS, examples=["Who painted the ceiling of the Sistine Chapel?"]
-    )
+    """A question to answer."""
+
+    question: str = Field(min_length=1, max_length=MOST_CHARACTERS, examples=[_QUESTION])
     read: Whole = Field(5, ge=1, le=50, description="Passages to read.")
     without_reading: bool = Field(False, description="Also give the answer without any passage.")
 
 
 class Sentence(Request):
+    """A sentence with [MASK] to fill in."""
+
     sentence: str = Field(
         min_length=1,
         max_length=MOST_CHARACTERS,
@@ -69,6 +73,8 @@ class Reply(BaseModel):
 
 
 class Answered(Reply):
+    """The answer to a question."""
+
     relevance: float | None
     """max f(x,z) over what was read; it falls where no passage is about the question."""
     confidence: float | None
@@ -82,6 +88,8 @@ class Answered(Reply):
 
 
 class Filled(Reply):
+    """What stands at the masks of a sentence."""
+
     caution: str
     """If the words are part of a longer word in the passage, that word; else empty."""
     masks: tuple[MaskWords, ...]
@@ -93,11 +101,15 @@ Text = Annotated[
 
 
 class NewPassage(Request):
+    """A passage to add."""
+
     title: str = Field("", max_length=500, examples=["Orvane"])
     text: Text
 
 
 class ChangedPassage(Request):
+    """What is to stand in place of a passage."""
+
     title: str | None = Field(
         None, max_length=500, examples=["Orvane"], description="Without one the passage keeps its title."
     )
@@ -105,6 +117,8 @@ class ChangedPassage(Request):
 
 
 class KnownPassage(BaseModel):
+    """A passage that is searched."""
+
     id: int
     title: str
     text: str
@@ -115,11 +129,15 @@ class KnownPassage(BaseModel):
 
 
 class Passages(BaseModel):
+    """Passages that were found."""
+
     total: int = Field(description="How many passages there are.")
     passages: list[KnownPassage]
 
 
 class Health(BaseModel):
+    """The state of the service."""
+
     status: str = Field(examples=["ok"])
     version: str
     passages: int

@@ -33,8 +33,7 @@ class Worker:
     def __init__(
         self, *, most_waiting: int, most_together: int, on_batch: Callable[[int, float], None] | None = None
     ) -> None:
-        """`on_batch` is told the size of each batch of jobs that may go together, and the seconds that its
-        first one waited."""
+        """`on_batch` is told each batch's size and the seconds that its first job waited."""
         self._most_waiting = most_waiting
         self._most_together = most_together
         self._on_batch = on_batch
@@ -48,11 +47,11 @@ class Worker:
 
     @property
     def waiting(self) -> int:
+        """How many jobs wait."""
         return len(self._jobs)
 
     def together(self, work: Callable[[list[Any]], list[Any]], item: Any, *, key: Any) -> "Future[Any]":
-        """Work on the item, possibly together with others of an equal key: `work` gets different items and
-        gives as many results."""
+        """Work on the item, possibly with others of an equal key; `work` gives a result for each item."""
         return self._put(_Job(work, key, item))
 
     def alone(self, work: Callable[[], Any]) -> "Future[Any]":
@@ -78,17 +77,15 @@ class Worker:
 
     def _run(self) -> None:
         while taken := self._next():
-            batch = [
-                job for job in taken if job.future.set_running_or_notify_cancel()
-            ]  # some may have been given up
+            # some may have been given up
+            batch = [job for job in taken if job.future.set_running_or_notify_cancel()]
             if batch:
                 if self._on_batch is not None and batch[0].together is not None:
                     self._on_batch(len(batch), time.monotonic() - batch[0].since)
                 _work_off(batch)
 
     def _next(self) -> list[_Job]:
-        """The first job and those that go with it, none from behind a job that runs alone; nothing when all
-        is done and closed."""
+        """The first job and those that go with it, up to one that runs alone; none once all is done."""
         with self._changed:
             while not self._jobs:
                 self.busy = False
