@@ -1,5 +1,5 @@
-"""Commands of a file, one after the other in one process. What a line made is passed over when the same line
-comes again: beside each thing made, `.NAME.line` keeps the line that made it."""
+"""Commands of a file, one after the other in one process. A line that was run is not run again: beside each
+thing made, `.NAME.line` holds the line that made it."""
 
 import json
 import shlex
@@ -16,8 +16,7 @@ from realmlm.storage.files import read_text
 
 
 def run_batch(file: Path, log: Path | None, run: Callable[[str, list[str]], None]) -> None:
-    """Run every line of the file (-: of standard input) by `run(command, arguments)`, in order, until one
-    fails."""
+    """Run every line of the file (-: standard input) by `run(command, arguments)`, until one fails."""
     from realmlm.device import release_memory
 
     for words in _lines(file):
@@ -50,9 +49,8 @@ def run_batch(file: Path, log: Path | None, run: Callable[[str, list[str]], None
 def _lines(file: Path) -> list[list[str]]:
     """The words of every line that has some."""
     lines = []
-    for number, line in enumerate(
-        (sys.stdin.read() if str(file) == "-" else read_text(file)).splitlines(), 1
-    ):
+    text = sys.stdin.read() if str(file) == "-" else read_text(file)
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             lines.append(shlex.split(line, comments=True))
         except ValueError as error:  # an unclosed quote
@@ -77,20 +75,15 @@ def _record(place: Path) -> Path:
 
 
 def _check_same(words: list[str]) -> str:
-    """Refuse what another line made, or what is not all there; gives what is to be said where it is not known
-    which line it was."""
+    """Refuse what another line made, or what is not all there; says so where the line is not recorded."""
     places = _places(words)
     there = [place for place in places if place.exists()]
     records = {place: read_text(_record(place)).strip() for place in there if _record(place).exists()}
     for place, line in records.items():
         if line != shlex.join(words):
-            raise Mismatch(
-                f"{place} was made by another line (realmlm {line}); remove it to make it again, or choose "
-                "another place"
-            )
+            other = f"{place} was made by another line (realmlm {line})"
+            raise Mismatch(f"{other}; remove it to make it again, or choose another place")
     if lost := [place for place in places if place not in there]:
-        raise Mismatch(
-            f"{lost[0]} is missing beside {', '.join(map(str, there))}; remove that too, to make everything "
-            "again"
-        )
+        beside = ", ".join(map(str, there))
+        raise Mismatch(f"{lost[0]} is missing beside {beside}; remove that too, to make everything again")
     return "" if len(records) == len(places) else ", by an unknown line"

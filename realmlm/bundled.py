@@ -1,5 +1,4 @@
-"""What comes with the package: a trained model, `mini`, and a small encyclopedia, `pocket`. Each name stands
-for a place."""
+"""What comes with the package, by name: a trained model, `mini`, and a small encyclopedia, `pocket`."""
 
 import os
 from pathlib import Path
@@ -22,28 +21,21 @@ def model_place(model: str | Path = MINI) -> Path:
     if Path(model) != MINI:
         return Path(os.path.expanduser(model))
     if (MINI / MANIFEST).is_file():
-        say(
-            "mini means the model that comes with realmlm; for the one in this folder, give its full path: "
-            f"{MINI.absolute()}"
-        )
+        other = f"for the one in this folder, give its full path: {MINI.absolute()}"
+        say(f"mini means the model that comes with realmlm; {other}")
     if not (MODEL / MANIFEST).is_file():
-        raise ArtefactMissing(
-            f"this installation of realmlm lacks the model that comes with it ({MODEL}); name yours: --model "
-            "MODEL"
-        )
+        lacks = f"this installation of realmlm lacks the model that comes with it ({MODEL})"
+        raise ArtefactMissing(f"{lacks}; name yours: --model MODEL")
     return MODEL
 
 
 def text_place(docs: str | Path) -> Path:
-    """The folder or file of documents: the one named (~ is the user's own folder), or the bundled
-    encyclopedia for `pocket`."""
+    """The folder or file named (~ is the user's own folder), or the bundled encyclopedia for `pocket`."""
     from realmlm.log import say
 
     if Path(docs) != POCKET:
         return Path(os.path.expanduser(docs))
     if POCKET.exists():
-        say(
-            "pocket means the encyclopedia that comes with realmlm; for the one here, give its full path: "
-            f"{POCKET.absolute()}"
-        )
+        other = f"for the one here, give its full path: {POCKET.absolute()}"
+        say(f"pocket means the encyclopedia that comes with realmlm; {other}")
     return TEXT

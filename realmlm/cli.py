@@ -1,4 +1,4 @@
-"""The command line: one command for each config, its flags and help generated from it; errors caught once."""
+"""The command line: a command for each settings class, whose fields become its flags; errors caught once."""
 
 import dataclasses
 import errno
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realmlm import __version__
 from realmlm import settings as kinds
@@ -23,6 +23,9 @@ from realmlm.settings import together
 from realmlm.storage.artefacts import os_error, refuse_existing, write_text
 from realmlm.storage.files import read_text
 
+if TYPE_CHECKING:
+    from realmlm.engine import Engine
+
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
 
 
@@ -30,10 +33,8 @@ def _world(settings: kinds.MakeWorld) -> None:
     from realmlm.worlds import write_world
 
     world = write_world(settings.out, settings.kind, seed=settings.seed)
-    say(
-        f"{settings.out}: {len(world.passages):,} passages, {len(world.seen):,} facts to train on, "
-        f"{len(world.held_out):,} held out"
-    )
+    facts = f"{len(world.seen):,} facts to train on, {len(world.held_out):,} held out"
+    say(f"{settings.out}: {len(world.passages):,} passages, {facts}")
 
 
 def _corpus(settings: kinds.BuildCorpus) -> None:
@@ -58,11 +59,9 @@ def _edit(settings: kinds.EditCorpus) -> None:
     articles = list(read_articles(settings.add, on_bad=_refuse)) if settings.add else []
     corpus, added = corpus.edit(add=articles, replace=replace, remove=settings.remove)
     if (added or replace) and (settings.corpus / "spans").exists():
-        before = (
-            "before that, finish runs that were interrupted on this corpus: with other spans they cannot be "
-            "resumed"
-        )
-        say(f"to train on the new text too, mark its spans: realmlm spans {settings.corpus} ({before})")
+        before = "before that, finish runs that were interrupted on this corpus"
+        command = f"realmlm spans {settings.corpus} ({before}: with other spans they cannot be resumed)"
+        say(f"to train on the new text too, mark its spans: {command}")
     done = [f"added {', '.join(map(str, added))}"] if added else []
     done += [f"replaced {settings.replace}"] if replace else []
     done += [f"removed {', '.join(map(str, settings.remove))}"] if settings.remove else []
@@ -89,13 +88,14 @@ def _spans(settings: kinds.MarkSpans) -> None:
     tagger: Tagger
     workers = settings.workers or default_workers()
     if settings.phrases is not None:
-        tagger = PhraseTagger(_read_lines(settings.phrases))
+        lines = map(str.strip, read_text(settings.phrases).splitlines())
+        tagger = PhraseTagger([line for line in lines if line])
     elif settings.learned is not None:
         from realmlm.model.tagger import LearnedTagger
 
         tagger = LearnedTagger(settings.learned)
-        # each holds a model on the GPU
-        workers = settings.workers or (min(workers, 8) if tagger.on_gpu else workers)
+        if tagger.on_gpu and settings.workers is None:
+            workers = min(workers, 8)  # each holds a model on the GPU
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
     spans = mark_spans(corpus, tagger, workers=workers)
@@ -184,24 +184,15 @@ def _index(settings: kinds.BuildIndex) -> None:
     say(made)
 
 
-def _warmup(settings: kinds.Warmup, *, resume: bool) -> None:
-    from realmlm.train.stages import warmup
+def _train(settings: kinds.Warmup | kinds.Pretrain | kinds.Finetune, *, resume: bool) -> None:
+    from realmlm.train.stages import finetune, pretrain, warmup
 
-    warmup(settings, resume=resume)
-    say(f"the model is in {settings.out / 'model'}")
-
-
-def _pretrain(settings: kinds.Pretrain, *, resume: bool) -> None:
-    from realmlm.train.stages import pretrain
-
-    pretrain(settings, resume=resume)
-    say(f"the model is in {settings.out / 'model'}")
-
-
-def _finetune(settings: kinds.Finetune, *, resume: bool) -> None:
-    from realmlm.train.stages import finetune
-
-    finetune(settings, resume=resume)
+    if isinstance(settings, kinds.Warmup):
+        warmup(settings, resume=resume)
+    elif isinstance(settings, kinds.Pretrain):
+        pretrain(settings, resume=resume)
+    else:
+        finetune(settings, resume=resume)
     say(f"the model is in {settings.out / 'model'}")
 
 
@@ -255,38 +246,33 @@ def _batch(settings: kinds.RunBatch) -> None:
 
 
 def _ask(settings: kinds.Ask) -> None:
-    from realmlm.engine import Engine
-
-    engine = Engine(
-        settings.model,
-        settings.corpus,
-        docs=together(settings.docs),
-        index=settings.index,
-        device=settings.device,
-    )
+    engine = _engine(settings)
     if settings.fill is not None:
         answer = engine.fill(settings.fill, read=settings.read)
     else:
         if not engine.model.config.trained_on_questions:
-            say(
-                f"{settings.model} was not trained on questions: its answers mean nothing yet. Use --fill, "
-                "or `realmlm finetune` it first."
-            )
+            untrained = f"{settings.model} was not trained on questions: its answers mean nothing yet"
+            say(f"{untrained}. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
     print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else answer)
+
+
+def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
+    from realmlm.engine import Engine
+
+    docs = together(settings.docs)
+    return Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
 
 
 def _serve(settings: kinds.Serve) -> None:
     uvicorn = require("uvicorn", extra="serve", why="the service")
     require("fastapi", extra="serve", why="the service")
     require("prometheus_client", extra="serve", why="the service")
-    from realmlm.engine import Engine
     from realmlm.serve.http import create_app, is_loopback
 
     _check_free(settings.host, settings.port)
-    docs = together(settings.docs)
-    engine = Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
-    if not is_loopback(settings.host) and settings.token is None and not docs:
+    engine = _engine(settings)
+    if not is_loopback(settings.host) and settings.token is None and engine.editable:
         say(f"anyone who can reach {settings.host} can change the passages; set a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({counted(len(engine.corpus), 'passage')}; Ctrl-C stops)")
     app = create_app(
@@ -298,13 +284,9 @@ def _serve(settings: kinds.Serve) -> None:
         runs=settings.runs,
     )
     gc.collect()
-    # what is loaded stays: looking through it for garbage would hold up every answer for 0.2 s, again and
-    # again
-    gc.freeze()
-    limits = {
-        "timeout_graceful_shutdown": 30,
-        "timeout_keep_alive": 75,
-    }  # s; clients give up an idle connection before we do
+    gc.freeze()  # what is loaded stays: looking through it for garbage holds answers up for 0.2 s each time
+    # seconds; clients give up an idle connection before we do
+    limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}
     uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", **limits)
 
 
@@ -319,17 +301,12 @@ def _check_free(host: str, port: int) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BadInput(f"port {port} is in use; choose another with --port") from None
-        raise BadInput(
-            f"cannot listen on {host} port {port} ({error.strerror}); choose another --host or --port"
-        ) from None
+        refused = f"cannot listen on {host} port {port} ({error.strerror})"
+        raise BadInput(f"{refused}; choose another --host or --port") from None
 
 
 def _refuse(error: RealmError) -> None:
     raise BadInput(f"{error}; the corpus is unchanged: correct this and edit again") from None
-
-
-def _read_lines(file: Path) -> list[str]:
-    return [line.strip() for line in read_text(file).splitlines() if line.strip()]
 
 
 COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
@@ -340,9 +317,9 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "tagger": (kinds.TrainTagger, _tagger),
     "clozes": (kinds.MakeClozes, _clozes),
     "model": (kinds.MakeModel, _model),
-    "warmup": (kinds.Warmup, _warmup),
-    "pretrain": (kinds.Pretrain, _pretrain),
-    "finetune": (kinds.Finetune, _finetune),
+    "warmup": (kinds.Warmup, _train),
+    "pretrain": (kinds.Pretrain, _train),
+    "finetune": (kinds.Finetune, _train),
     "index": (kinds.BuildIndex, _index),
     "import-hf": (kinds.ImportHf, _import_hf),
     "export-hf": (kinds.ExportHf, _export_hf),
@@ -366,20 +343,13 @@ def overview() -> str:
     """The help of `realmlm` itself."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:{width}}  {paragraphs(kind)[0]}" for name, (kind, _) in COMMANDS.items()]
-    return "\n".join(
-        [
-            f"realmlm {__version__}: language models that retrieve before they predict, the retriever "
-            "learned from text alone.",
-            "",
-            "usage: realmlm COMMAND …        realmlm COMMAND --help explains one",
-            "",
-            *lines,
-            "",
-            'The quick way from documents to answers, with the bundled model: realmlm ask "…" --docs FOLDER',
-            "The full way to a model of your own: corpus → spans → model → warmup → pretrain → finetune → "
-            "ask.",
-        ]
-    )
+    what = "language models that retrieve before they predict, the retriever learned from text alone"
+    stages = "corpus → spans → model → warmup → pretrain → finetune → ask"
+    before = [f"realmlm {__version__}: {what}.", ""]
+    before += ["usage: realmlm COMMAND …        realmlm COMMAND --help explains one", ""]
+    quick = 'The quick way from documents to answers, with the bundled model: realmlm ask "…" --docs FOLDER'
+    after = ["", quick, f"The full way to a model of your own: {stages}."]
+    return "\n".join([*before, *lines, *after])
 
 
 def paragraphs(kind: type) -> list[str]:
@@ -406,46 +376,36 @@ def main(arguments: list[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        say(
-            "error: out of memory; in training raise `accumulate` or lower `batch`, elsewhere lower --read "
-            "or use a smaller model"
-        )
+        training = "in training raise `accumulate` or lower `batch`"
+        say(f"error: out of memory; {training}, elsewhere lower --read or use a smaller model")
         sys.exit(2)
     except BrokenPipeError:
         os._exit(141)  # as a shell shows SIGPIPE: what was still to be done is not done
     except Exception as error:
         if (refused := os_error(error)) is None:
             raise
-        say(
-            f"error: {refused}; check that the path exists, that you may write to it and that the disk is "
-            "not full"
-        )
+        cure = "check that the path exists, that you may write to it and that the disk is not full"
+        say(f"error: {refused}; {cure}")
         sys.exit(2)
     except KeyboardInterrupt:
         runs = named_by(arguments, ("--out", "--resume")) if arguments[0] in RESUMABLE else []
-        rest = (
-            f"; continue with: {shlex.join(['realmlm', arguments[0], '--resume', str(runs[0])])}"
-            if runs
-            else ""
-        )
-        say(
-            "stopped"
-            + (rest or "; what was embedded is kept, except for the last part" * (arguments[0] in EMBEDDING))
-        )
+        rest = ""
+        if runs:
+            rest = f"; continue with: {shlex.join(['realmlm', arguments[0], '--resume', str(runs[0])])}"
+        elif arguments[0] in EMBEDDING:
+            rest = "; what was embedded is kept, except for the last part"
+        say(f"stopped{rest}")
         sys.exit(130)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """By name and text, for torch may not be there: on a GPU it raises an error of its own, on a CPU a bare
-    RuntimeError."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
-    )
+    """By name and text, for torch may not be there: its error on a GPU, or a bare RuntimeError on a CPU."""
+    by_name = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return by_name or "can't allocate memory" in str(error)
 
 
 def run_command(name: str, arguments: list[str]) -> None:
+    """Run one command with its arguments; raises what goes wrong."""
     if name not in COMMANDS:
         raise BadInput(f"no command '{name}'; choose from: {', '.join(COMMANDS)}")
     kind, work = COMMANDS[name]
@@ -460,13 +420,9 @@ def run_command(name: str, arguments: list[str]) -> None:
 
 
 def parse(name: str, kind: type, arguments: list[str]) -> Any:
-    """A config from flags; with `--resume RUN`, from that run's own record, flags given beside it taking
-    precedence."""
-    arguments = [
-        part
-        for argument in arguments
-        for part in (argument.split("=", 1) if argument.startswith("--resume=") else [argument])
-    ]
+    """Settings from flags; with `--resume RUN` from that run's own record, where flags take precedence."""
+    split = (word.split("=", 1) if word.startswith("--resume=") else [word] for word in arguments)
+    arguments = [part for parts in split for part in parts]
     if name not in RESUMABLE or "--resume" not in arguments:
         return _parse(name, kind, arguments)
     place = arguments.index("--resume")
@@ -498,10 +454,8 @@ def plain_numbers() -> Any:
 
 def _parse(name: str, kind: type, arguments: list[str], **default: Any) -> Any:
     tyro = require("tyro", extra="all", why="the command line")
-    more = (
-        "\n\nContinue an interrupted run: --resume RUN (with its own settings, unless flags override them)."
-    )
-    description = "\n\n".join(paragraphs(kind)) + (more if name in RESUMABLE else "")
+    more = "Continue an interrupted run: --resume RUN (with its own settings, unless flags override them)."
+    description = "\n\n".join([*paragraphs(kind), *([more] if name in RESUMABLE else [])])
     with plain_numbers():
         return tyro.cli(kind, prog=f"realmlm {name}", description=description, args=arguments, **default)
 
@@ -512,23 +466,18 @@ def _recorded(name: str, kind: type, folder: Path) -> Any:
     record = read_run(folder)
     stage = str(record.get("stage"))
     if stage.startswith(f"{name}-"):
-        raise BadInput(
-            f"{folder} is part of a run; resume the whole run: realmlm {name} --resume "
-            f"{folder.resolve().parent}"
-        )
+        whole = folder.resolve().parent
+        raise BadInput(f"{folder} is part of a run; resume the whole run: realmlm {name} --resume {whole}")
     if stage in COMMANDS and stage != name:
-        raise BadInput(
-            f"{folder} is a run of another command; resume it with: realmlm {stage} --resume {folder}"
-        )
+        command = f"realmlm {stage} --resume {folder}"
+        raise BadInput(f"{folder} is a run of another command; resume it with: {command}")
     if isinstance(record.get("stage"), str) and stage != name:
         raise BadInput(f"{folder} was started in Python ('{stage}'); continue it there, with the same call")
     try:
         return kinds.restore(kind, record["config"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise ArtefactDamaged(
-            f"{folder / 'run.json'} is damaged, or from another version of realmlm ({error!r}); start a new "
-            "run"
-        ) from error
+        damaged = f"{folder / 'run.json'} is damaged, or from another version of realmlm ({error!r})"
+        raise ArtefactDamaged(f"{damaged}; start a new run") from error
 
 
 if __name__ == "__main__":

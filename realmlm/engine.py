@@ -25,9 +25,7 @@ from realmlm.reading.retrieve import LearnedRetriever, NoRetriever, Retriever, c
 from realmlm.sources.article import Article
 
 Out = TypeVar("Out")
-# seconds that a question waits for files that changed to be read; then it is answered from what was there
-# before
-PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # seconds that a question waits for changed files to be read; then the former state answers
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,8 @@ class Engine:
         device: str = "auto",
     ) -> None:
         if corpus is not None and docs:
-            raise BadInput(
-                "a corpus and documents cannot be searched together; give one of them, or add the documents "
-                "with `realmlm edit`"
-            )
+            both = "a corpus and documents cannot be searched together"
+            raise BadInput(f"{both}; give one of them, or add the documents with `realmlm edit`")
         where = pick_device(device)
         name = "the given model" if isinstance(model, Realm) else str(model_place(model))
         self.model: Realm
@@ -84,17 +80,14 @@ class Engine:
             self.read(docs)
 
     def read(self, *docs: str | Path | Sequence[str | Path]) -> "Engine":
-        """Answer from these folders and files from now on, beside what was read before; what changes in them
-        later is known within seconds.
+        """Answer from these folders and files from now on, beside what was read before, and as they change.
 
-        What is made of them is kept in a cache: only what changed is embedded again. "pocket" is the
-        encyclopedia that comes with realmlm.
+        What is made of them is cached: only what changed is embedded again. "pocket" is the encyclopedia that
+        comes with realmlm.
         """
         if self._state is not None and self._watch is None:
-            raise BadInput(
-                f"{self.corpus.folder} is being searched; add documents to it with `realmlm edit`, or load "
-                "the model without it"
-            )
+            edit = "add documents to it with `realmlm edit`, or load the model without it"
+            raise BadInput(f"{self.corpus.folder} is being searched; {edit}")
         if self._catching_up is not None:
             wait([self._catching_up])
             self._catching_up = None
@@ -122,22 +115,20 @@ class Engine:
         return _State(kept, Answerer(self.model, corpus, LearnedRetriever.settled(self.model, kept.index)))
 
     @property
-    def _known(self) -> "_State":
+    def _current(self) -> "_State":
         if self._state is None:
-            raise BadInput(
-                'nothing has been read yet; .read("notes/") a folder or file of yours, or '
-                ".read(realmlm.pocket), an encyclopedia"
-            )
+            how = '.read("notes/") a folder or file of yours, or .read(realmlm.pocket), an encyclopedia'
+            raise BadInput(f"nothing has been read yet; {how}")
         return self._state
 
     @property
     def _answerer(self) -> Answerer:
-        return self._known.answerer
+        return self._current.answerer
 
     @property
     def index(self) -> Index:
         """What the model's own retriever searches."""
-        kept = self._known.kept
+        kept = self._current.kept
         if kept is None:
             raise BadInput("this engine retrieves with a retriever of its own, which has no index here")
         return kept.index
@@ -168,8 +159,8 @@ class Engine:
     @overload
     def fill(self, sentence: list[str], *, read: int = READ) -> list[Answer]: ...
     def fill(self, sentence: str | list[str], *, read: int = READ) -> Answer | list[Answer]:
-        """What stands at the [MASK]s of a sentence, or of several, from the `read` best passages and the null
-        document; each [MASK] is one wordpiece."""
+        """What stands at the [MASK]s of a sentence, or of several, each [MASK] one wordpiece; from the `read`
+        best passages and the null document."""
         filled = [answer for answer, _ in self.fill_with_words(_texts(sentence), read=read)]
         return filled[0] if isinstance(sentence, str) else filled
 
@@ -179,9 +170,8 @@ class Engine:
         """The same for several sentences, with the likeliest words of each mask."""
         self.follow()
         filled: list[tuple[Answer, list[MaskWords]]] = []
-        for sentence in _texts(
-            sentences
-        ):  # one by one: the vocabulary of every mask in every passage is held
+        # one by one: the vocabulary of every mask in every passage is held
+        for sentence in _texts(sentences):
             queries = [self._answerer.sentence(sentence)]
             retrieved = self._answerer.retriever(queries, self._at_most(read))
             reading = self._answerer.read_masks(queries, retrieved)
@@ -228,17 +218,16 @@ class Engine:
         return added
 
     def follow(self) -> None:
-        """Take up what others changed since: edits of a corpus at once, files of documents within seconds.
-        Who asks or edits does it first.
+        """Take up what others changed: edits of a corpus at once, files of documents within seconds.
 
-        What takes long to read is read in the background. Until then, and where something cannot be taken up,
-        which is said once, the former state goes on answering. An edit is tried again each time, files when
-        they change again.
+        Questions and edits do this first. What takes long to read is read in the background. Until then, and
+        where something cannot be taken up, which is said once, the former state goes on answering. An edit is
+        tried again each time, files when they change again.
         """
         if self._state is None:
             return
         try:
-            current = self._follow_edits() if self._watch is None else self._follow_files(self._watch)
+            taken_up = self._follow_edits() if self._watch is None else self._follow_files(self._watch)
         # whatever it is: a question that the former state can answer must not fail for it
         except Exception as error:
             why = str(error) or type(error).__name__
@@ -248,7 +237,7 @@ class Engine:
                 say(f"changes could not be loaded, answers come from what was there before: {why}")
             self._trouble = trouble
         else:
-            self._trouble = "" if current else self._trouble
+            self._trouble = "" if taken_up else self._trouble
 
     def _follow_edits(self) -> bool:
         if (newest := self.corpus.newest()) is not self.corpus:
@@ -271,7 +260,7 @@ class Engine:
 
     def _follow(self, corpus: Corpus) -> None:
         """Answer from this later state of the corpus from now on. If it fails, the earlier one stays."""
-        kept = self._known.kept
+        kept = self._current.kept
         if kept is None or kept.follow(corpus):
             self._answerer.corpus = corpus
         else:
