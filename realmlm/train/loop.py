@@ -35,6 +35,8 @@ def prepare(loop: Loop) -> torch.device:
     if loop.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(loop.deterministic)
+    # it plans anew for each shape of a padded batch, which took 824 of 1,363 ms of a step (docs/log.md)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     seed_everything(loop.seed)
     return pick_device(loop.device)
 
