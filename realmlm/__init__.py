@@ -60,3 +60,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LIVES_IN:
         raise AttributeError(f"module 'realmlm' has no attribute '{name}'")
     return getattr(importlib.import_module(_LIVES_IN[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,8 @@
 """Settings that the training stages share: how weights move, what happens around the steps, how the index
 follows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.settings.base import Settings, ensure, optional
@@ -116,3 +117,13 @@ class Refresh(Settings):
         ensure(
             not late, f"refresh.swap-after must be between 1 and refresh.every-steps, not {self.swap_after}"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainObjective(Settings):
+    """Train an objective of one's own (`realmlm.train.stages.train_objective`); it names its rates itself."""
+
+    out: Path
+    """Folder for the run; the model is saved in its `model/`."""
+    optim: Optim = field(default_factory=Optim)
+    loop: Loop = field(default_factory=Loop)
