@@ -20,10 +20,10 @@ from realmlm.errors import BadInput, NotEnough
 
 GROUP = 64  # passages reduced to one maximum; 32 and 128 differed by less than 20%, on a busy machine
 _NO_ID = torch.iinfo(torch.int64).max  # stands where no passage was found: sorts after every id
-_CPU_SCRATCH = 8 * 2**20  # bytes of scores computed at a time: what stays in cache
+CPU_SCRATCH = 8 * 2**20  # bytes of scores computed at a time: what stays in cache
 _DEVICE_SCRATCH = 512 * 2**20  # and what keeps a GPU busy
-_LEAST = 4096  # passages in a chunk
-_PIECE = 4096  # rows converted or multiplied at a time on a CPU, to stay in cache
+LEAST_CHUNK = 4096  # passages scored at a time, at least
+PIECE = 4096  # rows converted or multiplied at a time on a CPU, to stay in cache
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -204,8 +204,8 @@ class ExactIndex:
     def _chunking(self, queries: int, k: int) -> tuple[int, int]:
         """How many queries and how many passages are scored at a time, so that the scores fit into the
         scratch memory (unless k alone exceeds it)."""
-        places = (_CPU_SCRATCH if self.device.type == "cpu" else _DEVICE_SCRATCH) // 4
-        least = max(_LEAST, 16 * k)  # merging a chunk costs time in proportion to k: it must be worth it
+        places = (CPU_SCRATCH if self.device.type == "cpu" else _DEVICE_SCRATCH) // 4
+        least = max(LEAST_CHUNK, 16 * k)  # merging a chunk costs time in proportion to k: it must be worth it
         rows = max(1, min(queries, places // least))
         most = 2**16 if self.device.type == "cpu" else 2**22  # a few queries gain nothing from more
         return rows, _whole_groups(max(least, min(places // rows, most)))
@@ -353,7 +353,7 @@ def _products(vectors_CD: Tensor, queries_DQ: Tensor, out_CQ: Tensor) -> None:
     if vectors_CD.device.type != "cpu" or (vectors_CD.dtype == torch.float32 and not one_on_cpu):
         torch.mm(vectors_CD.float(), queries_DQ, out=out_CQ)
         return
-    for piece_CD, piece_CQ in zip(vectors_CD.split(_PIECE), out_CQ.split(_PIECE), strict=True):
+    for piece_CD, piece_CQ in zip(vectors_CD.split(PIECE), out_CQ.split(PIECE), strict=True):
         if one_on_cpu:  # MKL's product of a matrix and a vector reads memory at less than half this speed
             torch.sum(piece_CD.float() * queries_DQ[:, 0], 1, out=piece_CQ[:, 0])
         else:

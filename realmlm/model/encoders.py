@@ -21,7 +21,7 @@ from realmlm.model.inputs import Inputs
 from realmlm.model.varlen import ONE_AT_A_TIME, can_pack, encode_packed, packs_now
 
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
-_SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
+SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
 _SCORED_AT_ONCE_GPU = 2**17
 _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
 
@@ -380,7 +380,7 @@ class Reader(nn.Module):
         few = len(hidden_NLH)
         if not torch.is_grad_enabled():
             few = max(
-                1, (_SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else _SCORED_AT_ONCE) // hidden_NLH.shape[1]
+                1, (_SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else SCORED_AT_ONCE) // hidden_NLH.shape[1]
             )
         scores_NLW = torch.cat([self.span_head(some_NLH) for some_NLH in hidden_NLH.split(few)])
         return scores_NLW, self.span_head.allowed(inputs)
