@@ -1,8 +1,14 @@
 """Retrieval-augmented language models whose retriever is learned, without labels, from the text itself.
 
->>> import realmlm
->>> engine = realmlm.load().read("notes/")
->>> engine.ask("When was the treaty signed?")
+```python
+import realmlm
+
+engine = realmlm.load().read("notes/")
+engine.ask("When was the treaty signed?")
+```
+
+Public names: `load`, `Engine`, `Answer`; `Realm`, `Corpus`, `Index`; `warmup`, `pretrain`, `finetune`,
+`adapt`, `evaluate`, each with its settings in `realmlm.settings`; `pocket`.
 """
 
 import importlib
