@@ -1,8 +1,14 @@
 """Retrieval-augmented language models whose retriever is learned, without labels, from the text itself.
 
->>> import realmlm
->>> engine = realmlm.load().read("notes/")
->>> engine.ask("When was the treaty signed?")
+```python
+import realmlm
+
+engine = realmlm.load().read("notes/")
+engine.ask("When was the treaty signed?")
+```
+
+Public names: `load`, `Engine`, `Answer`; `Realm`, `Corpus`, `Index`; `warmup`, `pretrain`, `finetune`,
+`adapt`, `evaluate`, each with its settings in `realmlm.settings`; `pocket`.
 """
 
 import importlib
@@ -60,3 +66,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LIVES_IN:
         raise AttributeError(f"module 'realmlm' has no attribute '{name}'")
     return getattr(importlib.import_module(_LIVES_IN[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from realmlm import __version__
@@ -209,16 +208,12 @@ def _adapt(settings: kinds.Adapt) -> None:
 
 
 def _evaluate(settings: kinds.Evaluate) -> None:
-    from realmlm.evaluation.measure import evaluate
+    from realmlm.evaluation.measure import check_can_write, evaluate
 
-    for made in (settings.report, settings.predictions):
-        if made is not None:
-            refuse_existing(made)
-            made.parent.mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=made.parent).close()  # said before the work if nothing can be written there
-    report = evaluate(settings)
+    check_can_write(settings)
+    report = evaluate(dataclasses.replace(settings, report=None))
     print(json.dumps(report.as_json()) if settings.json else report.table(), flush=True)
-    if settings.report is not None:
+    if settings.report is not None:  # once it is on the screen
         write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
 
 

@@ -21,7 +21,14 @@ from realmlm.index.keep import KeptIndex
 from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answer, Answerer, MaskWords
-from realmlm.reading.retrieve import LearnedRetriever, NoRetriever, Retriever, check_readable, index_of
+from realmlm.reading.retrieve import (
+    LearnedRetriever,
+    NoRetriever,
+    Retriever,
+    check_readable,
+    index_of,
+    retrieve,
+)
 from realmlm.sources.article import Article
 
 Out = TypeVar("Out")
@@ -173,7 +180,7 @@ class Engine:
         # one by one: the vocabulary of every mask in every passage is held
         for sentence in _texts(sentences):
             queries = [self._answerer.sentence(sentence)]
-            retrieved = self._answerer.retriever(queries, self._at_most(read))
+            retrieved = retrieve(self._answerer.retriever, queries, self._at_most(read))
             reading = self._answerer.read_masks(queries, retrieved)
             answers = self._answerer.fill_from(reading, retrieved)
             filled += zip(answers, self._answerer.mask_words(reading), strict=True)
@@ -183,14 +190,23 @@ class Engine:
         """The `k` best passages for a question, or a sentence with [MASK], best first; nothing is read."""
         (text,) = _texts(query)
         self.follow()
-        retrieved = self._answerer.retriever([self._answerer.query(text)], self._at_most(k))
+        retrieved = retrieve(self._answerer.retriever, [self._answerer.query(text)], self._at_most(k))
         found = zip(retrieved.ids_BK[0].tolist(), retrieved.scores_BK[0].tolist(), strict=True)
         return [Found(self.corpus[number], score) for number, score in found]
 
-    def embed(self, texts: Sequence[str], *, kind: Literal["query", "passage"] = "query") -> Tensor:
-        """The vectors of texts [N, D], by the query tower or the document tower."""
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: Literal["query", "passage"] = "query",
+        titles: Sequence[str] | None = None,
+    ) -> Tensor:
+        """The vectors of texts [N, D], by the query tower or the document tower; f(x,z) is the inner product
+        of one of each. The index holds vectors of passages with their `titles`."""
         several = _texts(texts)
-        return self.model.embed_queries(several) if kind == "query" else self.model.embed_passages(several)
+        if kind == "query":
+            return self.model.embed_queries(several)
+        return self.model.embed_passages(several, titles)
 
     @property
     def editable(self) -> bool:

@@ -1,13 +1,17 @@
-"""What holds the parts apart: who may import whom and read whose files, what is never used, and that the core
-needs five libraries."""
+"""What holds the parts apart: who may import whom and read whose files, what is never used, what tests
+replace, and that the core needs five libraries."""
 
 import ast
 import dataclasses
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +55,7 @@ OPTIONAL = (
     "fastapi",
     "uvicorn",
     "prometheus_client",
+    "triton",
 )
 
 
@@ -252,6 +257,144 @@ def test_what_is_forbidden_is_found() -> None:
     ]
 
 
+# --- what tests replace -------------------------------------------------------------------------------------
+
+TESTS = Path(__file__).parent
+MOST_PATCHES = 10  # of private names, in all tests together
+PATCHING = ("setattr", "delattr", "patch", "object", "multiple")  # of builtins, pytest and unittest.mock
+CHANGING = ("append", "add", "clear", "extend", "pop", "remove", "update")  # of lists, sets and dicts
+
+
+def patches(source: str) -> list[str]:
+    """The private names (one underscore) of realmlm's modules, classes and objects that a test replaces or
+    fills otherwise, each time it does, scripts in its strings included. What hangs on a module imported from
+    elsewhere is not ours; `self._name = …` of a class in a test is its own."""
+    tree = ast.parse(source)
+    foreign = {name for node in ast.walk(tree) for name in names_from_elsewhere(node)} | {"self", "cls"}
+    spelled = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    found: list[object] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):  # module._name = …
+                found += [name] if root(owner) not in foreign else []
+            case ast.Subscript(value=owner, slice=key, ctx=ast.Store() | ast.Del()):
+                # vars(module)["_name"] = …, module._name[…] = …
+                names = [getattr(key, "value", None), getattr(owner, "attr", None)]
+                found += names if root(owner) not in foreign else []
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=owner, attr=name), attr=called)) if (
+                called in CHANGING
+            ):  # module._name.clear()
+                found += [name] if root(owner) not in foreign else []
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in PATCHING:
+                found += patched(node, foreign, spelled)
+            case ast.Constant(value=str(text)) if "\n" in text:
+                with suppress(SyntaxError):
+                    found += patches(textwrap.dedent(text))
+    return [str(name) for name in found if is_private(name)]
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"_[^\W_]\w*", name) is not None
+
+
+def root(target: ast.expr) -> str:
+    """The name that an expression begins with: `artefacts` of `artefacts.os`, `engine` of `type(engine)`."""
+    names = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
+    return next((name for name in names if name not in ("type", "vars")), "")
+
+
+def names_from_elsewhere(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    origin = node.module if isinstance(node, ast.ImportFrom) else None
+    return [
+        (alias.asname or alias.name).partition(".")[0]
+        for alias in node.names
+        if (origin or alias.name).partition(".")[0] not in ("realmlm", "tests")
+    ]
+
+
+def patched(call: ast.Call, foreign: set[str], spelled: list[Any]) -> list[Any]:
+    """What a call of `monkeypatch.setattr`, `patch.object` and their kind replaces. Where the name is a
+    variable, it may be any private name that the file spells."""
+    named = [word.value for word in call.keywords if word.arg in ("target", "name", "attribute")]
+    match [*call.args, *named]:
+        case [ast.Constant(value=str(path)), *_]:
+            return [path.rpartition(".")[2]] if path.startswith("realmlm.") else []
+        case [owner, *_] if root(owner) in foreign:
+            return []
+        case [_, ast.Constant(value=str(name)), *_]:
+            return [name]
+        case [_]:
+            return [word.arg for word in call.keywords]  # patch.multiple(module, _name=…)
+        case [_, *_]:
+            return [text.rpartition(".")[2] for text in spelled if isinstance(text, str)]
+    return []
+
+
+def test_few_private_names_are_replaced() -> None:
+    found = {
+        str(file.relative_to(TESTS)): names
+        for file in sorted({*TESTS.rglob("*.py")} - {Path(__file__)})  # this one has them as examples
+        if (names := patches(file.read_text("utf-8")))
+    }
+    assert sum(map(len, found.values())) <= MOST_PATCHES, found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'monkeypatch.setattr(module, "_name", 1)',
+        'monkeypatch.setattr("realmlm.train.loop._name", 1)',
+        'monkeypatch.setattr(target=module, name="_name", value=1)',
+        'monkeypatch.delattr(module, "_name")',
+        'monkeypatch.setattr(type(engine), "_name", 1)',
+        'setattr(engine.index, "_name", 1)',
+        'patch.object(module, "_name", 1).start()',
+        'with pytest.MonkeyPatch.context() as broken: broken.setattr(module, "_name", 1)',
+        'with mock.patch.object(Engine, "_name"): pass',
+        'with mock.patch("realmlm.engine._name"): pass',
+        'with patch.object(other, "name"), patch.object(module, attribute="_name"): pass',
+        "with patch.multiple(module, _name=1): pass",
+        '@patch("realmlm.engine._name")\ndef test(): pass',
+        "module._name = 1",
+        "engine.index._name += 1",
+        "engine.first, engine._name = 1, 2",
+        "del module._name",
+        'vars(module)["_name"] = 1',
+        'module.__dict__["_name"] = 1',
+        "module._name[place] = 1",
+        "module._name.clear()",
+        "SCRIPT = '''\n    from realmlm import module\n    module._name = 1\n    '''",
+        'def test():\n    path = "realmlm.module._name"\n    monkeypatch.setattr(path, 1)',
+        'def test():\n    for owner, name in [(module, "_name"), (module, "name")]: setattr(owner, name, 1)',
+    ],
+)
+def test_a_replaced_private_name_is_found(line: str) -> None:
+    imported = (
+        "import os\nfrom unittest import mock\nfrom unittest.mock import patch\nfrom realmlm import module\n"
+    )
+    assert patches(imported + line) == ["_name"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'monkeypatch.setattr(module, "NAME", 1)',
+        'monkeypatch.setattr("realmlm.module.name", 1)',
+        'monkeypatch.setattr(module, "__name__", 1)',
+        'monkeypatch.setattr(os, "_exit", 1)',
+        'monkeypatch.setattr("os._exit", 1)',
+        'patch.object(Engine, "ask")',
+        "self._name = module._name",
+        "self._names.append(module._name)",
+        'client.patch("/passages/0", json={"_name": 1})',
+    ],
+)
+def test_a_public_name_and_one_from_elsewhere_may_be_replaced(line: str) -> None:
+    assert patches(f"import os\nfrom realmlm import module\n{line}") == []
+
+
 # --- the core -----------------------------------------------------------------------------------------------
 
 REFUSE = f"""
@@ -319,10 +462,13 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 WITH_FASTAPI = ("http", "routes", "runs", "shapes")  # of serve: they are FastAPI itself
+WITH_TRITON = ("fused", "kernels")  # of index: they are for GPUs
 
 
 def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None:
-    modules = [module_name(file) for file in FILES if file.stem not in ("__main__", *WITH_FASTAPI)]
+    modules = [
+        module_name(file) for file in FILES if file.stem not in ("__main__", *WITH_FASTAPI, *WITH_TRITON)
+    ]
     done = run_python(REFUSE + f"MODULES, FOLDER = {modules!r}, {str(tmp_path)!r}\n" + CORE)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
@@ -358,11 +504,16 @@ SAME_BY_CHANCE = {("save_pretrained", "dtype"), ("write_weights", "dtype")}  # o
 ABSENT = (None, False, 0, 0.0, "", "auto")  # nothing was chosen
 
 
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A kernel of Triton has no records: all that it needs is a parameter."""
+    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+
+
 def signatures() -> Iterator[tuple[str, list[tuple[str, ast.expr | None]]]]:
     """Every function of the package with its parameters and their defaults."""
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_kernel(node):
                 given = node.args
                 names = [parameter.arg for parameter in (*given.posonlyargs, *given.args)]
                 defaults = [None] * (len(names) - len(given.defaults)) + list(given.defaults)

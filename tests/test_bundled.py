@@ -1,5 +1,6 @@
 """What comes with the package: names that stand for places, commands and calls that need nothing else."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,8 +227,10 @@ def test_documents_are_served_and_stay_as_they_are(
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
     (notes / "photo.jpg").write_bytes(b"\0")
-    monkeypatch.setattr("realmlm.cli._check_free", lambda host, port: None)  # nothing listens here
-    main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--device", "cpu"])
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        free = str(listener.getsockname()[1])
+    main(["serve", "--docs", "notes", "letter.txt", "--host", "0.0.0.0", "--port", free, "--device", "cpu"])
     said = capsys.readouterr().err
     assert "can change the passages" not in said
     assert "2 passages of 2 files; 1 file of other kinds skipped: .jpg 1\n" in said

@@ -59,7 +59,7 @@ def read(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_corpus_made_anew_embeds_only_what_is_new(
     read: Counted, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_EDITS", 3)
+    monkeypatch.setattr(documents, "MOST_EDITS", 3)
     assert read(notes) == 4
     for number in range(9):  # two of them make it anew
         (notes / "heron.txt").write_text(f"The heron number {number}.")
@@ -71,7 +71,7 @@ def test_a_corpus_made_anew_embeds_only_what_is_new(
 def test_vectors_survive_an_embedding_that_was_cut_off(
     read: Counted, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_EDITS", 0)  # each change makes it anew
+    monkeypatch.setattr(documents, "MOST_EDITS", 0)  # each change makes it anew
     assert read(notes) == 4
     for number in range(2):
         (notes / "heron.txt").write_text(f"The heron number {number}.")

@@ -20,9 +20,11 @@ from realmlm.errors import BadInput, RealmError
 from realmlm.index import build
 from realmlm.model import encoders, inputs
 from realmlm.model.inputs import Inputs
-from realmlm.reading.answer import Answer
+from realmlm.reading.answer import Answer, Answerer
+from realmlm.reading.retrieve import LearnedRetriever
 from realmlm.sources.article import Article
 from realmlm.storage import arrays, artefacts
+from tests.storage.test_artefacts import checksum
 
 
 def same(one: Answer, other: Answer) -> bool:
@@ -50,8 +52,8 @@ def test_together_as_alone(
     engine.model.config = replace(engine.model.config, reading=reading)  # type: ignore[arg-type]
     questions = [question.text for question in read_questions(world / "questions-held-out.jsonl")][:7]
     questions[3] += " and who was it that asked for this, and when, and why?"
-    monkeypatch.setattr(inputs, "_AT_ONCE", 10**9)
-    monkeypatch.setattr(encoders, "_SCORED_AT_ONCE", 10**9)
+    monkeypatch.setattr(inputs, "AT_ONCE", 10**9)
+    monkeypatch.setattr(encoders, "SCORED_AT_ONCE", 10**9)
     alone = [engine.ask(question, read=4) for question in questions]
     read: list[int] = []
     encode = engine.model.reader.encoder.forward
@@ -66,14 +68,14 @@ def test_together_as_alone(
         (200, range(3, 28)),
         (10**9, range(1, 2)),
     ):  # pair by pair, in several groups, all
-        monkeypatch.setattr(inputs, "_AT_ONCE", at_once)
-        monkeypatch.setattr(encoders, "_SCORED_AT_ONCE", at_once)
+        monkeypatch.setattr(inputs, "AT_ONCE", at_once)
+        monkeypatch.setattr(encoders, "SCORED_AT_ONCE", at_once)
         read.clear()
         assert all(map(same, engine.ask(questions, read=4), alone))
         assert (len(read) in groups, sum(read)) == (True, 28)
     monkeypatch.setattr(Inputs, "on_gpu", True)  # as a GPU groups them, where they are many
-    monkeypatch.setattr(inputs, "_GROUPED", 28)
-    monkeypatch.setattr(inputs, "_PADDING", 0.0)
+    monkeypatch.setattr(inputs, "GROUPED", 28)
+    monkeypatch.setattr(inputs, "PADDING", 0.0)
     read.clear()
     assert all(map(same, engine.ask(questions, read=4), alone))
     assert read == [7] * 4
@@ -107,15 +109,10 @@ def test_what_cannot_be_asked_or_read_is_said_in_one_error(
 def test_what_was_retrieved_stays_as_it_was(tiny_model_folder: Path, knowledge: Corpus) -> None:
     engine = Engine(tiny_model_folder, knowledge.folder, device="cpu")
     engine.model.config = replace(engine.model.config, reading="released")
-    queries = [engine._answerer.query("Which bird is the symbol of the town?")]
-    retrieved = engine._answerer.retriever(queries, 4)
-    assert all(
-        map(
-            same,
-            engine._answerer.read_spans(queries, retrieved),
-            engine._answerer.read_spans(queries, retrieved),
-        )
-    )
+    answerer = Answerer(engine.model, knowledge, LearnedRetriever.settled(engine.model, engine.index))
+    queries = [answerer.query("Which bird is the symbol of the town?")]
+    retrieved = answerer.retriever(queries, 4)
+    assert all(map(same, answerer.read_spans(queries, retrieved), answerer.read_spans(queries, retrieved)))
 
 
 @pytest.fixture
@@ -152,15 +149,16 @@ def test_an_edit_reads_as_much_after_many_as_at_first(
 ) -> None:
     looked_at: list[Path] = []
 
-    def noted(look: Callable[[Path], Any]) -> Callable[[Path], Any]:
-        def looked(file: Path) -> Any:
+    def noted(look: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(file: Path, *how: Any, **named: Any) -> Any:
             looked_at.append(file)
-            return look(file)
+            return look(file, *how, **named)
 
         return looked
 
-    for module, name in ((artefacts, "sha256_of"), (artefacts, "_read_manifest"), (arrays, "map_arrays")):
-        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    # manifests are read as text
+    for owner, name in ((artefacts, "sha256_of"), (Path, "read_text"), (arrays, "map_arrays")):
+        monkeypatch.setattr(owner, name, noted(getattr(owner, name)))
     read = []
     held = []
     for number in range(36):
@@ -269,7 +267,7 @@ def test_a_damaged_edit_of_others_is_said_once_and_the_former_state_answers(
         record = json.loads(data)
         record.pop("checksum")
         record["parents"]["corpus"] = "another"
-        file.write_text(json.dumps(record | {"checksum": artefacts._digest(record)}))
+        file.write_text(json.dumps(record | {"checksum": checksum(record)}))
     else:
         file.write_bytes(data[:-1] + b"\x55" if how == "altered" else data[:-1])
     capsys.readouterr()

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from realmlm import engine as engine_module
 from realmlm.corpus import documents
+from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.index import build
 
@@ -21,7 +22,7 @@ def following(
     """An engine that looks at its files before every answer."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(documents, "LOOK_S", 0)
-    monkeypatch.setattr(documents, "_LOOK_SHARE", 0)
+    monkeypatch.setattr(documents, "LOOK_SHARE", 0)
     return Engine(tiny_model_folder, docs=notes, device="cpu")
 
 
@@ -62,12 +63,13 @@ def test_files_are_read_again_only_when_they_changed_and_looked_at_every_few_sec
     following: Engine, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    open_again = Engine._read
-    monkeypatch.setattr(
-        Engine,
-        "_read",
-        lambda engine, places: opened.append(places) or open_again(engine, places),  # type: ignore[func-returns-value]
-    )
+    open_again = engine_module.open_documents
+
+    def noted(places: Sequence[Path], *rest: Any, **options: Any) -> Corpus:
+        opened.append(places)
+        return open_again(places, *rest, **options)
+
+    monkeypatch.setattr(engine_module, "open_documents", noted)
     (notes / "picture.jpg").write_bytes(b"of no known kind")
     answered(following)
     answered(following)
@@ -155,13 +157,12 @@ def test_what_takes_long_to_read_is_read_in_the_background(
     """Questions wait a moment, then the former state answers until the new one is there; what goes wrong in
     the background is said."""
     go_on = threading.Event()
-    reading = Engine._read
 
-    def slowly(engine: Engine, places: list[Path]) -> Any:
+    def slowly(places: Sequence[Path]) -> documents.Watch:  # the first that reading does
         assert go_on.wait(60)
-        return reading(engine, places)
+        return documents.Watch(places)
 
-    monkeypatch.setattr(Engine, "_read", slowly)
+    monkeypatch.setattr(engine_module, "Watch", slowly)
     monkeypatch.setattr(engine_module, "PATIENCE_S", 0.01)
     (notes / "new.txt").write_text("A new note.")
     for _ in range(2):

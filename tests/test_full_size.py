@@ -70,7 +70,7 @@ def test_the_size_of_a_corpus_is_known_without_its_ids(tool: ModuleType, tmp_pat
 
 def test_opening_what_was_just_made_hashes_nothing_and_reads_no_vector_and_no_text(made: Path) -> None:
     with (
-        patch.object(artefacts, "_ALWAYS_HASHED", 0),
+        patch.object(artefacts, "ALWAYS_HASHED", 0),
         patch.object(artefacts, "sha256_of", side_effect=AssertionError),
     ):
         corpus = Corpus.open(made / "corpus")

@@ -76,7 +76,8 @@ def test_the_page_of_changes_runs(
     rows = read_metrics(tmp_path / "distilled" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [10, 20]
     assert all(row["kl"] > 0 and row["loss"] > -row["log_p"] for row in rows)
-    assert read_metrics(tmp_path / "spans" / "metrics.jsonl")[-1]["step"] == 5
+    for run in ("spans", "neighbours"):
+        assert read_metrics(tmp_path / run / "metrics.jsonl")[-1]["step"] == 5
     with pytest.raises(SystemExit) as stopped:
         main(["pretrain", "--resume", str(tmp_path / "distilled")])
     assert stopped.value.code == 2

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # settings need the command line's library, which asking does
 
 # P passages, A articles, T wordpieces
 
-_CHUNK = 500_000  # characters of the articles handed to a worker at once
+CHUNK = 500_000  # characters of the articles handed to a worker at once
 _IN_PROCESS = 4  # with fewer chunks they are cut in this process, sooner than workers could start
 _LINES = 512  # lines encoded at once: an Encoding takes some 200 bytes for each wordpiece
 _SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
@@ -374,7 +374,7 @@ def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
     for article in articles:
         chunk.append(article)
         size += len(article.text)
-        if size >= _CHUNK:
+        if size >= CHUNK:
             yield chunk
             chunk = []
             size = 0

@@ -32,11 +32,11 @@ from realmlm.storage.artefacts import MANIFEST, discard, publish, sha256_of, wri
 from realmlm.storage.locks import locked
 
 DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
-_EDITS = 64  # edits after which the corpus is made anew, without what was removed
+MOST_EDITS = 64  # edits after which the corpus is made anew, without what was removed
 _SHOWN = 10  # files that cannot be read, shown one by one with the reason when they are first met
 _NAMED = 3  # and named at each opening
 LOOK_S = 2.0  # least seconds between two looks at the files
-_LOOK_SHARE = 20  # looking takes at most one of so many seconds
+LOOK_SHARE = 20  # looking takes at most one of so many seconds
 _READING = 4  # raised when a release reads files differently, so that cached corpora are made again
 
 
@@ -120,7 +120,7 @@ class Watch:
         files, _ = find_files(self.places, on_bad=lambda fault: None)
         stamps = {file.path: _stamp(file.path) for file in files}
         now = time.monotonic()
-        self._next = now + max(LOOK_S, _LOOK_SHARE * (now - begun))
+        self._next = now + max(LOOK_S, LOOK_SHARE * (now - begun))
         return stamps
 
 
@@ -246,7 +246,7 @@ def _follow(
     if passages and not gone and not new:
         return corpus
     left_out = _LeftOut(seen, say_new)
-    if passages and corpus.edits < _EDITS and len(gone) < len(passages):
+    if passages and corpus.edits < MOST_EDITS and len(gone) < len(passages):
         names = {file.name for file in new.values()}
         former = {source.rpartition(CONTENT_MARK)[0] for source in gone}
         counts = {"new": names - former, "changed": names & former, "removed": former - names}

@@ -20,7 +20,7 @@ from realmlm.model.inputs import mask_queries
 from realmlm.model.marginal import marginal_log_likelihood, posterior
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
-from realmlm.reading.retrieve import LearnedRetriever, Query, check_readable, index_of
+from realmlm.reading.retrieve import LearnedRetriever, Query, check_readable, index_of, retrieve
 from realmlm.settings import Align
 from realmlm.storage.artefacts import refuse_existing, write_text
 
@@ -71,7 +71,7 @@ def _rows(
     masked = mask_queries(texts, places, answerer.model.wordpieces).queries
     pairs = zip(masked, own(np.array(sources)), strict=True)
     queries = [Query("", tokens, sources=tuple(row.tolist())) for tokens, row in pairs]
-    retrieved = answerer.retriever(queries, k - 1)
+    retrieved = retrieve(answerer.retriever, queries, k - 1)
     read = answerer.read_masks(queries, retrieved)
     reading_BK = read.log_likelihood(targets)
     prior_BK = read.log_p_BK

@@ -15,7 +15,7 @@ from realmlm.evaluation.answers import exact_match
 from realmlm.evaluation.matching import contains_answer
 from realmlm.index.duplicates import SameWords
 from realmlm.reading.answer import Answer, Answerer
-from realmlm.reading.retrieve import Query
+from realmlm.reading.retrieve import Query, retrieve
 
 _LONGEST = 10  # wordpieces of a span that is hidden
 _SHORTEST = 8  # wordpieces of a sentence worth filling in
@@ -118,7 +118,7 @@ def measure_clozes(
     widened = [widen_masks(*pair, wordpieces, max_query=limit) for pair in pairs]
     for first in range(0, len(questions), answerer.at_once):
         batch = slice(first, first + answerer.at_once)
-        retrieved = answerer.retriever(widened[batch], read)
+        retrieved = retrieve(answerer.retriever, widened[batch], read)
         answers = answerer.fill_masks(widened[batch], retrieved)
         for question, answer, ids in zip(questions[batch], answers, retrieved.ids_BK.tolist(), strict=True):
             if ids and question.gold:

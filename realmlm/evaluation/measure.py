@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,10 @@ from realmlm.reading.retrieve import (
     check_enough,
     check_readable,
     index_of,
+    retrieve,
 )
 from realmlm.settings import Evaluate
-from realmlm.storage.artefacts import read_manifest, write_text
+from realmlm.storage.artefacts import read_manifest, refuse_existing, write_text
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
 
@@ -45,44 +47,61 @@ def evaluate(
     corpus: Corpus | None = None,
     retriever: Retriever | None = None,
 ) -> Report:
-    """Measure a model on a question set, as `realmlm evaluate` does; writes predictions if the settings say
-    so.
+    """Measure a model on a question set, as `realmlm evaluate` does; the report and the predictions that the
+    settings ask for are written, the report is given back too.
 
     `model` and `corpus` are taken in place of those that the settings name, `retriever` in place of the
     model's own.
     """
     realm = Realm.from_pretrained(settings.model) if model is None else model
     realm = realm.to(pick_device(settings.device))
-    corpus = Corpus.open(settings.corpus) if corpus is None else corpus
-    check_readable(realm, corpus, name=str(settings.model))
+    if corpus is None and settings.corpus is None:
+        raise BadInput("say what to search: --corpus CORPUS")
+    corpus = corpus or Corpus.open(settings.corpus or "")
+    name = str(settings.model) if model is None else "the given model"
+    check_readable(realm, corpus, name=name)
     read = settings.read
     check_enough(corpus, read)
     asked = _questions(settings)
     meaningless = read and settings.retriever != "none" and not realm.config.trained_on_questions
     if meaningless and not all(map(is_cloze, asked)):
-        untrained = f"{settings.model} was not trained on questions: its answers mean nothing yet"
+        untrained = f"{name} was not trained on questions: its answers mean nothing yet"
         say(f"{untrained}. Measure retrieval alone (--read 0), or finetune it first.")
-    if settings.predictions is not None:
-        settings.predictions.parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
+    check_can_write(settings)
     begun = time.monotonic()
     chosen = retriever or make_retriever(settings.retriever, realm, corpus, index=settings.index)
+    searched = settings.retriever if retriever is None else type(retriever).__qualname__
     answerer = Answerer(realm, corpus, chosen)
     outcomes = list(measure(answerer, asked, read=read, recall=settings.recall, with_mask=settings.with_mask))
     if settings.predictions is not None:
-        _write_predictions(settings, outcomes)
+        fingerprint = "given" if model else read_manifest(settings.model, kind="model").fingerprint
+        made = {"model": fingerprint, "retriever": searched, "read": read}
+        rows = [_prediction(outcome) | made for outcome in outcomes]
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_text(settings.predictions, lines)
     seconds = time.monotonic() - begun
-    report = summarise(
-        outcomes, retriever=settings.retriever, read=read, recall=settings.recall, seconds=seconds
-    )
-    return replace(
+    report = summarise(outcomes, retriever=searched, read=read, recall=settings.recall, seconds=seconds)
+    report = replace(
         report,
-        model=str(settings.model),
-        corpus=str(settings.corpus),
+        model=name,
+        corpus=str(corpus.folder),
         question_file=str(settings.questions),
         index=str(settings.index or ""),
         limit=settings.limit,
         with_mask=settings.with_mask,
     )
+    if settings.report is not None:
+        write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
+    return report
+
+
+def check_can_write(settings: Evaluate) -> None:
+    """Before the work: are the files that are asked for not there yet, and can they be written?"""
+    for file in (settings.report, settings.predictions):
+        if file is not None:
+            refuse_existing(file)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=file.parent).close()
 
 
 def _questions(settings: Evaluate) -> list[Question]:
@@ -93,15 +112,6 @@ def _questions(settings: Evaluate) -> list[Question]:
     if settings.limit is not None and settings.limit < len(asked):
         return [asked[place] for place in spread(len(asked), settings.limit)]
     return asked
-
-
-def _write_predictions(settings: Evaluate, outcomes: list[Outcome]) -> None:
-    """Every answer with its evidence and how it was made, as JSON lines."""
-    assert settings.predictions is not None
-    fingerprint = read_manifest(settings.model, kind="model").fingerprint
-    made = {"model": fingerprint, "retriever": settings.retriever, "read": settings.read}
-    rows = [_prediction(outcome) | made for outcome in outcomes]
-    write_text(settings.predictions, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def make_retriever(name: str, model: Realm, corpus: Corpus, *, index: Path | None) -> Retriever:
@@ -158,7 +168,7 @@ def _measure_batch(
         else answerer.query(question.text + ending)
         for question, sources, masked in zip(questions, own, cloze, strict=True)
     ]
-    retrieved = answerer.retriever(queries, depth)
+    retrieved = retrieve(answerer.retriever, queries, depth)
     readings: dict[int, _Read] = {}
     for rows, way in ((np.flatnonzero(cloze), _fill), (np.flatnonzero(~cloze), _answer)):
         if len(rows) and (read or depth == 0):

@@ -10,8 +10,8 @@ G groups of a chunk, R queries with news in a chunk.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from functools import cache, cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from realmlm.errors import BadInput, NotEnough
 
 GROUP = 64  # passages reduced to one maximum; 32 and 128 differed by less than 20%, on a busy machine
 _NO_ID = torch.iinfo(torch.int64).max  # stands where no passage was found: sorts after every id
-_CPU_SCRATCH = 8 * 2**20  # bytes of scores computed at a time: what stays in cache
+CPU_SCRATCH = 8 * 2**20  # bytes of scores computed at a time: what stays in cache
 _DEVICE_SCRATCH = 512 * 2**20  # and what keeps a GPU busy
-_LEAST = 4096  # passages in a chunk
-_PIECE = 4096  # rows converted or multiplied at a time on a CPU, to stay in cache
+LEAST_CHUNK = 4096  # passages scored at a time, at least
+PIECE = 4096  # rows converted or multiplied at a time on a CPU, to stay in cache
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -152,13 +152,10 @@ class ExactIndex:
         if len(shape) != 2 or shape[1] != self.dim:
             raise BadInput(f"queries have the shape {shape}; this index holds vectors of {self.dim} numbers")
         queries_QD = queries_QD.detach().to(self.device, torch.float32)
-        if not queries_QD.isfinite().all():
-            diverged = "the query tower has diverged: go back to an earlier checkpoint"
-            raise BadInput(f"queries hold NaN or infinity; {diverged}")
         if k < 1:
             raise BadInput(f"k is {k}; ask for at least one passage")
         if exclude_QE is None:
-            exclude_QE = torch.empty(len(queries_QD), 0, dtype=torch.int64)
+            exclude_QE = torch.empty(len(queries_QD), 0, dtype=torch.int64, device=self.device)
         if exclude_QE.ndim != 2 or len(exclude_QE) != len(queries_QD):
             wrong = f"exclusions of the shape {tuple(exclude_QE.shape)}"
             raise BadInput(f"{len(queries_QD)} queries came with {wrong}; give each a row")
@@ -173,6 +170,26 @@ class ExactIndex:
 
     def best(self, queries_QD: Tensor, k: int, blocks: Sequence["Rows"]) -> Hits:
         """The k best passages of these blocks for each query; if there are fewer, the rest score -inf."""
+        fused = _fused() if self.device.type == "cuda" and blocks and len(queries_QD) else None
+        if fused is None or not all(fused.suits(block.vectors_ND, k) for block in blocks):
+            return self._best_in_chunks(queries_QD, k, blocks)
+        parts = [block.best(queries_QD, k) for block in blocks]
+        scores_QK = torch.cat([part.scores_QK for part, _ in parts], 1)
+        ids_QK = torch.cat([part.ids_QK for part, _ in parts], 1)
+        best = Hits(scores_QK, ids_QK) if len(parts) == 1 else ranked(scores_QK, ids_QK, k)
+        decided_Q = torch.stack([decided_Q for _, decided_Q in parts]).all(0)
+        if not decided_Q.all():
+            undecided_R = (~decided_Q).nonzero()[:, 0]
+            again = self._best_in_chunks(queries_QD[undecided_R], k, blocks)
+            best.scores_QK[undecided_R] = again.scores_QK
+            best.ids_QK[undecided_R] = again.ids_QK
+        return best
+
+    def _best_in_chunks(self, queries_QD: Tensor, k: int, blocks: Sequence["Rows"]) -> Hits:
+        """The same by products in float32, chunk by chunk."""
+        if not queries_QD.isfinite().all():  # such queries are never decided by the other way
+            diverged = "the query tower has diverged: go back to an earlier checkpoint"
+            raise BadInput(f"queries hold NaN or infinity; {diverged}")
         best = nothing(len(queries_QD), k, self.device)
         rows, columns = self._chunking(len(queries_QD), k)
         scratch = torch.empty(columns * rows, device=self.device)
@@ -187,8 +204,8 @@ class ExactIndex:
     def _chunking(self, queries: int, k: int) -> tuple[int, int]:
         """How many queries and how many passages are scored at a time, so that the scores fit into the
         scratch memory (unless k alone exceeds it)."""
-        places = (_CPU_SCRATCH if self.device.type == "cpu" else _DEVICE_SCRATCH) // 4
-        least = max(_LEAST, 16 * k)  # merging a chunk costs time in proportion to k: it must be worth it
+        places = (CPU_SCRATCH if self.device.type == "cpu" else _DEVICE_SCRATCH) // 4
+        least = max(LEAST_CHUNK, 16 * k)  # merging a chunk costs time in proportion to k: it must be worth it
         rows = max(1, min(queries, places // least))
         most = 2**16 if self.device.type == "cpu" else 2**22  # a few queries gain nothing from more
         return rows, _whole_groups(max(least, min(places // rows, most)))
@@ -216,6 +233,16 @@ class ExactIndex:
         vectors_ND = vectors_ND.detach().to(self.device, self.dtype)
         check_vectors(ids_N, vectors_ND, self.dim)
         return as_ids(ids_N, self.device), vectors_ND
+
+
+@cache
+def _fused() -> Any:
+    """The search for GPUs, where there is Triton; None elsewhere."""
+    try:
+        from realmlm.index import fused
+    except ImportError:
+        return None
+    return fused
 
 
 def _whole_groups(passages: int) -> int:
@@ -280,6 +307,28 @@ class Rows:
     def live_ids(self) -> Tensor:
         return self.ids_N if self.live_N is None else self.ids_N[self.live_N]
 
+    def best(self, queries_QD: Tensor, k: int) -> tuple[Hits, Tensor]:
+        """The k best rows of each query by one pass on a GPU, and which queries it has decided."""
+        ids_N, _ = self._by_id
+        found = self._repeated.search(queries_QD, k, self.live_N)
+        there = found.rows_QK.shape[1]
+        hits = nothing(len(queries_QD), k, ids_N.device)  # there may be fewer than k
+        hits.scores_QK[:, :there] = found.scores_QK
+        hits.ids_QK[:, :there] = ids_N[found.rows_QK.clamp(min=0)].where(found.rows_QK >= 0, _NO_ID)
+        return hits, found.decided_Q
+
+    @cached_property
+    def _repeated(self) -> Any:
+        """What searches these rows on a GPU, by their rank among the sorted ids where they are not sorted."""
+        from realmlm.index import fused
+
+        rows_N = self._by_id[1]
+        rank_N = None
+        if rows_N is not None:
+            rank_N = torch.empty(len(rows_N), dtype=torch.int32, device=rows_N.device)
+            rank_N[rows_N] = torch.arange(len(rows_N), dtype=torch.int32, device=rows_N.device)
+        return fused.Repeated(self.vectors_ND, fused.largest_norm(self.vectors_ND), rank_N)
+
     def scores(self, queries_QD: Tensor, columns: int, scratch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The ids [C] and scores [C', Q] of each chunk of `columns` passages, C' being C rounded up to whole
         groups; dead and surplus rows score -inf. Each chunk is in `scratch` and overwrites the one before."""
@@ -304,7 +353,7 @@ def _products(vectors_CD: Tensor, queries_DQ: Tensor, out_CQ: Tensor) -> None:
     if vectors_CD.device.type != "cpu" or (vectors_CD.dtype == torch.float32 and not one_on_cpu):
         torch.mm(vectors_CD.float(), queries_DQ, out=out_CQ)
         return
-    for piece_CD, piece_CQ in zip(vectors_CD.split(_PIECE), out_CQ.split(_PIECE), strict=True):
+    for piece_CD, piece_CQ in zip(vectors_CD.split(PIECE), out_CQ.split(PIECE), strict=True):
         if one_on_cpu:  # MKL's product of a matrix and a vector reads memory at less than half this speed
             torch.sum(piece_CD.float() * queries_DQ[:, 0], 1, out=piece_CQ[:, 0])
         else:

@@ -32,9 +32,9 @@ _TRAINING = 32  # passages for each list that the centroids are learned from
 _ROUNDS = 6  # of k-means
 _SAMPLE = 256  # queries to measure recall with
 _PIECE = 2**14  # passages sorted into lists or scored at a time
-_FEW = 4096  # lists; more are grouped, to find the list of a passage sooner
-_LOOKED = 16  # groups whose lists are compared: with 14,617 lists 3.7 times as fast as all (decision 007)
-_SCRATCH = 2**24  # scores at a time
+FEW_LISTS = 4096  # more are grouped, to find the list of a passage sooner
+NEAR_GROUPS = 16  # whose lists are compared: with 14,617 lists 3.7 times as fast as all (decision 007)
+SCRATCH = 2**24  # scores at a time
 
 Pieces = Iterator[tuple[Tensor, Tensor]]  # (ids, vectors)
 
@@ -170,7 +170,7 @@ class IVFIndex(ExactIndex):
             return hits
         lists_QP = self._centroids.search(queries_QD, self.nprobe).ids_QK
         most = int(self.offsets_L.diff()[lists_QP].sum(1).max())
-        for some_Q in torch.arange(len(queries_QD)).split(max(1, _SCRATCH // max(most, 1))):
+        for some_Q in torch.arange(len(queries_QD)).split(max(1, SCRATCH // max(most, 1))):
             part = self._scan(queries_QD[some_Q], lists_QP[some_Q], k)
             hits.scores_QK[some_Q, : part.scores_QK.shape[1]] = part.scores_QK
             hits.ids_QK[some_Q, : part.ids_QK.shape[1]] = part.ids_QK
@@ -265,14 +265,15 @@ class _Stored:
 class _Nearest:
     """Finds the nearest of many centroids to a vector: the largest inner product, of equal ones the first.
 
-    More than `_FEW` centroids are grouped, and only those of the groups nearest to a vector are compared.
+    More than `FEW_LISTS` centroids are grouped, and only those of the groups nearest to a vector are
+    compared.
     """
 
     def __init__(self, centroids_LD: Tensor) -> None:
         self.centroids_LD = centroids_LD
         self._all = ExactIndex(centroids_LD, torch.arange(len(centroids_LD)))
         self._groups: list[Tensor] = []
-        if len(centroids_LD) > _FEW:
+        if len(centroids_LD) > FEW_LISTS:
             heads = _centroids(centroids_LD, round(len(centroids_LD) ** 0.5), quiet=True)
             group_L = heads(centroids_LD)
             used_G = group_L.unique()
@@ -285,7 +286,8 @@ class _Nearest:
         list_N = torch.zeros(len(vectors_ND), dtype=torch.int64)
         best_N = torch.full((len(vectors_ND),), -torch.inf)
         to_heads_NG = vectors_ND @ self._heads_DG
-        looked_NG = to_heads_NG >= to_heads_NG.topk(min(_LOOKED, len(self._groups)), dim=1).values[:, -1:]
+        near = min(NEAR_GROUPS, len(self._groups))
+        looked_NG = to_heads_NG >= to_heads_NG.topk(near, dim=1).values[:, -1:]
         for members_L, looked_N in zip(self._groups, looked_NG.t(), strict=True):
             rows_R = looked_N.nonzero()[:, 0]
             scores_R, places_R = (vectors_ND[rows_R] @ self.centroids_LD[members_L].t()).max(1)

@@ -180,7 +180,8 @@ class Refresher:
             say(f"the refresher ended (exit code {code}); starting another")
             if self._fruitless > _PATIENCE["killed" if code < 0 else "failed"]:
                 died = f"the refresher died {self._fruitless} times in a row"
-                raise RealmError(f"{died}; see its error above, or use --refresh.no-process")
+                guard = "in a program of yours, what it does must stand under `if __name__ == '__main__':`"
+                raise RealmError(f"{died}; see its error above ({guard}), or use --refresh.no-process")
         spawn = multiprocessing.get_context("spawn")
         self._worker = spawn.Process(target=serve_refreshes, args=self._arguments, daemon=True)
         with sheltered():

@@ -21,7 +21,7 @@ from realmlm.model.inputs import Inputs
 from realmlm.model.varlen import ONE_AT_A_TIME, can_pack, encode_packed, packs_now
 
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
-_SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
+SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
 _SCORED_AT_ONCE_GPU = 2**17
 # what transformers raises for a config that it cannot build
 _REFUSALS = (KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError)
@@ -346,7 +346,7 @@ class Reader(nn.Module):
         """The same from what the encoder gave; without gradient for a few pairs at a time, to save memory."""
         few = len(hidden_NLH)
         if not torch.is_grad_enabled():
-            at_once = _SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else _SCORED_AT_ONCE
+            at_once = _SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else SCORED_AT_ONCE
             few = max(1, at_once // hidden_NLH.shape[1])
         scores_NLW = torch.cat([self.span_head(some_NLH) for some_NLH in hidden_NLH.split(few)])
         return scores_NLW, self.span_head.allowed(inputs)

@@ -15,10 +15,10 @@ from torch import Tensor
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Layout, Wordpieces
 
-_AT_ONCE = 2048  # wordpieces of a group on a CPU: of more, its cache holds too little
-_GROUPED = 128  # sequences from which on a GPU has enough to do with a part of them
+AT_ONCE = 2048  # wordpieces of a group on a CPU: of more, its cache holds too little
+GROUPED = 128  # sequences from which on a GPU has enough to do with a part of them
 _GROUPS = 4
-_PADDING = 0.15  # share of a batch below which a GPU takes it as it is
+PADDING = 0.15  # share of a batch below which a GPU takes it as it is
 NULL = np.zeros(0, dtype=np.int64)  # the null document: no title, no body
 
 
@@ -55,11 +55,11 @@ class Inputs:
         if not self.on_gpu:
             groups = []
             while len(order):
-                groups.append(order[: max(1, _AT_ONCE // int(self.lengths_N[order[0]]))])
+                groups.append(order[: max(1, AT_ONCE // int(self.lengths_N[order[0]]))])
                 order = order[len(groups[-1]) :]
             return groups
         padding = 1 - self.lengths_N.sum() / max(1, self.tokens_NL.numel())
-        worth_it = len(self) >= _GROUPED and padding >= _PADDING
+        worth_it = len(self) >= GROUPED and padding >= PADDING
         return np.array_split(order, _GROUPS) if worth_it else [np.arange(len(self))]
 
     @property

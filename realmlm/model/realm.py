@@ -322,7 +322,7 @@ class Realm(TakesInputs, nn.Module):
     @torch.inference_mode()
     def embed_queries(self, texts: Sequence[str], *, batch: int = 64) -> Tensor:
         """Embed_query(x) of each text [N, D], on the CPU; f(x,z) is its inner product with Embed_doc(z)."""
-        tokens = [self.wordpieces.encode_query(text) for text in texts]
+        tokens = [self.wordpieces.encode_query(text) for text in _texts(texts)]
         parts = [tokens[first : first + batch] for first in range(0, len(tokens), batch)]
         vectors = [self.query(self.query_inputs(part).to(self.device)).cpu() for part in parts]
         return torch.cat([torch.empty(0, self.config.projection), *vectors])
@@ -332,14 +332,25 @@ class Realm(TakesInputs, nn.Module):
         self, texts: Sequence[str], titles: Sequence[str] | None = None, *, batch: int = 64
     ) -> Tensor:
         """Embed_doc(z) of each text [N, D], on the CPU; what is longer than a passage is cut off."""
+        texts = _texts(texts)
+        names = [""] * len(texts) if titles is None else _texts(titles)
+        if len(names) != len(texts):
+            raise BadInput(f"{len(texts)} texts came with {len(names)} titles; give each text one")
         bodies = [self.wordpieces.encode(text)[: self.config.max_passage] for text in texts]
-        heads = [self.wordpieces.encode(title) for title in titles or [""] * len(texts)]
+        heads = [self.wordpieces.encode(title) for title in names]
         vectors = [torch.empty(0, self.config.projection)]
         for first in range(0, len(bodies), batch):
             part = slice(first, first + batch)
             inputs = self.document_inputs(heads[part], bodies[part])
             vectors.append(self.document(inputs.to(self.device)).cpu())
         return torch.cat(vectors)
+
+
+def _texts(texts: Sequence[str]) -> Sequence[str]:
+    """A single text would be taken for its letters."""
+    if isinstance(texts, str):
+        raise BadInput('give a list of texts, ["…"], not one text')
+    return texts
 
 
 def new_tower(config: ModelConfig, encoder: Encoder, *, scale: float = 1.0) -> Tower:

@@ -22,7 +22,15 @@ from realmlm.model.realm import Realm
 from realmlm.reading.confidence import UNSURE, Calibration
 from realmlm.reading.read import join, read_masks, read_spans
 from realmlm.reading.records import CONTROL, Answer, Evidence, MaskWords, Words
-from realmlm.reading.retrieve import LearnedRetriever, NoRetriever, Offered, Query, Retrieved, Retriever
+from realmlm.reading.retrieve import (
+    LearnedRetriever,
+    NoRetriever,
+    Offered,
+    Query,
+    Retrieved,
+    Retriever,
+    retrieve,
+)
 from realmlm.reading.units import units, widened
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
@@ -122,7 +130,7 @@ class Answerer:
         self, queries: list[Query], read: int, way: Callable[[list[Query], Retrieved], list[Answer]]
     ) -> list[Answer]:
         batches = [queries[first : first + self.at_once] for first in range(0, len(queries), self.at_once)]
-        return [answer for batch in batches for answer in way(batch, self.retriever(batch, read))]
+        return [answer for batch in batches for answer in way(batch, retrieve(self.retriever, batch, read))]
 
     @torch.inference_mode()
     def read_spans(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import check_same_tokenizer
-from realmlm.errors import Mismatch, NotEnough
+from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Hits, Index, drop
 from realmlm.index.keep import KeptIndex, kept_index
@@ -50,10 +50,40 @@ class Retrieved:
 
 
 class Retriever(Protocol):
-    """Chooses passages for queries: any callable of this form can take the place of the model's own."""
+    """Chooses passages for queries: any callable of this form can take the place of the model's own.
+
+    p(z|x) is the softmax of its scores, so they act as logits: ranks or cosines want a factor. Edits of the
+    corpus are its own affair.
+    """
 
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
-        """The `k` best passages of each query, best first, none of its `sources` among them."""
+        """The `k` best passages of each query, best first, none of its `sources` among them: as many for each
+        query, at most k."""
+
+
+def retrieve(retriever: Retriever, queries: list[Query], k: int) -> Retrieved:
+    """What a retriever offers, checked: it may be someone's own."""
+    found = retriever(queries, k)
+    if not isinstance(found, Retrieved):
+        raise BadInput(
+            f"{_name(retriever)} gave {type(found).__name__}; a retriever gives Retrieved(ids, scores, null)"
+        )
+    ids_BK = torch.as_tensor(found.ids_BK, device="cpu")
+    scores_BK = torch.as_tensor(found.scores_BK, dtype=torch.float32, device="cpu")
+    shape = (len(queries), min(k, ids_BK.shape[-1] if ids_BK.ndim else 0))
+    if ids_BK.shape != shape or scores_BK.shape != shape or ids_BK.is_floating_point():
+        raise BadInput(
+            f"{_name(retriever)} gave ids {tuple(ids_BK.shape)} and scores {tuple(scores_BK.shape)} for "
+            f"{len(queries)} queries and k = {k}; give whole ids and their scores, a row for each query, k "
+            "at most"
+        )
+    if not scores_BK.isfinite().all():
+        raise BadInput(f"{_name(retriever)} gave scores that are no numbers")
+    return Retrieved(ids_BK.to(torch.int64), scores_BK, found.null_B)
+
+
+def _name(retriever: Retriever) -> str:
+    return getattr(retriever, "__qualname__", type(retriever).__qualname__)
 
 
 class NoRetriever:

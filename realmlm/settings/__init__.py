@@ -10,7 +10,7 @@ from realmlm.settings.base import Settings, filled, record, restore, together
 from realmlm.settings.corpus import BuildCorpus, EditCorpus, ListPassages, MakeClozes, MakeWorld, MarkSpans
 from realmlm.settings.model import BuildIndex, Compress, ExportHf, Graft, ImportHf, MakeModel, TrainTagger
 from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, Warmup
-from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
+from realmlm.settings.training import JointOptim, Loop, Optim, Refresh, TrainObjective
 from realmlm.settings.use import Align, Ask, Calibrate, Evaluate, MakeReport, RunBatch, Serve
 
 STAGES: dict[str, type[Settings]] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}
@@ -46,6 +46,7 @@ __all__ = [
     "RunBatch",
     "Serve",
     "Settings",
+    "TrainObjective",
     "TrainTagger",
     "Warmup",
     "filled",

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from realmlm.bundled import model_place, text_place
 from realmlm.errors import BadInput
@@ -55,6 +56,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, resolve in _places(type(self)).items():
             object.__setattr__(self, name, _each(resolve, getattr(self, name)))
+        for name, hint in get_type_hints(type(self)).items():
+            _check_type(name, hint, getattr(self, name))
         self.check()
 
     def check(self) -> None:
@@ -88,6 +91,25 @@ class Settings:
         return [name for name in hints if name != "out" and not is_dataclass(hints[name])]
 
 
+def _check_type(name: str, hint: Any, value: Any) -> None:
+    """Does a value fit the field's type? The command line sees to it; Python does not."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return
+    for kind in kinds:
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        if choices:
+            ensure(value in choices, f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+        elif kind in (bool, int, float):
+            fits = isinstance(value, int | float if kind is float else kind)
+            fits = fits and isinstance(value, bool) == (kind is bool)
+            ensure(fits, f"{name} must be {_KINDS[kind]}, not {value!r}")
+        elif is_dataclass(kind):
+            ensure(type(value) is kind, f"{name} must be {getattr(kind, '__name__', kind)}(…), not {value!r}")
+
+
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
+
 Resolve = Callable[[str | Path], Path]
 
 
@@ -114,6 +136,7 @@ def _absolute(place: str | Path) -> Path:
 
 
 def _each(resolve: Resolve, value: Any) -> Any:
+    """Each place in a value, which may be one, several, or several groups of several."""
     if isinstance(value, tuple | list):
         return tuple(_each(resolve, item) for item in value)
     return None if value is None else resolve(value)

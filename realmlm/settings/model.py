@@ -65,8 +65,8 @@ class MakeModel(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTagger(Settings):
-    """Train a tagger of names on labelled sentences, for `realmlm spans --tagger learned` to mark a corpus
-    with."""
+    """Train a tagger of names on labelled sentences; `realmlm spans` then marks a corpus with it (--tagger
+    learned)."""
 
     train: Path
     """Sentences as in CoNLL and WikiAnn: a word and its label (O, B-…, I-…) per line, an empty line between

@@ -1,6 +1,7 @@
 """Settings that the stages share: how weights move, what happens around steps, how the index follows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.settings.base import Settings, ensure, optional
@@ -101,3 +102,13 @@ class Refresh(Settings):
         after = self.swap_after
         in_time = after is None or 1 <= after <= max(self.every_steps, 1)
         ensure(in_time, f"refresh.swap-after must be between 1 and refresh.every-steps, not {after}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainObjective(Settings):
+    """Train an objective of one's own (`realmlm.train.stages.train_objective`); it names its rates itself."""
+
+    out: Path
+    """Folder for the run; the model is saved in its `model/`."""
+    optim: Optim = field(default_factory=Optim)
+    loop: Loop = field(default_factory=Loop)

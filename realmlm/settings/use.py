@@ -25,7 +25,7 @@ class Evaluate(Settings):
 
     model: ModelPlace = MINI
     """The model; mini is the one that comes with realmlm."""
-    corpus: Path
+    corpus: Annotated[Path | None, required("PATH")] = None
     """The corpus to search."""
     questions: Path
     """Questions with answers; sentences with [MASK] are filled in instead."""

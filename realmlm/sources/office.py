@@ -21,7 +21,7 @@ from realmlm.sources.wrapping import joined, known_compounds
 LARGEST = 2**28  # bytes of a document
 _LARGEST_XML = 2**26  # bytes of a Word document's XML, decompressed: its tree takes ten times as much
 _LONGEST_S = 300.0  # seconds for the pages of a PDF
-_MOST_CHARACTERS = 50_000_000
+MOST_CHARACTERS = 50_000_000  # of the text of a PDF
 _MOST_PIECES = 50_000  # pieces of text on a page of a PDF: reading takes time by their square
 
 _MARGIN = 2  # lines at the top and at the bottom of a page that may be its header and footer
@@ -74,8 +74,8 @@ def _pages(pdf: Any) -> Iterator[list[str]]:
             raise Unreadable(f"has {too_many}; remove that page")
         text = _clean(page.extract_text())
         characters += len(text)
-        if characters > _MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
-            limits = f"more than {_LONGEST_S:.0f} s to read, or has more than {_MOST_CHARACTERS:,} characters"
+        if characters > MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
+            limits = f"more than {_LONGEST_S:.0f} s to read, or has more than {MOST_CHARACTERS:,} characters"
             raise Unreadable(f"takes {limits}; split it")
         yield [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 

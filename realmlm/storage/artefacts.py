@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
 # Bytes of an artefact up to which every opening hashes its files. Those of a larger one are hashed again only
 # when their size or modification time has changed.
-_ALWAYS_HASHED = 256 * 2**20
+ALWAYS_HASHED = 256 * 2**20
 _JUST_MADE = 5  # seconds within which the writer of a temporary folder may not have locked it yet
 
 
@@ -234,7 +234,7 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
     stamps), and a file that still has both is not hashed again.
     """
     stamps = _read_stamps(path)
-    small = sum(entry["bytes"] for entry in manifest.files.values()) <= _ALWAYS_HASHED
+    small = sum(entry["bytes"] for entry in manifest.files.values()) <= ALWAYS_HASHED
     verified = {}
     for name, entry in manifest.files.items():
         file = path / name

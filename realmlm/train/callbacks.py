@@ -13,13 +13,17 @@ class Callback:
     """Override what you want to hear of. What a callback raises ends the run; its last checkpoint stays."""
 
     def on_row(self, row: dict[str, Any]) -> None:
-        """A row of metrics, as `metrics.jsonl` has it: `step`, `loss` and what the objective measures."""
+        """A row of metrics, as `metrics.jsonl` has it: `step`, `loss` and what the objective measures.
+
+        Raising KeyboardInterrupt stops the run as Ctrl-C does: a checkpoint is written first, and the same
+        call goes on from there.
+        """
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """A checkpoint was written to `folder`."""
 
     def on_end(self, model: "Realm") -> None:
-        """The last step is done; the model is about to be saved."""
+        """The stage is over; the model is about to be saved."""
 
 
 class TensorBoard(Callback):

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +91,10 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
     questions = [question for question in questions if not (question.is_regex and later)]
     asked_for = [(question.text, question.answers, question.is_regex) for question in questions]
     fingerprint = hashlib.sha256(repr(asked_for).encode()).hexdigest()
-    find = partial(_locate, corpus, questions)
+
+    def find() -> dict[str, np.ndarray]:
+        return _locate(corpus, questions)
+
     arrays = kept_beside(corpus, "answers", sought="questions", fingerprint=fingerprint, find=find)
     found = np.unique(arrays["questions"])
     if not len(found) and not patterns:

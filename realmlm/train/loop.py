@@ -35,6 +35,8 @@ def prepare(loop: Loop) -> torch.device:
     if loop.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(loop.deterministic)
+    # it plans anew for each shape of a padded batch, which took 824 of 1,363 ms of a step (docs/log.md)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     seed_everything(loop.seed)
     return pick_device(loop.device)
 
@@ -203,10 +205,15 @@ def fit(
     counted = start
     row: dict[str, Any] = {}
 
-    def report(row: dict[str, Any]) -> None:
+    def report(row: dict[str, Any]) -> bool:
+        """Write a row down and let callbacks hear it; True: one of them wants to stop."""
         tell(row, metrics, bar)
-        for callback in callbacks:
-            callback.on_row(row)
+        try:
+            for callback in callbacks:
+                callback.on_row(row)
+        except KeyboardInterrupt:
+            return True
+        return False
 
     try:
         with _Stop() as stop, closing(drawn):
@@ -215,7 +222,7 @@ def fit(
                 clock("refresh")
                 rows.latest |= objective.before_step(step)
                 if step == 0 and (measured := objective.measure(0, clock)):
-                    report({"step": 0, **measured})
+                    stop.asked |= report({"step": 0, **measured})
                 _set_rates(optimizer, optim, step)
                 rows.add(
                     _one_step(
@@ -230,7 +237,7 @@ def fit(
                 if done % loop.log_every == 0 or done == optim.steps:
                     speed = round((done - counted) * optim.batch / (time.monotonic() - begun), 1)
                     row = {"step": done, **rows.take(), "queries/s": speed, "seconds": clock.take()}
-                    report(row)
+                    stop.asked |= report(row)
                     begun = time.monotonic()
                     counted = done
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
@@ -249,8 +256,6 @@ def fit(
     bar.close()
     for remark in objective.remarks(row):
         say(remark)
-    for callback in callbacks:
-        callback.on_end(model)
 
 
 def _restore(
@@ -263,7 +268,11 @@ def _restore(
     if checkpoint.step > steps:
         made = f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for"
         raise BadInput(f"{made}; ask for more, or start a new run")
-    model.load_own_state(checkpoint.weights)
+    own = _own_parameters(model, objective)
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(checkpoint.weights[name])
+    model.load_own_state({name: value for name, value in checkpoint.weights.items() if name not in own})
     _load_optimizer_tensors(optimizer, checkpoint.optimizer)
     load_generator_state(checkpoint.generators)
     objective.load_state(checkpoint.objective)
@@ -278,12 +287,23 @@ def _state(
 ) -> Checkpoint:
     return Checkpoint(
         step=step,
-        weights=model.own_state(),
+        weights=model.own_state() | _own_parameters(model, objective),
         optimizer=_optimizer_tensors(optimizer),
         generators=generator_state(),
         objective=objective.state(),
         row=rows.state(),
     )
+
+
+def _own_parameters(model: Realm, objective: Objective) -> dict[str, Tensor]:
+    """What an objective learns beside the model, a temperature for instance."""
+    of_model = set(model.parameters())
+    return {
+        f"objective.{name}.{number}": parameter
+        for name, group in objective.groups().items()
+        for number, parameter in enumerate(group.parameters)
+        if parameter not in of_model
+    }
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, optim: Optim, step: int) -> None:
@@ -313,8 +333,10 @@ def _one_step(
             loss, numbers = objective.loss(examples, step, clock)
         clock("backward")
         (loss / optim.accumulate).backward()
+        if taken := numbers.keys() & {"loss", "step"}:
+            raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
         for name, value in {"loss": loss, **numbers}.items():
-            share = value.detach().float() / optim.accumulate
+            share = torch.as_tensor(value).detach().float() / optim.accumulate
             sums[name] = sums[name] + share if name in sums else share
     clock("optimise")
     for group in groups.values():

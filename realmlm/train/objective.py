@@ -15,8 +15,12 @@ class Group:
     """Parameters that learn at one rate; their gradient is clipped apart from that of others."""
 
     parameters: list[nn.Parameter]
+    """Of the model, or the objective's own: those are saved with every checkpoint, not with the model."""
     lr: float
     """The highest rate: it rises to it and falls again, as `realmlm.settings.Optim` says."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", list(self.parameters))
 
 
 class Objective(ABC):

@@ -7,11 +7,12 @@ RUN/snapshots/, index/  what trainer and refresher hand each other (realmlm.inde
 RUN/model/              the model, when the run has ended
 """
 
+import hashlib
 import json
 import os
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
 from realmlm.log import read_metrics
+from realmlm.model.int8 import named_weights
+from realmlm.model.realm import Realm
 from realmlm.settings import Settings, filled, record
 from realmlm.storage.artefacts import (
     discard,
@@ -85,6 +88,12 @@ class Run:
         record_now = {"stage": stage, "config": record(settings) if settings else {}}
         if (folder / "run.json").exists():
             before = read_run(folder)
+            if before.get("stage") != stage:
+                raise Mismatch(
+                    f"{folder} holds another run ('{before.get('stage')}', not '{stage}'); continue it by "
+                    "the "
+                    "call or command that began it, or choose another --out"
+                )
             if not _is_same(before, record_now, settings):
                 if not resume or settings is None:
                     other = f"{folder} holds another run; continue that one with --resume {folder}"
@@ -135,6 +144,15 @@ class Run:
         refuse."""
         if file is not None and file.exists():
             self._pin(str(file), sha256_of(file), f"{file} was changed")
+
+    def pin_model(self, model: Realm | None) -> None:
+        """A model that was given as an object: a run that goes on must be given an equal one."""
+        if model is not None:
+            digest = hashlib.sha256(json.dumps(asdict(model.config), sort_keys=True).encode())
+            for name, tensor in named_weights(model):
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            self._pin("given model", digest.hexdigest(), "the model that is given has changed")
 
     def _pins(self) -> dict[str, Any]:
         pins = self.folder / "corpora.json"

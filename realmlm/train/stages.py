@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from realmlm.index.duplicates import SameWords, check_others, share_cut_otherwis
 from realmlm.log import progress, say
 from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import check_enough, check_readable, index_of
-from realmlm.settings import Finetune, Loop, Optim, Pretrain, Warmup, filled, record
+from realmlm.settings import Finetune, Loop, Optim, Pretrain, TrainObjective, Warmup, filled, record
 from realmlm.train.callbacks import Callback
 from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource
 from realmlm.train.gold import Gold, locate_answers
@@ -54,7 +54,7 @@ def pretrain(
     *,
     model: Realm | None = None,
     corpus: Corpus | None = None,
-    objective: type[JointPretraining] = JointPretraining,
+    objective: Callable[..., JointPretraining] = JointPretraining,
     masking: Masking | None = None,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
@@ -66,9 +66,10 @@ def pretrain(
     has a stage of its own name. With `resume`, a run that was cut off may go on with other settings.
     """
     settings = _with_corpus(settings, corpus)
-    own_names = [objective.__qualname__] if objective is not JointPretraining else []
-    own_names += [] if masking is None else [type(masking).__qualname__]
+    own_names = [_name(objective)] if objective is not JointPretraining else []
+    own_names += [] if masking is None else [_name(type(masking))]
     with _begin(settings, "pretrain", own_names, model, resume=resume) as run:
+        run.pin_model(model)
         if run.finished:
             return _finished(run)
         device = prepare(settings.loop)
@@ -102,7 +103,7 @@ def pretrain(
                 title="pre-training",
                 callbacks=callbacks,
             )
-            return _save(run, realm, corpus)
+            return _save(run, realm, corpus, callbacks)
 
 
 def finetune(
@@ -110,14 +111,15 @@ def finetune(
     *,
     model: Realm | None = None,
     corpus: Corpus | None = None,
-    objective: type[QuestionAnswering] = QuestionAnswering,
+    objective: Callable[..., QuestionAnswering] = QuestionAnswering,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
 ) -> Realm:
     """Train a model to answer questions from the passages it retrieves; arguments as for `pretrain`."""
     settings = with_steps(_with_corpus(settings, corpus))
-    own_names = [objective.__qualname__] if objective is not QuestionAnswering else []
+    own_names = [_name(objective)] if objective is not QuestionAnswering else []
     with _begin(settings, "finetune", own_names, model, resume=resume) as run:
+        run.pin_model(model)
         if run.finished:
             return _finished(run)
         device = prepare(settings.loop)
@@ -144,7 +146,7 @@ def finetune(
         ) as live:
             taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given)
             fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
-            return _save(run, realm, corpus)
+            return _save(run, realm, corpus, callbacks)
 
 
 def warmup(
@@ -152,6 +154,7 @@ def warmup(
     *,
     model: Realm | None = None,
     corpus: Corpus | None = None,
+    masking: Masking | None = None,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
 ) -> Realm:
@@ -161,13 +164,16 @@ def warmup(
     task, each in a run of its own in `settings.out`.
     """
     settings = _with_corpus(settings, corpus)
+    own_names = [] if masking is None else [_name(type(masking))]
     if resume:
         _check_parts(settings)
-    with _begin(settings, "warmup", [], model, resume=resume) as whole:
+    with _begin(settings, "warmup", own_names, model, resume=resume) as whole:
+        whole.pin_model(model)
         if whole.finished:
             return _finished(whole)
         reader_done = (whole.folder / "reader" / "model").exists()
-        masks_spans = settings.masking == "salient" and settings.reader.steps > 0 and not reader_done
+        marked = masking.needs_spans if masking else settings.masking == "salient"
+        masks_spans = marked and settings.reader.steps > 0 and not reader_done
         opened = whole.open_corpus(corpus or _named(settings), spans=masks_spans)
 
         @cache
@@ -177,7 +183,7 @@ def warmup(
         def reading(realm: Realm) -> MaskedReading:
             source = SentenceSource(
                 opened,
-                settings.masking,
+                masking or settings.masking,
                 max_query=realm.config.max_query,
                 seed=settings.loop.seed,
                 held_out=held_out(),
@@ -202,7 +208,7 @@ def warmup(
         ):
             if optim.steps:
                 realm = _part(whole, name, make, realm, opened, optim, settings.loop, callbacks)
-        return _save(whole, realm, opened)
+        return _save(whole, realm, opened, callbacks)
 
 
 def _part(
@@ -221,7 +227,26 @@ def _part(
             return Realm.from_pretrained(run.folder / "model")
         realm = realm.to(prepare(loop))
         fit(realm, make(realm), run, optim=optim, loop=loop, title=f"warm-up, {name}", callbacks=callbacks)
-        return _save(run, realm, corpus)
+        return _save(run, realm, corpus, ())
+
+
+def train_objective(
+    settings: TrainObjective,
+    objective: Objective,
+    *,
+    model: Realm,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+) -> Realm:
+    """Train any objective, in a run of its own that can be cut off and called again like every other
+    stage."""
+    stage = type(objective).__qualname__
+    with Run.begin(settings.out, stage=stage, settings=settings, resume=resume) as run:
+        if run.finished:
+            return _finished(run)
+        model.to(prepare(settings.loop))
+        fit(model, objective, run, optim=settings.optim, loop=settings.loop, title=stage, callbacks=callbacks)
+        return _save(run, model, None, callbacks)
 
 
 # --- what the stages share ----------------------------------------------------------------------------------
@@ -250,6 +275,11 @@ def _begin(settings: AnyStage, stage: str, own_names: list[str], model: Realm | 
     return Run.begin(settings.out, stage=" with ".join(names), settings=settings, resume=resume)
 
 
+def _name(thing: Any) -> str:
+    """What a class, or a partial of one, is called."""
+    return str(getattr(thing, "__qualname__", None) or _name(thing.func))
+
+
 def _finished(run: Run) -> Realm:
     say(f"{run.folder} is already finished")
     return Realm.from_pretrained(run.folder / "model")
@@ -263,8 +293,11 @@ def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: 
     return realm.to(device)
 
 
-def _save(run: Run, realm: Realm, corpus: Corpus) -> Realm:
-    realm.save_pretrained(run.folder / "model", parents={"corpus": corpus.fingerprint})
+def _save(run: Run, realm: Realm, corpus: Corpus | None, callbacks: Sequence[Callback]) -> Realm:
+    for callback in callbacks:
+        callback.on_end(realm)
+    parents = {"corpus": corpus.fingerprint} if corpus else None
+    realm.save_pretrained(run.folder / "model", parents=parents)
     return realm.eval()
 
 

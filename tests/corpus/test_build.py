@@ -209,7 +209,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_corpus_holds_its_articles_and_does_not_depend_on_workers(tmp_path, source, monkeypatch):
     whole = build_corpus([source], tmp_path / "whole", train_tokenizer=150, max_wordpieces=16)
-    monkeypatch.setattr(build, "_CHUNK", 300)
+    monkeypatch.setattr(build, "CHUNK", 300)
     for workers in (1, 2):
         build_corpus(
             [source], tmp_path / f"{workers}", train_tokenizer=150, max_wordpieces=16, workers=workers
@@ -345,7 +345,7 @@ import sys
 from realmlm.corpus import build
 from realmlm.settings import BuildCorpus
 if __name__ == "__main__":
-    build._CHUNK = 2000
+    build.CHUNK = 2000
     build.build_corpus(BuildCorpus(sources=(sys.argv[1],), out=sys.argv[2], tokenizer=sys.argv[3], workers=2))
 """
 

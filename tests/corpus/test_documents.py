@@ -80,7 +80,7 @@ def test_it_is_made_once_and_follows_the_files(
 def test_after_many_edits_or_a_new_content_it_is_made_anew(
     notes: Path, pieces: Wordpieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_EDITS", 3)
+    monkeypatch.setattr(documents, "MOST_EDITS", 3)
     for number in range(6):
         (notes / "heron.txt").write_text(f"The heron number {number}.")
         corpus = opened(notes, pieces, tmp_path)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realmlm.corpus import spans as spans_module
 from realmlm.corpus.spans import Spans, _to_wordpieces, all_sentences, mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, PhraseTagger
@@ -152,8 +151,9 @@ def test_another_tagger_replaces_the_spans(corpus: Corpus) -> None:
     assert surface(corpus, Spans.open(corpus)) == ["pilot"]
 
 
-def test_any_number_of_workers_gives_the_same(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spans_module, "_CHUNK", 1)
+def test_any_number_of_workers_gives_the_same(tmp_path: Path) -> None:
+    many = {f"{title} {number}": text for number in range(200) for title, text in ARTICLES.items()}
+    corpus = make_corpus(tmp_path / "many", many)  # more than one worker marks at once
     alone = mark_spans(corpus, rule_tagger(corpus))
     fingerprint = open_artefact(corpus.folder / "spans", kind="spans").fingerprint
     assert all_of(mark_spans(corpus, rule_tagger(corpus), workers=2)) == all_of(alone)

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realmlm.errors import Mismatch, NotEnough
-from realmlm.evaluation import intervals
 from realmlm.evaluation.intervals import bootstrap_interval, paired_interval
 
 
@@ -16,11 +15,12 @@ def test_against_a_plain_loop():
     assert (low, high) == pytest.approx((np.quantile(means, 0.05), np.quantile(means, 0.95)))
 
 
-def test_blocks_change_nothing(monkeypatch):
-    values = np.arange(50) % 7
-    whole = bootstrap_interval(values, samples=101)
-    monkeypatch.setattr(intervals, "_BLOCK", 120)
-    assert bootstrap_interval(values, samples=101) == whole
+def test_blocks_change_nothing():
+    """More values than are drawn at once, against all drawn together."""
+    values = np.arange(50_000) % 7
+    drawn = np.random.default_rng(0).integers(50_000, size=(101, 50_000))
+    low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
+    assert bootstrap_interval(values, samples=101) == (low, high)
 
 
 def test_covers_the_truth_as_often_as_promised():

@@ -83,9 +83,9 @@ def test_search_is_a_sort(seed, count, dim, spread, k, queries, excluding, scrat
     )
     k = min(k, count - 1)
     with (
-        patch.object(exact, "_CPU_SCRATCH", scratch),
-        patch.object(exact, "_LEAST", 64),
-        patch.object(exact, "_PIECE", 50),
+        patch.object(exact, "CPU_SCRATCH", scratch),
+        patch.object(exact, "LEAST_CHUNK", 64),
+        patch.object(exact, "PIECE", 50),
     ):
         index = index_of(passages, dtype)
         if not queries:

@@ -142,7 +142,7 @@ def test_a_query_sees_the_lists_of_its_nearest_centroids_and_what_was_added(
         else [-1] * queries
     )
     k = max(1, min(k, len(passages) - 1))
-    with patch.object(ivf, "_SCRATCH", scratch):
+    with patch.object(ivf, "SCRATCH", scratch):
         hits = index.search(
             asked, k, exclude_QE=torch.tensor(exclude, dtype=torch.int64)[:, None] if excluding else None
         )
@@ -165,7 +165,7 @@ def test_a_query_sees_the_lists_of_its_nearest_centroids_and_what_was_added(
 def homes(index: IVFIndex) -> dict[int, int]:
     """The list of each passage."""
     lists = torch.arange(len(index.centroids_LD)).repeat_interleave(index.offsets_L.diff())
-    return dict(zip(index._listed.ids_N.tolist(), lists.tolist(), strict=True))
+    return dict(zip(index.blocks[0].ids_N.tolist(), lists.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_passage_is_in_the_list_of_its_nearest_centroid(few, looked, least, mo
     """Where there are many, only those of the nearest groups are compared: fewer groups, more often another
     than the nearest."""
     vectors = clustered(4000)
-    with patch.object(ivf, "_FEW", few), patch.object(ivf, "_LOOKED", looked):
+    with patch.object(ivf, "FEW_LISTS", few), patch.object(ivf, "NEAR_GROUPS", looked):
         index = IVFIndex.build(ExactIndex(vectors, torch.arange(4000)))
     scores = vectors.double() @ index.centroids_LD.double().t()
     assert scores.shape == (4000, 253)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.model.inputs import _AT_ONCE, mask_queries, pair_inputs, reader_inputs
+from realmlm.model.inputs import AT_ONCE, mask_queries, pair_inputs, reader_inputs
 from realmlm.worlds import world_wordpieces
 
 WORDPIECES: Wordpieces = world_wordpieces()
@@ -127,9 +127,9 @@ def test_titles_stand_before_bodies_and_are_not_pointed_at(
         )
 
 
-@given(st.lists(st.integers(1, 3 * _AT_ONCE // 2), min_size=1, max_size=30))
+@given(st.lists(st.integers(1, 3 * AT_ONCE // 2), min_size=1, max_size=30))
 def test_groups_for_a_cpu_hold_every_row_once_the_longest_first_and_not_too_much(lengths: list[int]) -> None:
-    limits = {"max_first": 2 * _AT_ONCE, "max_length": 2 * _AT_ONCE}
+    limits = {"max_first": 2 * AT_ONCE, "max_length": 2 * AT_ONCE}
     inputs = pair_inputs([np.full(length, 7) for length in lengths], None, WORDPIECES, **limits)
     groups = inputs.alike()
     order = np.concatenate(groups)
@@ -137,7 +137,7 @@ def test_groups_for_a_cpu_hold_every_row_once_the_longest_first_and_not_too_much
     assert (np.diff(inputs.lengths_N[order]) <= 0).all()
     for rows, following in zip(groups, [*groups[1:], None], strict=True):
         held = len(rows) * inputs.rows(rows).tokens_NL.shape[1]
-        assert held <= _AT_ONCE or len(rows) == 1
-        assert following is None or held + inputs.lengths_N[rows[0]] > _AT_ONCE, (
+        assert held <= AT_ONCE or len(rows) == 1
+        assert following is None or held + inputs.lengths_N[rows[0]] > AT_ONCE, (
             "one more would have been too much"
         )

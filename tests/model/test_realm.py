@@ -11,7 +11,7 @@ import torch
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.create import fresh_encoder
-from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
+from realmlm.model.inputs import GROUPED, Inputs, document_inputs, query_inputs, reader_inputs
 from realmlm.model.realm import ModelConfig, Realm, new_model, tower_fingerprint
 from realmlm.storage.artefacts import publish
 from realmlm.worlds import world_wordpieces
@@ -53,19 +53,18 @@ def test_padding_changes_nothing(family: str, pooling: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_groups_of_like_length_change_nothing(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU does with a large batch, here with a small one."""
+    """What a GPU does with a large batch, here on a CPU."""
     model = small("bert", pooling=pooling)
     rng = np.random.default_rng(0)
-    queries = [rng.integers(5, 200, size=count) for count in rng.integers(1, 16, size=13)]
-    bodies = [rng.integers(5, 200, size=count) for count in rng.integers(0, 30, size=13)]
+    queries = [rng.integers(5, 200, size=count) for count in rng.integers(1, 16, size=GROUPED)]
+    bodies = [rng.integers(5, 200, size=count) for count in rng.integers(0, 30, size=GROUPED)]
     inputs = reader_inputs(queries, bodies, WORDPIECES, max_query=16, max_length=60)
     plain = model.reader.encoder(inputs)
     pooled = model.query(inputs)
-    monkeypatch.setattr("realmlm.model.inputs._GROUPED", 4)
     monkeypatch.setattr(Inputs, "on_gpu", True)
     groups = inputs.alike()
     assert len(groups) == 4
-    assert sorted(np.concatenate(groups).tolist()) == list(range(13))
+    assert sorted(np.concatenate(groups).tolist()) == list(range(GROUPED))
     assert sum(len(rows) * inputs.rows(rows).tokens_NL.shape[1] for rows in groups) < inputs.tokens_NL.numel()
     hidden = inputs.attention_NL[:, :, None]
     assert torch.allclose(model.reader.encoder(inputs) * hidden, plain * hidden, atol=1e-5)

@@ -371,7 +371,7 @@ def test_files_that_change_are_shown_and_answered_from(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(documents, "LOOK_S", 0)
-    monkeypatch.setattr(documents, "_LOOK_SHARE", 0)
+    monkeypatch.setattr(documents, "LOOK_SHARE", 0)
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "heron.txt").write_text("The heron is the bird of the town.")

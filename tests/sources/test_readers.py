@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.errors import BadInput
-from realmlm.sources import readers, tables
+from realmlm.sources import readers
 from realmlm.sources.article import Article
 from realmlm.sources.encodings import declared_text
 from realmlm.sources.markup import html_to_text, markdown_to_text, wiki_to_text
@@ -222,7 +222,7 @@ def test_byte_order_marks_and_line_ends(tmp_path):
     ]
 
 
-def test_a_table_without_a_text_is_one_document_a_line_a_row(tmp_path, monkeypatch):
+def test_a_table_without_a_text_is_one_document_a_line_a_row(tmp_path):
     (tmp_path / "people.csv").write_text('Name, office ,phone\nAda,Oslo,12\n\n"Bo\nBerg",,13\n')
     (tmp_path / "semicolons.csv").write_text("name;office\nAda;Oslo, Norway\n")
     (tmp_path / "tabs.tsv").write_text("name\t\nAda\tOslo\n")
@@ -236,8 +236,10 @@ def test_a_table_without_a_text_is_one_document_a_line_a_row(tmp_path, monkeypat
         ("Otter", "It swims."),
         ("untitled", "date: 2026-02-11\nIt swam."),
     ]
-    monkeypatch.setattr(tables, "_TABLE", 30)  # a large table is not held whole
-    assert [article.text.count("\n") for article in read(tmp_path / "people.csv")] == [0, 0]
+    (tmp_path / "large.csv").write_text(f"name,office\nAda,{'Oslo ' * 2**18}\nBo,Bergen\n")
+    large = [article.text for article in read(tmp_path / "large.csv")]  # it is not held whole
+    assert [text.count("\n") for text in large] == [0, 0]
+    assert large[1] == "name: Bo; office: Bergen"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])

@@ -1,11 +1,13 @@
 """Artefacts exist whole or not at all, and say what is wrong with them."""
 
+import hashlib
 import json
 import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,13 +75,18 @@ def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
     assert first.fingerprint == same.fingerprint != other.fingerprint
 
 
+def checksum(record: dict[str, Any]) -> str:
+    """Of a manifest, as docs/formats.md has it."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
 @pytest.mark.parametrize("name", ["../outside.txt", "/outside.txt", "deep/../../outside.txt"])
 def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     path = make(tmp_path / "a")
     record = json.loads((path / MANIFEST).read_text("utf-8"))
     record["files"][name] = record["files"].pop("more.txt")
     del record["checksum"]
-    (path / MANIFEST).write_text(json.dumps(record | {"checksum": artefacts._digest(record)}), "utf-8")
+    (path / MANIFEST).write_text(json.dumps(record | {"checksum": checksum(record)}), "utf-8")
     with pytest.raises(ArtefactDamaged, match="outside its folder"):
         open_artefact(path, kind="note")
 
@@ -291,7 +298,7 @@ def test_files_of_large_artefacts_are_hashed_again_when_they_changed(
         return sorted(hashed)
 
     assert opened() == ["more.txt", "words.txt"]  # small: each time
-    monkeypatch.setattr(artefacts, "_ALWAYS_HASHED", 5)  # now the artefact is a large one
+    monkeypatch.setattr(artefacts, "ALWAYS_HASHED", 5)  # now the artefact is a large one
     assert opened() == []  # its writer has seen it
     os.utime(path / "more.txt", ns=(1, 1))
     assert opened() == ["more.txt"]  # touched: once
@@ -438,7 +445,7 @@ def test_what_was_verified_is_not_written_through_a_link(
     path = make(tmp_path / "a")
     (path / ".verified.json").unlink()
     mine = linked_to_mine(path / ".verified.json", tmp_path)
-    monkeypatch.setattr(artefacts, "_ALWAYS_HASHED", 5)  # as if it were a large one
+    monkeypatch.setattr(artefacts, "ALWAYS_HASHED", 5)  # as if it were a large one
     open_artefact(path, kind="note")
     assert mine.read_text() == "three years of notes"
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,14 +86,17 @@ def test_what_was_held_out_is_measured_before_and_after(
 def test_it_is_kept_only_if_better(
     settings: Adapt, better: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compare = adapting._compare
+    measure = adapting.measure
+    before: list[Outcome] = []
 
-    def decided(before: list[Outcome], after: list[Outcome], **how: bool) -> Verdict:
-        return compare(
-            before, [replace(outcome, found=[True] * 50) if better else outcome for outcome in before], **how
-        )
+    def decided(*given: Any, **how: Any) -> list[Outcome]:
+        """What comes of each, the second time better or the same."""
+        if not before:
+            before.extend(measure(*given, **how))
+            return before
+        return [replace(outcome, found=[True] * 50) if better else outcome for outcome in before]
 
-    monkeypatch.setattr(adapting, "_compare", decided)
+    monkeypatch.setattr(adapting, "measure", decided)
     ((docs,),) = settings.docs
     main(
         [
@@ -166,7 +170,7 @@ def test_documents_that_repeat_the_same_sentences_are_refused_before_anything_is
         {"title": f"Note {number}", "text": f"{said} It was note {1000 + number}."} for number in range(40)
     ]
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(adapting, "_measured", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(adapting, "measure", lambda *_, **__: pytest.fail("measured"))
     with pytest.raises(
         NotEnough,
         match="nothing is left to learn from once the held-out passages and their copies are left out",
@@ -223,7 +227,7 @@ def test_nothing_is_left_of_what_was_refused_or_stopped(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(adapting, "_learn_to_find", stopped)
+    monkeypatch.setattr(adapting, "fit", stopped)
     with pytest.raises(KeyboardInterrupt):
         run_adapt(settings)
     assert not settings.out.exists()

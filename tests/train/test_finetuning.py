@@ -19,12 +19,12 @@ from realmlm.log import Clock, read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
 from realmlm.model.realm import Realm
 from realmlm.settings import Finetune, JointOptim, Loop
-from realmlm.train import loop as training
 from realmlm.train import stages
 from realmlm.train.gold import locate_answers
 from realmlm.train.objectives.questions import Candidates, QuestionAnswering
-from realmlm.train.run import read_run
+from realmlm.train.run import read_run, write_run
 from tests.calls import run_finetune
+from tests.train.steps import fail_at
 
 LOOP = Loop(threads=1, device="cpu", log_every=1)
 
@@ -138,20 +138,26 @@ def test_where_only_the_reader_learns_the_towers_stay_one(
     assert before.own_state().keys() == after.own_state().keys()
     for name, weight in before.own_state().items():
         assert torch.equal(weight, after.own_state()[name]) or name.startswith("reader.")
-    # a run that was begun when the towers were untied all the same
-    one_step = training._one_step
 
-    def cut_off(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
-        if step == 1:
-            raise KeyboardInterrupt
-        return one_step(objective, optimizer, groups, step, **rest)
+    class Untying(QuestionAnswering):
+        """As in older releases: the towers were untied all the same. It is cut off after a step."""
 
-    with monkeypatch.context() as patched:
-        patched.setattr(training, "_one_step", cut_off)
-        untied = lambda settings, realm, run: realm.free_query(settings.query)  # noqa: E731
-        patched.setattr(stages, "_what_learns", untied)
-        with pytest.raises(KeyboardInterrupt):
-            run_finetune(settings("older"))
+        def __init__(
+            self, settings: Finetune, model: Realm, *rest: Any, learning: object, given: Any
+        ) -> None:
+            model.requires_grad_(True)
+            super().__init__(settings, model, *rest, learning=model.free_query(settings.query), given=given)
+
+        def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[torch.Tensor, Any]:
+            if step == 1:
+                raise KeyboardInterrupt
+            return super().loss(numbers, step, clock)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(settings("older"), objective=Untying)
+    begun = read_run(tmp_path / "older")
+    assert begun["stage"] == "finetune with " + Untying.__qualname__
+    write_run(tmp_path / "older", **begun | {"stage": "finetune"})
     older = Realm.from_pretrained(run_finetune(settings("older")))
     assert not older.config.share_towers
     for name, weight in after.reader.state_dict().items():
@@ -254,21 +260,14 @@ def test_few_questions_are_learned_in_few_steps(
         str(run),
     ]
     flags = ["--read", "2", "--candidates", "5", "--loop.device", "cpu", "--loop.checkpoint-every", "1"]
-    one_step = training._one_step
-
-    def cut_off(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
-        if step == 1:
-            raise KeyboardInterrupt
-        return one_step(objective, optimizer, groups, step, **rest)
-
-    monkeypatch.setattr(training, "_one_step", cut_off)
-    with pytest.raises(SystemExit):
-        main(["finetune", *places, *flags])
+    with monkeypatch.context() as patch:
+        fail_at(1, KeyboardInterrupt(), patch)
+        with pytest.raises(SystemExit):
+            main(["finetune", *places, *flags])
     assert (
         "3 steps of 32: 13.7 passes over 7 questions; --optim.steps changes this" in capsys.readouterr().err
     )
     assert read_run(run)["config"]["optim"]["steps"] == 3
-    monkeypatch.setattr(training, "_one_step", one_step)
     main(["finetune", "--resume", str(run)])
     said = capsys.readouterr().err
     assert "resumed at step 1" in said

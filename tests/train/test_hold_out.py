@@ -309,12 +309,16 @@ def test_what_was_found_is_kept_beside_the_corpus(
     other = build(100)
     found = held_out_passages(other, held)
     looked: list[int] = []
+    kept = hold_out.kept_beside
 
-    def look(corpus: Corpus, texts: list[str]) -> np.ndarray:
-        looked.append(len(corpus))
-        return np.zeros(0, dtype=np.int64)
+    def looking(corpus: Corpus, name: str, **how: Any) -> dict[str, np.ndarray]:
+        def look() -> dict[str, np.ndarray]:
+            looked.append(len(corpus))
+            return {"passages": np.zeros(0, dtype=np.int64)}
 
-    monkeypatch.setattr(hold_out, "_search", look)
+        return kept(corpus, name, **how | {"find": look})
+
+    monkeypatch.setattr(hold_out, "kept_beside", looking)
     assert held_out_passages(other, held) == found
     assert found
     assert not looked

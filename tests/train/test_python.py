@@ -189,3 +189,97 @@ def test_what_tensorboard_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     board.on_row({"step": 3, "loss": 1.5, "seconds": {"read": 0.1}, "note": "words"})
     board.on_end(None)  # type: ignore[arg-type]
     assert any(name.startswith("events.") for name in os.listdir(tmp_path / "logs"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (Pretrain, {"marginal": "tokens"}, "marginal must be one of joint, per-token, not 'tokens'"),
+        (Pretrain, {"k": 3.0}, r"k must be a whole number, not 3\.0"),
+        (Pretrain, {"null_document": 1}, "null_document must be True or False, not 1"),
+        (Pretrain, {"optim": Optim()}, r"optim must be JointOptim\(…\)"),
+        (Finetune, {"questions": (), "objective": "em"}, "objective must be one of marginal, hard-em"),
+    ],
+)
+def test_settings_are_checked_in_python_too(
+    kind: Any, given: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=says):
+        kind(out=tmp_path, **given)
+
+
+def test_a_run_of_ones_own_goes_on_only_with_what_it_began_with(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    class Own(JointPretraining):
+        pass
+
+    settings = Pretrain(
+        out=tmp_path / "run", k=3, optim=JointOptim(steps=3, batch=2), refresh=STILL, loop=LOOP
+    )
+    model = Realm.from_pretrained(tiny_model_folder)
+    with pytest.raises(KeyboardInterrupt):
+        realmlm.pretrain(
+            settings, model=model, corpus=knowledge, objective=Own, callbacks=[Heard(stop_after=1)]
+        )
+    with pytest.raises(Mismatch, match=r"another run .*Own with a given model"):
+        realmlm.pretrain(settings, model=model, corpus=knowledge, resume=True)
+    with pytest.raises(Mismatch, match="the model that is given has changed"):  # it has learned since
+        realmlm.pretrain(settings, model=model, corpus=knowledge, objective=Own)
+
+
+class Warm(JointPretraining):
+    """Scores divided by a temperature that is learned, beside the model."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.temperature = torch.nn.Parameter(torch.zeros(()))
+
+    def groups(self) -> dict[str, Group]:
+        return {**super().groups(), "temperature": Group([self.temperature], 0.1)}
+
+    def likelihood(self, retrieval_BK: Any, token_BKM: Any, valid_BM: Any) -> Any:
+        loss, numbers = super().likelihood(retrieval_BK / self.temperature.exp(), token_BKM, valid_BM)
+        return loss, {**numbers, "temperature": float(self.temperature)}
+
+
+def test_what_an_objective_learns_beside_the_model_survives_a_stop(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    def run(out: str, stop_after: int | None = None) -> list[float]:
+        optim = JointOptim(steps=4, batch=4)
+        settings = Pretrain(out=tmp_path / out, k=3, optim=optim, refresh=STILL, loop=LOOP)
+        heard = Heard(stop_after)
+        try:
+            realmlm.pretrain(
+                settings,
+                model=Realm.from_pretrained(tiny_model_folder),
+                corpus=knowledge,
+                objective=Warm,
+                callbacks=[heard],
+            )
+        except KeyboardInterrupt:
+            assert heard.checkpoints[-1][0] == stop_after, "what was done is saved first"
+        return [row["temperature"] for row in heard.rows]
+
+    whole = run("whole")
+    assert [*run("cut", 2), *run("cut")] == whole
+    assert len(set(whole)) == 4
+
+
+def test_a_name_of_the_rows_own_is_refused(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    class Overwriting(JointPretraining):
+        def likelihood(self, *given: Any) -> Any:
+            loss, _ = super().likelihood(*given)
+            return loss, {"step": loss}
+
+    settings = Pretrain(out=tmp_path / "run", k=3, refresh=STILL, loop=LOOP)
+    with pytest.raises(BadInput, match="a row has its own 'step'"):
+        realmlm.pretrain(
+            settings,
+            model=Realm.from_pretrained(tiny_model_folder),
+            corpus=knowledge,
+            objective=Overwriting,
+        )

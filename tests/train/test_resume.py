@@ -14,10 +14,10 @@ from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.log import read_metrics
 from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
-from realmlm.train import loop as training
 from realmlm.train.run import Run
 from tests.calls import create_model, finetune, pretrain, run_pretrain, warm_up
 from tests.conftest import TINY_MODEL
+from tests.train.steps import at_each_step
 
 LOOP = Loop(log_every=2, checkpoint_every=3, deterministic=True, threads=1, seed=3)
 OPTIM = JointOptim(steps=11, batch=4, accumulate=2, lr=1e-3, retriever_lr=1e-3)
@@ -30,16 +30,14 @@ class Cut(Exception):
 
 
 def cut_at(cuts: set[int], monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Cut a run off before each of these steps, once; gives those still to come."""
-    one_step = training._one_step
+    """Cut a run off in each of these steps, once; gives those still to come."""
 
-    def cut_once(objective: Any, optimizer: Any, groups: Any, step: int, **rest: Any) -> Any:
+    def cut_once(step: int) -> None:
         if step in cuts:
             cuts.discard(step)
             raise Cut
-        return one_step(objective, optimizer, groups, step, **rest)
 
-    monkeypatch.setattr(training, "_one_step", cut_once)
+    at_each_step(cut_once, monkeypatch)
     return cuts
 
 

@@ -26,6 +26,7 @@ from realmlm.train.gold import locate_answers
 from realmlm.train.run import Run, read_run, write_run
 from tests.calls import create_model, flat, pretrain, run_warmup
 from tests.conftest import TINY_MODEL, world_corpus
+from tests.train.steps import at_each_step, fail_at
 from tests.train.test_resume import same, weights
 
 LOOP = Loop(log_every=50, checkpoint_every=2, deterministic=True, threads=1, device="cpu")
@@ -50,17 +51,6 @@ def settings(tiny_model_folder: Path, own: Corpus, tmp_path: Path) -> Pretrain:
         refresh=refresh,
         loop=LOOP,
     )
-
-
-def fail_at(step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_step = training._one_step
-
-    def failing(objective: Any, optimizer: Any, groups: Any, number: int, **rest: Any) -> Any:
-        if number == step:
-            raise error
-        return one_step(objective, optimizer, groups, number, **rest)
-
-    monkeypatch.setattr(training, "_one_step", failing)
 
 
 def test_a_failure_after_some_work_keeps_the_work(
@@ -278,7 +268,7 @@ def test_located_answers_belong_to_their_questions_and_edits(
     before = locate_answers(own, [question])
     assert len(before.spans(0, 3))
     with monkeypatch.context() as patch:
-        patch.setattr("realmlm.train.gold._locate", None)  # found before: not looked for again
+        patch.setattr("realmlm.train.gold.AnswerMatcher", None)  # found before: not looked for again
         locate_answers(own, [question])
         with pytest.raises(TypeError):
             locate_answers(own, [Question("what?", (text.split()[1],))])
@@ -292,15 +282,13 @@ def test_a_stop_saves_the_step_and_the_run_goes_on_from_it(
 ) -> None:
     whole = weights(pretrain(**{**flat(settings), "out": tmp_path / "whole"}))
     before = signal.getsignal(sent)
-    one_step = training._one_step
 
-    def interrupted(objective: Any, optimizer: Any, groups: Any, number: int, **rest: Any) -> Any:
-        if number == 2:
+    def interrupt(step: int) -> None:
+        if step == 2:
             os.kill(os.getpid(), sent)
-        return one_step(objective, optimizer, groups, number, **rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_one_step", interrupted)
+        at_each_step(interrupt, patch)
         with pytest.raises(KeyboardInterrupt):
             pretrain(**flat(settings))
     assert Run(settings.out).checkpoints() == [2, 3]
@@ -398,13 +386,11 @@ def test_a_rows_speed_is_that_of_the_steps_since_the_clock_began(
 ) -> None:
     """Cut off at step 3 with a row every 4 steps, each step taking a second."""
     steps = [0]
-    one_step = training._one_step
 
-    def counted(*parts: Any, **rest: Any) -> Any:
+    def count(_: int) -> None:
         steps[0] += 1
-        return one_step(*parts, **rest)
 
-    monkeypatch.setattr(training, "_one_step", counted)
+    at_each_step(count, monkeypatch)
     monkeypatch.setattr(
         training, "time", SimpleNamespace(monotonic=lambda: float(steps[0]), perf_counter=time.perf_counter)
     )
