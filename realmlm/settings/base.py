@@ -105,7 +105,8 @@ def _check_type(name: str, hint: Any, value: Any) -> None:
             fits = fits and isinstance(value, bool) == (kind is bool)
             ensure(fits, f"{name} must be {_KINDS[kind]}, not {value!r}")
         elif is_dataclass(kind):
-            ensure(type(value) is kind, f"{name} must be {getattr(kind, '__name__', kind)}(…), not {value!r}")
+            wanted: Any = kind
+            ensure(isinstance(value, wanted), f"{name} must be {wanted.__name__}(…), not {value!r}")
 
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
