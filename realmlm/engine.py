@@ -46,9 +46,11 @@ class Found:
 class Engine:
     """A model over a corpus or over documents, loaded and ready; `realmlm.load` makes one.
 
-    >>> engine = realmlm.load().read("notes/")
-    >>> answer = engine.ask("Which animal is the symbol of Taremo?")
-    >>> answer.answer, answer.probability, answer.evidence[0].title
+    ```python
+    engine = realmlm.load().read("notes/")
+    answer = engine.ask("Which animal is the symbol of Taremo?")
+    answer.answer, answer.probability, answer.evidence[0].title
+    ```
     """
 
     def __init__(

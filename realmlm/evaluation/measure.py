@@ -57,7 +57,7 @@ def evaluate(
     realm = realm.to(pick_device(settings.device))
     if corpus is None and settings.corpus is None:
         raise BadInput("say what to search: --corpus CORPUS")
-    corpus = corpus or Corpus.open(settings.corpus or "")
+    corpus = Corpus.open(settings.corpus or "") if corpus is None else corpus
     name = str(settings.model) if model is None else "the given model"
     check_readable(realm, corpus, name=name)
     read = settings.read

@@ -128,8 +128,10 @@ class ModelConfig:
 class Realm(TakesInputs, nn.Module):
     """A retriever and a reader that are learned together, with the tokenizer they share.
 
-    >>> realm = Realm.from_pretrained("mini")
-    >>> realm.embed_queries(["Who built the harbour?"]) @ realm.embed_passages(["The harbour was built …"]).T
+    ```python
+    realm = Realm.from_pretrained("mini")
+    realm.embed_queries(["Who built the harbour?"]) @ realm.embed_passages(["The harbour was built …"]).T
+    ```
     """
 
     config: ModelConfig

@@ -2,8 +2,10 @@
 
 The command line and its help are made from these classes; stages take them whole from Python too:
 
->>> from realmlm.settings import JointOptim, Pretrain
->>> realmlm.pretrain(Pretrain(corpus="corpus", out="run", optim=JointOptim(steps=500)))
+```python
+from realmlm.settings import JointOptim, Pretrain
+realmlm.pretrain(Pretrain(corpus="corpus", out="run", optim=JointOptim(steps=500)))
+```
 """
 
 from realmlm.settings.base import Settings, filled, record, restore, together

@@ -75,7 +75,9 @@ def pretrain(
         device = prepare(settings.loop)
         scheme = masking or settings.masking
         marked = masking.needs_spans if masking else settings.masking == "salient"
-        corpus = run.open_corpus(corpus or _named(settings), spans=marked and settings.text is None)
+        corpus = run.open_corpus(
+            _named(settings) if corpus is None else corpus, spans=marked and settings.text is None
+        )
         text = corpus if settings.text is None else run.open_corpus(settings.text, spans=marked)
         realm = _to_train(settings.model, model, device, corpus, text)
         realm.config = replace(realm.config, null_document=settings.null_document)
@@ -123,7 +125,7 @@ def finetune(
         if run.finished:
             return _finished(run)
         device = prepare(settings.loop)
-        corpus = run.open_corpus(corpus or _named(settings))
+        corpus = run.open_corpus(_named(settings) if corpus is None else corpus)
         for file in settings.questions:
             run.pin_file(file)
         realm = _to_train(settings.model, model, device, corpus)
@@ -174,7 +176,7 @@ def warmup(
         reader_done = (whole.folder / "reader" / "model").exists()
         marked = masking.needs_spans if masking else settings.masking == "salient"
         masks_spans = marked and settings.reader.steps > 0 and not reader_done
-        opened = whole.open_corpus(corpus or _named(settings), spans=masks_spans)
+        opened = whole.open_corpus(_named(settings) if corpus is None else corpus, spans=masks_spans)
 
         @cache
         def held_out() -> list[int]:
@@ -296,7 +298,7 @@ def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: 
 def _save(run: Run, realm: Realm, corpus: Corpus | None, callbacks: Sequence[Callback]) -> Realm:
     for callback in callbacks:
         callback.on_end(realm)
-    parents = {"corpus": corpus.fingerprint} if corpus else None
+    parents = None if corpus is None else {"corpus": corpus.fingerprint}
     realm.save_pretrained(run.folder / "model", parents=parents)
     return realm.eval()
 
