@@ -54,9 +54,13 @@ class Settings:
     """Base of all settings: places may be given as text and become absolute; then all is checked."""
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
         for name, resolve in _places(type(self)).items():
-            object.__setattr__(self, name, _each(resolve, getattr(self, name)))
-        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, str | Path) and get_origin(hints[name]) is tuple:
+                value = (value,)  # one, where several may be given
+            object.__setattr__(self, name, _each(resolve, value))
+        for name, hint in hints.items():
             _check_type(name, hint, getattr(self, name))
         self.check()
 

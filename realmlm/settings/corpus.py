@@ -31,7 +31,8 @@ class BuildCorpus(Settings):
     """Turn documents into a corpus: passages, cut at sentence boundaries and tokenised once."""
 
     sources: Positional[Annotated[tuple[Path, ...], required("FILE_OR_FOLDER …")]]
-    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also .gz .bz2 .xz."""
+    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also compressed (.gz
+    .bz2 .xz)."""
     out: Path
     """Folder to create."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None

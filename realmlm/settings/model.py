@@ -174,7 +174,8 @@ class BuildIndex(Settings):
     out: Annotated[Path | None, optional("PATH")] = None
     """Folder to create, for --index; default: beside the corpus, where evaluate and ask find an exact one."""
     kind: Literal["exact", "ivf"] = "exact"
-    """exact: every vector is compared; ivf: only those in the nearest lists, with recall measured."""
+    """exact: every vector is compared; ivf: only those in the nearest lists, with recall measured and
+    shown."""
     dtype: Annotated[Literal["float16", "float32"] | None, optional("TYPE")] = None
     """Type of the stored vectors, float16 or float32; default: that of the existing index, else float16."""
     device: str = "auto"

@@ -133,7 +133,8 @@ class Adapt(Settings):
     questions: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
     """Files of your own questions with answers: the model is fine-tuned on them; one in five is held out."""
     minutes: float = 4.0
-    """About how long to train on this machine; reading, embedding and measuring take extra time."""
+    """About how long to train on this machine; reading and embedding the documents, and measuring before
+    and after, take extra time."""
     seed: int = 0
     """Seed for what is held out and for the order."""
     device: str = "auto"

@@ -14,7 +14,7 @@ from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import BadInput, Mismatch
 from realmlm.log import read_metrics
 from realmlm.model.realm import Realm
-from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
+from realmlm.settings import BuildCorpus, Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.train.callbacks import Callback
 from realmlm.train.objective import Group
 from realmlm.train.objectives.joint import JointPretraining
@@ -206,6 +206,15 @@ def test_settings_are_checked_in_python_too(
 ) -> None:
     with pytest.raises(BadInput, match=says):
         kind(out=tmp_path, **given)
+
+
+def test_one_place_will_do_where_several_may_be_given(tmp_path: Path) -> None:
+    sources: Any = "notes"
+    assert BuildCorpus(sources=sources, out=tmp_path, train_tokenizer=500).sources == (
+        Path("notes").absolute(),
+    )
+    asked: Any = str(tmp_path / "asked.jsonl")
+    assert Finetune(questions=asked, out=tmp_path).questions == (tmp_path / "asked.jsonl",)
 
 
 def test_a_run_of_ones_own_goes_on_only_with_what_it_began_with(
