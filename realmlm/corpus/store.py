@@ -235,6 +235,9 @@ class Corpus:
         self._overlay |= dict.fromkeys(removed)
         self._changes.append((written, removed))
 
+    def __repr__(self) -> str:
+        return f"Corpus('{self.folder}', {len(self):,} passages)"
+
     @cached_property
     def wordpieces(self) -> Wordpieces:
         """The tokenizer that its passages were cut with."""
