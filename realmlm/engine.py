@@ -63,6 +63,10 @@ class Engine:
         retriever: Retriever | None = None,
         device: str = "auto",
     ) -> None:
+        """`model` is a folder, a `Realm`, or `mini`, the one that comes with realmlm. `corpus` is one that
+        `realmlm corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`. `index`
+        is one that `realmlm index` wrote elsewhere. `retriever` takes the place of the model's own: any
+        callable of the form of `realmlm.reading.retrieve.Retriever`."""
         if corpus is not None and docs:
             both = "a corpus and documents cannot be searched together"
             raise BadInput(f"{both}; give one of them, or add the documents with `realmlm edit`")
@@ -327,20 +331,5 @@ def _in_background(work: Callable[[], Out]) -> "Future[Out]":
     return future
 
 
-def load(
-    model: str | Path | Realm = MINI,
-    corpus: str | Path | Corpus | None = None,
-    *,
-    docs: str | Path | Sequence[str | Path] = (),
-    index: str | Path | None = None,
-    retriever: Retriever | None = None,
-    device: str = "auto",
-) -> Engine:
-    """A model, ready to read and to be asked: `realmlm.load().read("notes/").ask("…")`.
-
-    `model` is a folder, a `Realm`, or `mini`, the one that comes with realmlm. `corpus` is one that `realmlm
-    corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`. `index` is one that
-    `realmlm index` wrote elsewhere. `retriever` takes the place of the model's own: any callable of the form
-    of `realmlm.reading.retrieve.Retriever`.
-    """
-    return Engine(model, corpus, docs=docs, index=index, retriever=retriever, device=device)
+load = Engine
+"""A model, ready to read and to be asked: `realmlm.load().read("notes/").ask("…")`."""

@@ -54,7 +54,7 @@ def evaluate(
     model's own.
     """
     realm = Realm.from_pretrained(settings.model) if model is None else model
-    realm = realm.to(pick_device(settings.device))
+    realm = realm.to(pick_device(settings.device)).eval()
     if corpus is None and settings.corpus is None:
         raise BadInput("say what to search: --corpus CORPUS")
     corpus = Corpus.open(settings.corpus or "") if corpus is None else corpus

@@ -420,8 +420,13 @@ def tower_fingerprint(config: ModelConfig, tower: Tower) -> str:
         config.max_document,
         tower.scale,
     )
-    digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode())
-    for name, tensor in named_weights(tower):
+    return fingerprint_of(tower, used)
+
+
+def fingerprint_of(module: nn.Module, described: Any) -> str:
+    """Identity of a module: its weights bit for bit, and what else describes it."""
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for name, tensor in named_weights(module):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -7,7 +7,6 @@ RUN/snapshots/, index/  what trainer and refresher hand each other (realmlm.inde
 RUN/model/              the model, when the run has ended
 """
 
-import hashlib
 import json
 import os
 import random
@@ -25,8 +24,7 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
 from realmlm.log import read_metrics
-from realmlm.model.int8 import named_weights
-from realmlm.model.realm import Realm
+from realmlm.model.realm import Realm, fingerprint_of
 from realmlm.settings import Settings, filled, record
 from realmlm.storage.artefacts import (
     discard,
@@ -148,11 +146,8 @@ class Run:
     def pin_model(self, model: Realm | None) -> None:
         """A model that was given as an object: a run that goes on must be given an equal one."""
         if model is not None:
-            digest = hashlib.sha256(json.dumps(asdict(model.config), sort_keys=True).encode())
-            for name, tensor in named_weights(model):
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            self._pin("given model", digest.hexdigest(), "the model that is given has changed")
+            fingerprint = fingerprint_of(model, asdict(model.config))
+            self._pin("given model", fingerprint, "the model that is given has changed")
 
     def _pins(self) -> dict[str, Any]:
         pins = self.folder / "corpora.json"
