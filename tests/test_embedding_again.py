@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from realmlm.corpus import documents
+from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.index import build
 from realmlm.index.build import embed_passages
@@ -25,11 +26,9 @@ class Counted:
         self._count = 0
         call = DocumentEncoder.__call__
 
-        def counted(
-            encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]
-        ) -> torch.Tensor:
-            self._count += len(titles)
-            return call(encoder, titles, bodies)
+        def counted(encoder: DocumentEncoder, corpus: Corpus, ids: np.ndarray) -> torch.Tensor:
+            self._count += len(ids)
+            return call(encoder, corpus, ids)
 
         monkeypatch.setattr(DocumentEncoder, "__call__", counted)
 
@@ -95,14 +94,12 @@ def interrupted(read: Counted, monkeypatch: pytest.MonkeyPatch) -> Callable[[Pat
         embedded = 0
         call = DocumentEncoder.__call__
 
-        def until(
-            encoder: DocumentEncoder, titles: list[np.ndarray], bodies: list[np.ndarray]
-        ) -> torch.Tensor:
+        def until(encoder: DocumentEncoder, corpus: Corpus, ids: np.ndarray) -> torch.Tensor:
             nonlocal embedded
-            embedded += len(titles)
+            embedded += len(ids)
             if embedded > 1000:
                 raise KeyboardInterrupt
-            return call(encoder, titles, bodies)
+            return call(encoder, corpus, ids)
 
         with monkeypatch.context() as broken:
             broken.setattr(DocumentEncoder, "__call__", until)

@@ -114,7 +114,7 @@ def test_compiled_layers_learn_the_same(joint: dict[str, Any], tmp_path: Path) -
 def test_packed_sequences_are_read_as_padded_ones(
     tiny_model_folder: Path, knowledge: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from realmlm.model import encoders
+    from realmlm.model.encoders import Encoder
     from realmlm.model.realm import Realm
     from realmlm.reading.read import join
     from realmlm.reading.retrieve import Offered
@@ -125,8 +125,8 @@ def test_packed_sequences_are_read_as_padded_ones(
     inputs = join(model, [knowledge.tokens(number)[:9] for number in numbers], offered).to(model.device)
     seen = inputs.attention_NL.bool()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert encoders.packs_now(inputs)
+        assert model.reader.encoder.packs(model.device, inputs.tokens_NL.shape[1])
         together = model.reader.encoder(inputs)[seen].float()
-        monkeypatch.setattr(encoders, "packs_now", lambda inputs: False)
+        monkeypatch.setattr(Encoder, "packs", lambda *_: False)
         padded = model.reader.encoder(inputs)[seen].float()
     assert (together - padded).norm() < 0.02 * padded.norm()

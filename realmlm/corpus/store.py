@@ -174,6 +174,26 @@ class Segment:
     def string(self, flat: str, row: int) -> str:
         return bytes(self.part(flat, row)).decode("utf-8")
 
+    def flat(self, name: str) -> np.ndarray:
+        """One of the arrays of `_FLAT`, whole."""
+        return self._flat[name]
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Wordpieces of title and body of each of these passages."""
+        counts = np.zeros(len(rows), dtype=np.int64)
+        for name, places in (("token", rows), ("title_token", self.articles[rows])):
+            counts += self._offsets[name][places + 1] - self._offsets[name][places]
+        return counts
+
+    def token_places(self, bodies: int, titles: int) -> np.ndarray:
+        """Where the wordpieces of each body begin and how many they are, and of its title [P, 4], if the two
+        arrays begin at these places."""
+        body_offsets = self._offsets["token"]
+        title_offsets = self._offsets["title_token"]
+        of_body = (bodies + body_offsets[:-1], np.diff(body_offsets))
+        of_title = ((titles + title_offsets[:-1])[self.articles], np.diff(title_offsets)[self.articles])
+        return np.stack([*of_body, *of_title], axis=1)
+
     def titles(self) -> Iterator[str]:
         offsets = self._offsets["title"]
         data = self._flat["titles"].tobytes()
@@ -188,6 +208,20 @@ class PassageTokens(NamedTuple):
 
     titles: list[np.ndarray]
     bodies: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class FlatTokens:
+    """Wordpieces of all passages in a few flat arrays, to be laid on a device.
+
+    By id, where a passage's begin in the arrays end to end, and how many they are; 0 for ids that are gone.
+    """
+
+    arrays: list[np.ndarray]
+    body_at_P: np.ndarray
+    body_lengths_P: np.ndarray
+    title_at_P: np.ndarray
+    title_lengths_P: np.ndarray
 
 
 class Corpus:
@@ -331,6 +365,31 @@ class Corpus:
         places = [self._place(number) for number in ids]
         titles = [segment.part("title_tokens", row) for segment, row in places]
         return PassageTokens(titles, [segment.part("tokens", row) for segment, row in places])
+
+    def lengths_of(self, ids_N: np.ndarray) -> np.ndarray:
+        """Wordpieces of title and body of each of these passages."""
+        counts_N = self._base.lengths(np.minimum(ids_N, len(self._base) - 1))
+        for row in np.flatnonzero(np.isin(ids_N, list(self._overlay))) if self._overlay else ():
+            segment, place = self._place(ids_N[row])
+            counts_N[row] = segment.lengths(np.array([place]))[0]
+        return counts_N
+
+    def flat_tokens(self) -> FlatTokens:
+        """Wordpieces of all passages, titles and bodies."""
+        count = max([len(self._base) - 1, *self._overlay]) + 1
+        edits = {id(place[0]): place[0] for place in self._overlay.values() if place is not None}
+        segments = [self._base, *edits.values()]
+        arrays = [segment.flat(name) for segment in segments for name in ("tokens", "title_tokens")]
+        firsts = np.cumsum([0, *map(len, arrays)])
+        places_P4 = np.zeros((count, 4), dtype=np.int64)
+        places_P4[: len(self._base)] = self._base.token_places(firsts[0], firsts[1])
+        if self._overlay:
+            places = [segment.token_places(*firsts[2 * n : 2 * n + 2]) for n, segment in enumerate(segments)]
+            numbered = {id(segment): number for number, segment in enumerate(segments)}
+            for number, place in self._overlay.items():
+                there = None if place is None else places[numbered[id(place[0])]][place[1]]
+                places_P4[number] = 0 if there is None else there
+        return FlatTokens(arrays, *places_P4.T)
 
     def token_chars(self, number: int) -> np.ndarray:
         """First and past-the-last character of each wordpiece in the passage's text."""

@@ -21,15 +21,15 @@ _AT_ONCE_GPU = 262_144
 
 
 class Encode(Protocol):
-    """A document tower: embeds passages, given as wordpieces of their titles and bodies."""
+    """A document tower: embeds passages."""
 
     dim: int
     fingerprint: str
     """Identifies its weights."""
     device: torch.device
 
-    def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
-        """The vectors [N, dim], on `device`."""
+    def __call__(self, corpus: Corpus, ids_N: np.ndarray) -> Tensor:
+        """The vectors of these passages [N, dim], on `device`."""
 
 
 class Known(Protocol):
@@ -65,17 +65,15 @@ def embed_passages(
         on_done(len(known_vectors))
         ids = ids[~known_N]
         rows = rows[~known_N]
-    lengths = [len(corpus.tokens(number)) + len(corpus.title_tokens(number)) + 3 for number in ids]
-    order = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
+    lengths = corpus.lengths_of(ids) + 3
+    order = np.argsort(-lengths, kind="stable")
     parts = [torch.empty(0, encode.dim, dtype=dtype, device=encode.device)]
     first = 0
     at_once = _AT_ONCE_GPU if encode.device.type == "cuda" else _AT_ONCE
     while first < len(order):
-        count = max(1, at_once // lengths[order[first]])
-        chosen = ids[order[first : first + count]].tolist()
-        titles = [corpus.title_tokens(number) for number in chosen]
-        bodies = [corpus.tokens(number) for number in chosen]
-        parts.append(encode(titles, bodies).to(dtype))
+        count = max(1, at_once // int(lengths[order[first]]))
+        chosen = ids[order[first : first + count]]
+        parts.append(encode(corpus, chosen).to(dtype))
         first += len(chosen)
         on_done(len(chosen))
     vectors[torch.from_numpy(rows[order])] = torch.cat(parts).cpu()

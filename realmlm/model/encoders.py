@@ -16,11 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.errors import BadInput
-from realmlm.model.bert import Bert, BertSettings, Hidden
+from realmlm.model.attention import LONGEST
+from realmlm.model.bert import Bert, BertSettings
 from realmlm.model.inputs import Inputs
-from realmlm.model.varlen import ONE_AT_A_TIME, can_pack, encode_packed, packs_now
+from realmlm.model.packed import Packed
+from realmlm.model.packed_encoders import can_pack, encode
 
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
+_CAPABILITY = (8, 0)  # of a GPU: older ones have no bfloat16
 SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
 _SCORED_AT_ONCE_GPU = 2**17
 # what transformers raises for a config that it cannot build
@@ -151,8 +154,10 @@ class Encoder(nn.Module):
         self._sees_neighbours = getattr(config, "trigram_input", False)
         self._can_pack = can_pack(body)
         self._half = config.model_type != "deberta"  # its mask, transformers writes it, overflows in bfloat16
+        self.compiled = False
+        """Are functions that compute what it computes to be compiled too?"""
         self.quick = False
-        """Compute in bfloat16 on a CPU too, for one that does so natively; what comes out is float32."""
+        """Compute in bfloat16 without being asked by autocast; what comes out is float32."""
 
     @property
     def hidden(self) -> int:
@@ -161,14 +166,30 @@ class Encoder(nn.Module):
 
     def compile_layers(self) -> None:
         """Let torch.compile fuse what a layer does; all layers are alike, so that one is compiled for all."""
+        self.compiled = True
         torch._dynamo.config.recompile_limit = _SHAPES  # training or embedding, first layer or not, alignment
         lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
         for layer in max(lists, key=len, default=nn.ModuleList()):
             layer.compile(dynamic=True)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """A vector a wordpiece [N, L, H]."""
+    def packs(self, device: torch.device, longest: int) -> bool:
+        """Does it read sequences of at most `longest` wordpieces end to end? In half precision on a GPU, and
+        where the gradient need not be the same bits every time."""
+        if not self._can_pack or device.type != "cuda" or longest > LONGEST:
+            return False
+        if torch.are_deterministic_algorithms_enabled():
+            return False
+        half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        return (half or self.quick) and torch.cuda.get_device_capability(device) >= _CAPABILITY
+
+    def forward(self, inputs: Inputs | Packed) -> Tensor:
+        """A vector a wordpiece: [N, L, H], or [T, H] for sequences end to end."""
+        if isinstance(inputs, Packed):
+            return self._packed(inputs)
         length = inputs.tokens_NL.shape[1]
+        if self.packs(inputs.tokens_NL.device, length):
+            packed = Packed.of(inputs)
+            return packed.padded(self._packed(packed), length)
 
         def padded(part: Inputs) -> Tensor:
             hidden_nLH = self._wide(self._run(part).last_hidden_state)
@@ -176,20 +197,29 @@ class Encoder(nn.Module):
 
         return self._in_groups(inputs, padded)
 
-    def pooled(self, inputs: Inputs, pooling: str) -> Tensor:
+    def pooled(self, inputs: Inputs | Packed, pooling: str) -> Tensor:
         """One vector a sequence [N, H]: its [CLS], that through the pooler, or the mean of all."""
+        if isinstance(inputs, Inputs) and self.packs(inputs.tokens_NL.device, inputs.tokens_NL.shape[1]):
+            inputs = Packed.of(inputs)
+        if isinstance(inputs, Packed):
+            hidden_TH = self._packed(inputs)
+            if pooling == "mean":
+                return inputs.mean(hidden_TH)
+            first_NH = inputs.first(hidden_TH)
+            return self.body.pooler(first_NH[:, None]) if pooling == "pooler" else first_NH
         return self._in_groups(inputs, lambda part: self._pooled(part, pooling))
 
+    def _packed(self, packed: Packed) -> Tensor:
+        with self._precision(packed.tokens_T.device.type):
+            return self._wide(encode(self.body, packed, compiled=self.compiled))
+
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
-        """On a GPU encode sequences of like length together, unless they are packed: less padding."""
-        groups = inputs.alike() if inputs.tokens_NL.is_cuda and not self._is_packed(inputs) else []
+        """On a GPU encode sequences of like length together: less padding."""
+        groups = inputs.alike() if inputs.tokens_NL.is_cuda else []
         if len(groups) < 2:
             return encode(inputs)
         back_N = torch.from_numpy(np.argsort(np.concatenate(groups))).to(inputs.tokens_NL.device)
         return torch.cat([encode(inputs.rows(rows)) for rows in groups])[back_N]
-
-    def _is_packed(self, inputs: Inputs) -> bool:
-        return self._can_pack and inputs.tokens_NL.is_cuda and packs_now(inputs)
 
     def _pooled(self, inputs: Inputs, pooling: str) -> Tensor:
         output = self._run(inputs)
@@ -207,8 +237,6 @@ class Encoder(nn.Module):
         return hidden_NLH[rows_N, inputs.attention_NL.sum(1) + place]  # XLNet's stands last
 
     def _run(self, inputs: Inputs) -> Any:
-        if self._is_packed(inputs):
-            return Hidden(encode_packed(self.body, inputs))
         given: dict[str, Tensor] = {"input_ids": inputs.tokens_NL, "attention_mask": inputs.attention_NL}
         if self._segments:
             given["token_type_ids"] = inputs.segments_NL
@@ -220,13 +248,12 @@ class Encoder(nn.Module):
         if self._sees_neighbours:
             words_NLH = self.body.get_input_embeddings()(given.pop("input_ids"))
             given["inputs_embeds"] = words_NLH * inputs.attention_NL[:, :, None].to(words_NLH.dtype)
-        turn = ONE_AT_A_TIME if self._can_pack else nullcontext()
-        with self._precision(inputs.tokens_NL.device.type), turn:
+        with self._precision(inputs.tokens_NL.device.type):
             return self.body(**given)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
-        if self.quick and device == "cpu":
-            return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._half)
+        if self.quick:
+            return torch.autocast(device, dtype=torch.bfloat16, enabled=self._half)
         return nullcontext() if self._half else torch.autocast(device, enabled=False)
 
     def _wide(self, given: Tensor) -> Tensor:
@@ -246,7 +273,7 @@ class Tower(nn.Module):
         self.pooling = pooling
         self.scale = scale
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: Inputs | Packed) -> Tensor:
         """A vector a sequence [N, D]."""
         return self.norm(self.projection(self.encoder.pooled(inputs, self.pooling))).float() * self.scale
 

@@ -211,14 +211,14 @@ class Realm(TakesInputs, nn.Module):
             tower.encoder.load_state_dict(self.reader.encoder.state_dict())
 
     def compute_quickly(self) -> None:
-        """Let the encoders compute in bfloat16 where this CPU does so natively: for answering, not for
-        training.
+        """Let the encoders compute in bfloat16 on a GPU, and on a CPU that does so natively: for answering,
+        not for training.
 
         An index built meanwhile has such vectors, and is used as it is later on.
         """
         for module in self.modules():
             if isinstance(module, Encoder):
-                module.quick = cpu_has_bfloat16()
+                module.quick = self.device.type == "cuda" or cpu_has_bfloat16()
 
     def compile_layers(self) -> None:
         """Fuse the work of every encoder's layers; weights and names stay as they are."""

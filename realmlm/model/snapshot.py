@@ -9,16 +9,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import Mismatch
 from realmlm.model.encoders import Encoder, Tower, build_encoder
-from realmlm.model.inputs import document_inputs
+from realmlm.model.inputs import Inputs, document_inputs, send
+from realmlm.model.packed import Packed, Size
 from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
+from realmlm.model.resident import Resident
 from realmlm.storage.artefacts import open_artefact, publish
 
 
 class DocumentEncoder:
-    """Titles and bodies in wordpieces to vectors; what the index is built with."""
+    """Passages to vectors; what the index is built with."""
 
     def __init__(self, config: ModelConfig, tower: Tower, wordpieces: Wordpieces) -> None:
         self.tower = tower
@@ -28,6 +31,8 @@ class DocumentEncoder:
         self._stands_in = self.fingerprint == config.stand_in
         self.dim = tower.projection.out_features
         self.device = next(tower.parameters()).device
+        self._config = config
+        self._laid_out: tuple[Corpus, Resident | None] | None = None  # the last corpus
 
     @classmethod
     def of(cls, model: Realm) -> "DocumentEncoder":
@@ -35,7 +40,7 @@ class DocumentEncoder:
         return cls(model.config, model.document, model.wordpieces)
 
     @torch.inference_mode()
-    def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+    def __call__(self, corpus: Corpus, ids_N: np.ndarray) -> Tensor:
         if self._stands_in:
             raise Mismatch(
                 "this model cannot embed passages: RealmForOpenQA came without the embedder of its passages; "
@@ -44,11 +49,23 @@ class DocumentEncoder:
         training = self.tower.training
         self.tower.eval()
         device = self.device
-        inputs = document_inputs(titles, bodies, self._wordpieces, max_length=self._max_document).to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            vectors = self.tower(inputs)
+            vectors_ND = self.tower(self._inputs(corpus, ids_N))
         self.tower.train(training)
-        return vectors.float()
+        return vectors_ND.float()
+
+    def _inputs(self, corpus: Corpus, ids_N: np.ndarray) -> Inputs | Packed:
+        if self.tower.encoder.packs(self.device, self._max_document):
+            if self._laid_out is None or self._laid_out[0] is not corpus:
+                resident = Resident.of(corpus, self._config, self._wordpieces, device=self.device)
+                self._laid_out = (corpus, resident)
+            if (laid_out := self._laid_out[1]) is not None:
+                total = int((corpus.lengths_of(ids_N) + self._wordpieces.pair.special).sum())
+                size = Size(total, self._max_document, 0)
+                return laid_out.documents(send(torch.from_numpy(ids_N), self.device), size)
+        tokens = corpus.tokens_of(ids_N.tolist())
+        inputs = document_inputs(*tokens, self._wordpieces, max_length=self._max_document)
+        return inputs.to(self.device)
 
 
 def write_snapshot(folder: Path, model: Realm, *, step: int) -> None:

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +21,8 @@ from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
 from realmlm.settings import Loop, Optim
 from realmlm.train.callbacks import Callback
-from realmlm.train.objective import Group, Objective
+from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.recorded import RecordedSteps
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
 
 _MOST_WORKERS = 6  # processes that put batches together
@@ -47,9 +50,12 @@ def learning_rate(step: int, *, steps: int, warmup: float, peak: float) -> float
     return peak * min((step + 1) / rising, max(0.0, (steps - step) / max(1, steps - rising)))
 
 
-def make_optimizer(groups: dict[str, Group], optim: Optim) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only; a pair of its parameter groups for each of ours."""
-    parts = []
+def make_optimizer(groups: dict[str, Group], optim: Optim, *, recorded: bool = False) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only; a pair of its parameter groups for each of ours.
+
+    For steps that are recorded the rate is a tensor: a number would be recorded too.
+    """
+    parts: list[dict[str, Any]] = []
     for group in groups.values():
         trained = [parameter for parameter in group.parameters if parameter.requires_grad]
         matrices = [parameter for parameter in trained if parameter.ndim > 1]
@@ -57,7 +63,11 @@ def make_optimizer(groups: dict[str, Group], optim: Optim) -> torch.optim.AdamW:
         parts.append({"params": matrices, "weight_decay": optim.weight_decay, "peak": group.lr})
         parts.append({"params": rest, "weight_decay": 0.0, "peak": group.lr})
     # 0.98 is RoBERTa's choice, where BERT and REALM have 0.999: it suits short runs with large batches
-    return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6)
+    device = next(parameter.device for part in parts for parameter in part["params"])
+    if recorded:
+        parts = [{**part, "lr": torch.tensor(optim.lr, device=device)} for part in parts]
+    how = {"fused": True, "capturable": recorded} if device.type == "cuda" else {}
+    return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6, **how)
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -188,7 +198,8 @@ def fit(
     """Train to the last step; begin at the run's newest checkpoint if it has one."""
     device = model.device
     groups = objective.groups()
-    optimizer = make_optimizer(groups, optim)
+    recorded = loop.compile and device.type == "cuda" and optim.accumulate == 1
+    optimizer = make_optimizer(groups, optim, recorded=recorded)
     clock = Clock(torch.cuda.synchronize if device.type == "cuda" else None)
     rows = _Rows()
     start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
@@ -201,6 +212,7 @@ def fit(
         model.compile_layers()
     model.train()
     objective.prepare(model)
+    make_step = _Steps(objective, optimizer, groups, optim=optim, loop=loop, clock=clock, recorded=recorded)
     begun = time.monotonic()
     counted = start
     row: dict[str, Any] = {}
@@ -224,11 +236,7 @@ def fit(
                 if step == 0 and (measured := objective.measure(0, clock)):
                     stop.asked |= report({"step": 0, **measured})
                 _set_rates(optimizer, optim, step)
-                rows.add(
-                    _one_step(
-                        objective, optimizer, groups, step, drawn=drawn, optim=optim, loop=loop, clock=clock
-                    )
-                )
+                rows.add(make_step(step, drawn))
                 if step == start:
                     run.stepped()
                 bar.advance()
@@ -308,38 +316,82 @@ def _own_parameters(model: Realm, objective: Objective) -> dict[str, Tensor]:
 
 def _set_rates(optimizer: torch.optim.Optimizer, optim: Optim, step: int) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=group["peak"])
+        rate = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=group["peak"])
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
-def _one_step(
-    objective: Objective,
-    optimizer: torch.optim.Optimizer,
-    groups: dict[str, Group],
-    step: int,
-    *,
-    drawn: Iterator[Any],
-    optim: Optim,
-    loop: Loop,
-    clock: Clock,
-) -> dict[str, Tensor]:
-    """Gradients of all parts of a batch, clipped group by group, and a step; gives the means for the row."""
-    device = next(parameter.device.type for group in groups.values() for parameter in group.parameters)
-    optimizer.zero_grad(set_to_none=True)
-    sums: dict[str, Tensor] = {}
-    for _ in range(optim.accumulate):
-        clock("data")
-        examples = next(drawn)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=loop.bf16 and device == "cuda"):
-            loss, numbers = objective.loss(examples, step, clock)
-        clock("backward")
-        (loss / optim.accumulate).backward()
-        if taken := numbers.keys() & {"loss", "step"}:
-            raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
-        for name, value in {"loss": loss, **numbers}.items():
-            share = torch.as_tensor(value).detach().float() / optim.accumulate
-            sums[name] = sums[name] + share if name in sums else share
-    clock("optimise")
-    for group in groups.values():
-        nn.utils.clip_grad_norm_(group.parameters, optim.clip)
-    optimizer.step()
-    return sums
+class _Steps:
+    """Gradients of all parts of a batch, clipped group by group, and a step of the optimizer."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        groups: dict[str, Group],
+        *,
+        optim: Optim,
+        loop: Loop,
+        clock: Clock,
+        recorded: bool,
+    ) -> None:
+        self._objective = objective
+        self._optimizer = optimizer
+        self._groups = groups
+        self._optim = optim
+        self._clock = clock
+        device = next(parameter.device.type for group in groups.values() for parameter in group.parameters)
+        half = loop.bf16 and device == "cuda"
+        self._precision = partial(torch.autocast, device, dtype=torch.bfloat16, enabled=half)
+        self._recorded = RecordedSteps(self._learn) if recorded else None
+
+    def __call__(self, step: int, drawn: Iterator[Any]) -> dict[str, Tensor]:
+        """Make a step with what is drawn next; gives the means for the row."""
+        if self._recorded is not None:
+            self._clock("data")
+            examples = next(drawn)
+            with self._precision():
+                staged = self._objective.stage(examples, step, self._clock)
+            if staged is not None:
+                self._clock("learn")
+                return self._recorded(staged)
+            drawn = chain([examples], drawn)
+        self._optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, Tensor] = {}
+        for _ in range(self._optim.accumulate):
+            self._clock("data")
+            examples = next(drawn)
+            with self._precision():
+                loss, numbers = self._objective.loss(examples, step, self._clock)
+            self._clock("backward")
+            (loss / self._optim.accumulate).backward()
+            for name, value in _row(loss, numbers).items():
+                share = value / self._optim.accumulate
+                sums[name] = sums[name] + share if name in sums else share
+        self._clock("optimise")
+        self._move()
+        return sums
+
+    def _learn(self, staged: Staged) -> dict[str, Tensor]:
+        """A whole step from what was staged for it."""
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._precision():
+            loss, numbers = self._objective.compute(staged)
+        loss.backward()
+        self._move()
+        return _row(loss, numbers)
+
+    def _move(self) -> None:
+        for group in self._groups.values():
+            nn.utils.clip_grad_norm_(group.parameters, self._optim.clip)
+        self._optimizer.step()
+
+
+def _row(loss: Tensor, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    if taken := numbers.keys() & {"loss", "step"}:
+        raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
+    return {
+        name: torch.as_tensor(value).detach().float() for name, value in {"loss": loss, **numbers}.items()
+    }

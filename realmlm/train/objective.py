@@ -23,6 +23,14 @@ class Group:
         object.__setattr__(self, "parameters", list(self.parameters))
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What a step computes from: tensors on the device, and all that is decided by numbers of the host."""
+
+    tensors: dict[str, Tensor]
+    sizes: tuple[Any, ...]
+
+
 class Objective(ABC):
     """A loss over the examples of a step, and what it needs between steps.
 
@@ -44,6 +52,15 @@ class Objective(ABC):
 
         `clock("read")` says that the phase of this name begins: the row shows the seconds of each.
         """
+
+    def stage(self, drawn: Any, step: int, clock: Clock) -> Staged | None:
+        """The part of `loss` that looks things up, if it can be told apart from what computes: then `compute`
+        is recorded once for each kind of sizes and played back on a GPU. None: it cannot."""
+        return None
+
+    def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+        """What `loss` gives, from what `stage` gave: by tensors alone, nothing is asked of the device."""
+        raise NotImplementedError
 
     def prepare(self, model: Realm) -> None:
         """Called before the first step that this process makes. Training makes a model's calibration untrue,

@@ -128,10 +128,7 @@ def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) ->
     encode = DocumentEncoder.of(answerer.model)
     corpus = answerer.corpus
     vector = answerer.model.query(answerer.model.query_inputs([query.tokens]))[0]
-    scores = {
-        n: float(vector @ encode([corpus.title_tokens(n)], [corpus.tokens(n)])[0])
-        for n in corpus.ids[:60].tolist()
-    }
+    scores = {n: float(vector @ encode(corpus, np.array([n]))[0]) for n in corpus.ids[:60].tolist()}
     retrieved = answerer.retriever([query], len(corpus))
     found = dict(zip(retrieved.ids_BK[0].tolist(), retrieved.scores_BK[0].tolist(), strict=True))
     for number, score in scores.items():

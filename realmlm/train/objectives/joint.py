@@ -7,6 +7,8 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from realmlm.corpus.questions import Question
@@ -14,23 +16,52 @@ from realmlm.corpus.store import Corpus
 from realmlm.evaluation.clozes import measure_clozes, source_copies
 from realmlm.index.duplicates import SameWords
 from realmlm.log import Clock
-from realmlm.model.inputs import Inputs
+from realmlm.model.inputs import Inputs, send
 from realmlm.model.marginal import (
     hidden_log_p,
+    inner_products,
     joint_reading,
     marginal_log_likelihood,
     mean_where,
     per_token_marginal,
     retrieval_utility,
 )
+from realmlm.model.packed import Size
 from realmlm.model.realm import Realm
+from realmlm.model.resident import Resident
 from realmlm.reading.answer import Answerer
+from realmlm.reading.packed import (
+    MaskedBatch,
+    Offer,
+    Shape,
+    embed_seen,
+    flatten,
+    offer,
+    point_packed,
+    read_masks_packed,
+    rows_of,
+    standing_in,
+)
 from realmlm.reading.read import join, point, pointing_log_likelihood, read_masks, standing
 from realmlm.reading.retrieve import LearnedRetriever, Offered, fresh_scores
-from realmlm.settings import Pretrain
+from realmlm.settings import Loop, Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Objective
+from realmlm.train.objective import Group, Objective, Staged
+
+_GRAIN = 40  # wordpieces a sentence: packed sequences come in sizes so far apart, a few in a run
+_LEAST = 256
+Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
+"""Masked sentences and what the query tower is given of them, or all of it in one array."""
+
+
+def reads_packed(model: Realm, loop: Loop) -> bool:
+    """Do towers and reader read sequences end to end in a run like this?"""
+    device = model.device
+    longest = max(model.config.max_document, model.config.max_joint)
+    encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=loop.bf16 and device.type == "cuda"):
+        return all(encoder.packs(device, longest) for encoder in encoders)
 
 
 class JointPretraining(Objective):
@@ -60,6 +91,8 @@ class JointPretraining(Objective):
         self._passages = settings.k - settings.null_document
         self._probe = probe or []
         self._probe_own = source_copies(corpus, self._probe)
+        self.resident: Resident | None = None
+        """The corpus on the device, where everything is read packed."""
 
     def groups(self) -> dict[str, Group]:
         optim = self.settings.optim
@@ -68,16 +101,33 @@ class JointPretraining(Objective):
             "retriever": Group(self.model.retriever_parameters(), optim.retriever_lr),
         }
 
-    def draw(self, first: int, count: int) -> tuple[MaskedSentences, Inputs]:
-        """Masked sentences, and what the query tower is given of them."""
-        drawn = self.source.draw(first, count)
-        return drawn, self.model.query_inputs(drawn.seen)
+    def prepare(self, model: Realm) -> None:
+        super().prepare(model)
+        mine = type(self).loss is JointPretraining.loss and type(self).draw is JointPretraining.draw
+        if mine and reads_packed(model, self.settings.loop):
+            self.resident = Resident.of(self.corpus, model.config, model.wordpieces, device=self._device)
 
-    def loss(
-        self, drawn: tuple[MaskedSentences, Inputs], step: int, clock: Clock
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def draw(self, first: int, count: int) -> Drawn:
+        """Masked sentences, and what the query tower is given of them; to be read packed, in one array."""
+        drawn = self.source.draw(first, count)
+        if self.resident is None:
+            return drawn, self.model.query_inputs(drawn.seen)
+        config = self.model.config
+        own_BE = np.full((count, 1), -1)
+        if self._own is not None:
+            found_BE = self._own(drawn.passages).numpy()
+            own_BE = np.pad(found_BE, ((0, 0), (0, self._own.most - found_BE.shape[1])), constant_values=-1)
+        sizes = {"max_query": config.max_query, "widths": config.max_answer}
+        return flatten(drawn.masked, drawn.seen, own_BE, **sizes)
+
+    def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        if (staged := self.stage(drawn, step, clock)) is not None:
+            clock("read")
+            return self.compute(staged)
         model = self.model
         sentences, inputs = drawn
+        assert isinstance(sentences, MaskedSentences)
+        assert isinstance(inputs, Inputs)
         masked = sentences.masked
         positions_BM, targets_BM, valid_BM = masked.tensors(self._device)
         clock("embed")
@@ -94,15 +144,75 @@ class JointPretraining(Objective):
         inputs = join(model, masked.queries, offered)
         reading = read_masks(model, inputs.to(self._device), positions_BM)
         token_BKM = hidden_log_p(reading.log_BKMV, targets_BM)
-        loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
         if not self.settings.pointing:
-            return loss, numbers
+            return self.likelihood(retrieval_BK, token_BKM, valid_BM)
         clock("point")
         runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
         gold_N3 = standing(runs, offered.bodies_N, inputs)
-        found_B, some_B = pointing_log_likelihood(retrieval_BK, *point(model.reader, reading, gold_N3))
+        return self._pointing(retrieval_BK, token_BKM, valid_BM, point(model.reader, reading, gold_N3))
+
+    def _pointing(
+        self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor, pointed: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The likelihood, and that of pointing at the hidden words, as `point` gives it."""
+        loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
+        found_B, some_B = pointing_log_likelihood(retrieval_BK, *pointed)
         numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
         return loss - self.settings.pointing * found_B.mean(), numbers
+
+    # --- the same with everything on the device -------------------------------------------------------------
+
+    def stage(self, drawn: Drawn, step: int, clock: Clock) -> Staged | None:
+        """Search for the passages of packed sentences, and find out how much there is to read."""
+        resident = self.resident
+        if resident is None:
+            return None
+        array, shape = drawn
+        assert isinstance(array, np.ndarray)
+        assert isinstance(shape, Shape)
+        flat = send(torch.from_numpy(array), self._device)
+        batch = MaskedBatch.of(flat, shape)
+        clock("embed")
+        with torch.no_grad():
+            query_BD = embed_seen(self.model, resident, batch)
+        clock("search")
+        hits = self.live.index.search(query_BD.float(), self._passages, exclude_QE=batch.own_BE)
+        ids_BK = F.pad(hits.ids_QK.to(self._device), (int(self._null), 0), value=-1)
+        found = offer(resident, batch, ids_BK, widest=self.model.config.max_passage)
+        documents, pairs, held = found.needed.tolist()
+        grain = max(_LEAST, shape.sentences * _GRAIN)
+        room = min(ids_BK.numel(), max(1, -(-held // shape.sentences)) * shape.sentences)
+        frozen = step < self.settings.freeze_retriever
+        tensors = found._asdict() | {"flat": flat}
+        up = (-(-documents // grain) * grain, -(-pairs // grain) * grain)
+        return Staged(tensors, (shape, grain, *up, room, frozen))
+
+    def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+        model = self.model
+        resident = self.resident
+        assert resident is not None
+        shape, grain, documents, pairs, room, frozen = staged.sizes
+        flat = staged.tensors["flat"]
+        batch = MaskedBatch.of(flat, shape)
+        found = Offer(**{name: staged.tensors[name] for name in Offer._fields})
+        config = model.config
+        document_size = Size(documents, config.max_document, grain)
+        vectors_UD = model.document(resident.documents(found.ids_U, document_size, there_N=found.there_U))
+        query_BD = embed_seen(model, resident, batch)
+        retrieval_BK = inner_products(query_BD, vectors_UD).gather(1, found.place_BK)
+        if frozen:
+            retrieval_BK = retrieval_BK.detach()
+        rows_N = rows_of(found.ids_BK)
+        pair_size = Size(pairs, config.max_joint, grain)
+        packed = resident.pairs(batch.queries, rows_N, found.ids_BK.flatten(), pair_size)
+        hidden_TH = model.reader.encoder(packed)
+        token_BKM, valid_BM = read_masks_packed(model, packed, hidden_TH, batch, k=found.ids_BK.shape[1])
+        if not self.settings.pointing:
+            return self.likelihood(retrieval_BK, token_BKM, valid_BM)
+        standing_NJ = standing_in(resident, batch, found.ids_BK, widest=config.max_passage)
+        widths_N = batch.run_lengths_B[rows_N]
+        pointed = point_packed(model.reader, packed, hidden_TH, standing_NJ, widths_N, room=room)
+        return self._pointing(retrieval_BK, token_BKM, valid_BM, pointed)
 
     def likelihood(
         self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor

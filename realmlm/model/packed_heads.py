@@ -1,0 +1,79 @@
+"""The reader's heads over vectors that were picked out of packed sequences.
+
+n vectors, or n passages of J wordpieces; H hidden size, V vocabulary, W span widths, S hidden size of the
+span head.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from realmlm.model.packed_encoders import Call, call_compiled, call_plain
+
+
+def _call(compiled: bool) -> Call:
+    return call_compiled if compiled else call_plain
+
+
+def target_log_p(reader: Any, hidden_nH: Tensor, targets_n: Tensor) -> Tensor:
+    """log p of one wordpiece at each place [n], float32."""
+    head = reader.mask_head
+    return _call(reader.encoder.compiled)(
+        _target_log_p,
+        hidden_nH,
+        targets_n,
+        (head.dense.weight, head.dense.bias),
+        (head.norm.weight, head.norm.bias),
+        (reader.embedding.weight, head.bias),
+        eps=head.norm.eps,
+    )
+
+
+def _target_log_p(
+    hidden_nH: Tensor,
+    targets_n: Tensor,
+    dense: tuple[Tensor, Tensor],
+    norm: tuple[Tensor, Tensor],
+    words: tuple[Tensor, Tensor],
+    *,
+    eps: float,
+) -> Tensor:
+    changed_nH = F.layer_norm(F.gelu(F.linear(hidden_nH, *dense)), norm[0].shape, *norm, eps)
+    logits_nV = F.linear(changed_nH, *words).float()
+    return logits_nV.gather(1, targets_n[:, None])[:, 0] - torch.logsumexp(logits_nV, dim=1)
+
+
+def span_scores(reader: Any, hidden_nJH: Tensor) -> Tensor:
+    """Scores [n, J, W], float32: entry (j, w) is the span from j to j + w; past the end it means nothing."""
+    head = reader.span_head
+    scores_nJW = _call(reader.encoder.compiled)(
+        _span_scores,
+        hidden_nJH,
+        (head.start_end.weight, head.start_end.bias),
+        (head.norm.weight, head.norm.bias),
+        head.output.weight.flatten(),
+        eps=head.norm.eps,
+        widths=head.max_width,
+    )
+    return scores_nJW + head.output.bias.float()
+
+
+def _span_scores(
+    hidden_nJH: Tensor,
+    start_end: tuple[Tensor, Tensor],
+    norm: tuple[Tensor, Tensor],
+    output_S: Tensor,
+    *,
+    eps: float,
+    widths: int,
+) -> Tensor:
+    length = hidden_nJH.shape[1]
+    start_nJS, end_nJS = F.linear(hidden_nJH, *start_end).chunk(2, dim=-1)
+    padded_nJS = F.pad(end_nJS, (0, 0, 0, widths - 1))
+    scores = []
+    for width in range(widths):
+        span_nJS = F.relu(start_nJS + padded_nJS[:, width : width + length]).float()
+        scores.append((F.layer_norm(span_nJS, norm[0].shape, *norm, eps) * output_S.float()).sum(-1))
+    return torch.stack(scores, dim=-1)

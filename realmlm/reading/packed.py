@@ -1,0 +1,206 @@
+"""Reading with everything on the device: sentences, passages and where hidden words stand in them never come
+back to the host.
+
+B sentences, K passages each, N = B · K pairs, Q wordpieces of the longest query, S masks of all sentences, M
+masks of one, W span widths, E passages never offered, J wordpieces of the longest body, T wordpieces of
+packed sequences, H hidden size, U passages looked at.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realmlm.model.encoders import Reader
+from realmlm.model.inputs import Masked
+from realmlm.model.packed import Packed, Size
+from realmlm.model.packed_heads import span_scores, target_log_p
+from realmlm.model.realm import Realm
+from realmlm.model.resident import Queries, Resident
+
+
+class Shape(NamedTuple):
+    """Sizes of a batch of masked sentences."""
+
+    sentences: int  # B
+    query: int  # Q
+    widths: int  # W
+    own: int  # E
+    masks: int  # S, some of them none
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Masked sentences as tensors on the device, in sizes that many batches share."""
+
+    seen: Queries  # what the query tower is given
+    queries: Queries  # what the reader is given
+    runs_BW: Tensor  # what a sentence hides, where that is one run
+    run_lengths_B: Tensor  # 0 where it is not
+    own_BE: Tensor  # passages that are not offered, −1 where there are no more
+    rows_S: Tensor  # the sentence of each mask
+    positions_S: Tensor  # where it stands in the sentence
+    places_S: Tensor  # how many masks of the sentence come before it
+    targets_S: Tensor  # what it hides
+    valid_S: Tensor  # is it one at all?
+
+    @classmethod
+    def of(cls, flat: Tensor, shape: Shape) -> "MaskedBatch":
+        """From one array, as `flatten` makes it."""
+        of_sentence = (shape.query, 1, shape.query, 1, shape.widths, 1, shape.own)
+        sizes = [shape.sentences * width for width in of_sentence] + [shape.masks] * 5
+        parts = [part.long() for part in flat.split(sizes)]
+        wide = [part.view(shape.sentences, -1) for part in parts[:7]]
+        seen = Queries(wide[0], wide[1][:, 0])
+        queries = Queries(wide[2], wide[3][:, 0])
+        rows_S, positions_S, places_S, targets_S, valid_S = parts[7:]
+        hidden = (rows_S, positions_S, places_S, targets_S, valid_S > 0)
+        return cls(seen, queries, wide[4], wide[5][:, 0], wide[6], *hidden)
+
+    def by_mask(self, values_SK: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of masks by sentence [B, K, M], and which of them are masks [B, M]."""
+        count, most = self.queries.tokens_BQ.shape
+        flat_S = self.rows_S * most + self.places_S
+        # what is no mask goes to a place of its own, so that it overwrites nothing
+        flat_S = torch.where(self.valid_S, flat_S, count * most)
+        table = values_SK.new_zeros(count * most + 1, values_SK.shape[1])
+        found_BMK = table.index_put((flat_S,), values_SK)[:-1].view(count, most, -1)
+        valid = torch.zeros_like(table[:, 0], dtype=torch.bool).index_fill(0, flat_S, True)
+        return found_BMK.transpose(1, 2), valid[:-1].view(count, most)
+
+
+def flatten(
+    masked: Masked, seen: Sequence[np.ndarray], own_BE: np.ndarray, *, max_query: int, widths: int
+) -> tuple[np.ndarray, Shape]:
+    """Masked sentences as one array, to be sent at once."""
+    count = len(masked.queries)
+    texts = []
+    for queries in (seen, masked.queries):
+        tokens_BQ = np.zeros((count, max_query), dtype=np.int32)
+        lengths_B = np.zeros(count, dtype=np.int32)
+        for row, query in enumerate(queries):
+            cut = query[:max_query]
+            tokens_BQ[row, : len(cut)] = cut
+            lengths_B[row] = len(cut)
+        texts += [tokens_BQ, lengths_B]
+    runs_BW = np.zeros((count, widths), dtype=np.int32)
+    run_lengths_B = np.zeros(count, dtype=np.int32)
+    for row, words in enumerate(masked.runs(widths)):
+        if words is not None:
+            runs_BW[row, : len(words)] = words
+            run_lengths_B[row] = len(words)
+    rows, places = np.nonzero(masked.valid_BM)
+    grain = max(1, count // 2)
+    masks = -(-len(rows) // grain) * grain
+    table_S5 = np.zeros((5, masks), dtype=np.int32)
+    hidden = (masked.positions_BM[rows, places], places, masked.targets_BM[rows, places])
+    table_S5[:, : len(rows)] = (rows, *hidden, np.ones_like(rows))
+    parts = (*texts, runs_BW, run_lengths_B, own_BE.astype(np.int32), table_S5)
+    shape = Shape(count, max_query, widths, own_BE.shape[1], masks)
+    return np.concatenate([part.ravel() for part in parts]), shape
+
+
+def embed_seen(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:
+    """Embed_query of the sentences, with gradient [B, D]."""
+    count, width = batch.seen.tokens_BQ.shape
+    longest = width + model.wordpieces.single.special
+    size = Size(count * longest, longest, count * longest)
+    return model.query(resident.queries(batch.seen, size))
+
+
+class Offer(NamedTuple):
+    """The passages offered to each sentence, each looked at once however many sentences it is offered to."""
+
+    ids_BK: Tensor  # −1: the null document
+    ids_U: Tensor  # the different ones; what follows them is not there
+    there_U: Tensor
+    place_BK: Tensor  # where among the different ones
+    needed: Tensor  # wordpieces of documents, of pairs, and pairs in which hidden words stand
+
+
+@torch.no_grad()
+def offer(resident: Resident, batch: MaskedBatch, ids_BK: Tensor, *, widest: int) -> Offer:
+    """The different ones of these passages, and how much there is to read."""
+    flat_N = ids_BK.flatten()
+    sorted_N, order_N = flat_N.sort(stable=True)
+    new_N = torch.ones_like(sorted_N, dtype=torch.bool)
+    new_N[1:] = sorted_N[1:] != sorted_N[:-1]
+    rank_N = new_N.cumsum(0) - 1
+    ids_U = torch.full_like(flat_N, -1).scatter(0, rank_N, sorted_N)
+    there_U = torch.arange(len(flat_N), device=flat_N.device) <= rank_N[-1]
+    place_N = torch.empty_like(flat_N).scatter(0, order_N, rank_N)
+    documents = (resident.document_lengths(ids_U) * there_U).sum()
+    rows_N = rows_of(ids_BK)
+    pairs = resident.pair_lengths(batch.queries, rows_N, flat_N).sum()
+    held = standing_in(resident, batch, ids_BK, widest=widest).any(1).sum()
+    return Offer(ids_BK, ids_U, there_U, place_N.view_as(ids_BK), torch.stack([documents, pairs, held]))
+
+
+def rows_of(ids_BK: Tensor) -> Tensor:
+    """The sentence of each pair [N]."""
+    return torch.arange(ids_BK.numel(), device=ids_BK.device) // ids_BK.shape[1]
+
+
+def standing_in(resident: Resident, batch: MaskedBatch, ids_BK: Tensor, *, widest: int) -> Tensor:
+    """Where the hidden words stand in the passages' bodies [N, J], J = `widest`."""
+    rows_N = rows_of(ids_BK)
+    width = batch.runs_BW.shape[1]
+    tokens_NJ, lengths_N = resident.bodies(ids_BK.flatten(), widest + width)
+    run_N1 = batch.run_lengths_B[rows_N][:, None]
+    runs_NW = batch.runs_BW[rows_N]
+    columns_J = torch.arange(widest, device=ids_BK.device)
+    found_NJ = (run_N1 > 0) & (columns_J + run_N1 <= lengths_N[:, None])
+    for offset in range(width):
+        same_NJ = tokens_NJ[:, offset : offset + widest] == runs_NW[:, offset : offset + 1]
+        found_NJ = found_NJ & (same_NJ | (offset >= run_N1))
+    return found_NJ
+
+
+def read_masks_packed(
+    model: Realm, packed: Packed, hidden_TH: Tensor, batch: MaskedBatch, *, k: int
+) -> tuple[Tensor, Tensor]:
+    """log p of what the masks hide [B, K, M], and which of them are masks [B, M]."""
+    columns_K = torch.arange(k, device=hidden_TH.device)
+    rows_SK = batch.rows_S[:, None] * k + columns_K
+    before = len(packed.layout.before)
+    places_SK = packed.starts_N[rows_SK] + before + batch.positions_S[:, None]
+    targets_SK = batch.targets_S[:, None].expand(-1, k)
+    log_p = target_log_p(model.reader, hidden_TH.index_select(0, places_SK.flatten()), targets_SK.flatten())
+    return batch.by_mask(log_p.view_as(rows_SK))
+
+
+def point_packed(
+    reader: Reader, packed: Packed, hidden_TH: Tensor, standing_NJ: Tensor, widths_N: Tensor, *, room: int
+) -> tuple[Tensor, Tensor]:
+    """log p(the words where they stand|z,x) [N], −inf where they do not; and where they do [N].
+
+    `widths_N` are how many words are hidden. Only `room` pairs are computed, at least as many as hold them.
+    """
+    device = hidden_TH.device
+    chosen_n = standing_NJ.any(1).long().argsort(descending=True, stable=True)[:room]
+    columns_J = torch.arange(standing_NJ.shape[1], device=device)
+    # wordpieces of the body that are read
+    body_n11 = (packed.lengths_N - packed.second_N - len(packed.layout.after))[chosen_n][:, None, None]
+    first_n1 = (packed.starts_N + packed.second_N)[chosen_n][:, None]
+    inside_nJ = columns_J < body_n11[:, 0]
+    # what is not inside is spread over all places: gradients that meet in one place are slow
+    elsewhere_nJ = torch.arange(inside_nJ.numel(), device=device).view_as(inside_nJ) % len(hidden_TH)
+    places_nJ = torch.where(inside_nJ, first_n1 + columns_J, elsewhere_nJ)
+    hidden_nJH = hidden_TH.index_select(0, places_nJ.flatten()).view(*places_nJ.shape, -1)
+    scores_nJW = span_scores(reader, hidden_nJH)
+    ends_JW = columns_J[:, None] + torch.arange(scores_nJW.shape[2], device=device)
+    allowed_nJW = ends_JW < body_n11
+    width_nJ1 = (widths_N[chosen_n] - 1).clamp(min=0)[:, None, None].expand(-1, len(columns_J), 1)
+    gold_nJ = standing_NJ[chosen_n] & allowed_nJW.gather(2, width_nJ1)[:, :, 0]
+    lowest = torch.finfo(scores_nJW.dtype).min / 4  # not −inf: rows without any would give NaN
+    scores_nJW = scores_nJW.masked_fill(~allowed_nJW, lowest)
+    right_nJ = scores_nJW.gather(2, width_nJ1)[:, :, 0].masked_fill(~gold_nJ, lowest)
+    log_p_n = torch.logsumexp(right_nJ, dim=1) - torch.logsumexp(scores_nJW.flatten(1), dim=1)
+    held_n = gold_nJ.any(1)
+    nowhere_N = torch.full((len(standing_NJ),), -math.inf, device=device)
+    log_p_N = nowhere_N.index_put((chosen_n,), torch.where(held_n, log_p_n, -math.inf))
+    return log_p_N, torch.zeros_like(standing_NJ[:, 0]).index_put((chosen_n,), held_n)

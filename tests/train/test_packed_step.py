@@ -1,0 +1,139 @@
+"""A step with everything on the device is the step it stands in for: same loss, same numbers, same gradients."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from realmlm.corpus.store import Corpus
+from realmlm.index.duplicates import SameWords
+from realmlm.index.exact import Hits
+from realmlm.log import Clock
+from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
+from realmlm.model.packed import Packed, Size
+from realmlm.model.realm import Realm
+from realmlm.model.resident import Queries, Resident
+from realmlm.settings import Pretrain
+from realmlm.sources.article import Article
+from realmlm.train.data import SentenceSource
+from realmlm.train.objectives.joint import JointPretraining
+from tests.calls import create_model
+from tests.conftest import TINY_MODEL
+
+CPU = torch.device("cpu")
+
+
+def resident_of(model: Realm, corpus: Corpus) -> Resident:
+    resident = Resident.of(corpus, model.config, model.wordpieces, device=CPU)
+    assert resident is not None
+    return resident
+
+
+def same_sequences(packed: Packed, inputs: Any) -> None:
+    """As many wordpieces, in the same order, whatever the padding."""
+    whole = Packed.of(inputs)
+    count = len(whole.tokens_T)
+    for name in ("tokens_T", "columns_T", "segments_T", "rows_T"):
+        assert torch.equal(getattr(packed, name)[:count], getattr(whole, name)), name
+    for name in ("starts_N", "lengths_N", "second_N"):
+        assert torch.equal(getattr(packed, name), getattr(whole, name)), name
+    assert (packed.rows_T[count:] == len(whole)).all()
+
+
+def test_what_is_joined_on_the_device_is_what_is_joined_on_the_host(
+    tiny_model: Realm, knowledge: Corpus, tmp_path: Path
+) -> None:
+    shutil.copytree(knowledge.folder, tmp_path / "edited")
+    corpus = Corpus.open(tmp_path / "edited")
+    corpus, (added,) = corpus.edit(
+        add=[Article("A new town", "The otter is the bird of the harbour.")],
+        replace={3: Article("Three", "The mole lives in the tower.")},
+        remove=[5],
+    )
+    ids = np.array([0, 3, added, 7, 3])
+    queries = [corpus.tokens(number)[:9] for number in ids[::-1]]
+    wordpieces = tiny_model.wordpieces
+    bodies = [corpus.tokens(number) for number in ids]
+    titles = [corpus.title_tokens(number) for number in ids]
+    resident = resident_of(tiny_model, corpus)
+    longest = tiny_model.config.max_document
+    size = Size.fitting(sum(map(len, bodies)) + 200, grain=64, longest=longest)
+    size = Size(size.total, longest, size.total)
+    given = document_inputs(titles, bodies, wordpieces, max_length=longest)
+    same_sequences(resident.documents(torch.from_numpy(ids), size), given)
+    held = Queries.of(queries, width=8, device=CPU)
+    same_sequences(resident.queries(held, size), query_inputs(queries, wordpieces, max_query=8))
+    for read_titles in (False, True):
+        for longest in (25, 300):
+            config = SimpleNamespace(
+                max_document=tiny_model.config.max_document, max_joint=longest, read_titles=read_titles
+            )
+            own = Resident(corpus.flat_tokens(), config, wordpieces, device=CPU)
+            heads = titles if read_titles else None
+            given = reader_inputs(queries, bodies, wordpieces, titles=heads, max_query=8, max_length=longest)
+            rows = torch.arange(len(ids))
+            packed = own.pairs(held, rows, torch.from_numpy(ids), size)
+            same_sequences(packed, given)
+            assert torch.equal(own.pair_lengths(held, rows, torch.from_numpy(ids)), packed.lengths_N)
+
+
+def test_the_null_document_is_empty(tiny_model: Realm, knowledge: Corpus) -> None:
+    nothing = np.zeros(0, dtype=np.int64)
+    longest = tiny_model.config.max_document
+    given = document_inputs([nothing], [nothing], tiny_model.wordpieces, max_length=longest)
+    resident = resident_of(tiny_model, knowledge)
+    same_sequences(resident.documents(torch.tensor([-1]), Size(9, longest, 9)), given)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed"),
+    [
+        ("modernbert", {"pointing": 1.0}),
+        ("bert", {"pointing": 0.5, "glimpses": 0.5}),
+        ("bert", {"pointing": 0.0, "marginal": "per-token"}),
+        ("bert", {"pointing": 1.0, "null_document": False, "masking": "uniform"}),
+        ("bert", {"pointing": 1.0, "own_passage": True}),
+    ],
+)
+def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, tmp_path: Path) -> None:
+    how = {**TINY_MODEL, "family": family, "read_titles": family == "bert"}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
+    settings = Pretrain(out=Path("unused"), **{"k": 4, "masking": "salient", **changed})
+    source = SentenceSource(knowledge, settings.masking, max_query=32, seed=0, glimpses=settings.glimpses)
+    drawn = torch.from_numpy(source.draw(16, 6).passages)
+
+    def search(query_BD: torch.Tensor, k: int, *, exclude_QE: torch.Tensor | None) -> Hits:
+        """A passage that all are offered, and some that begin with the one a sentence was taken from."""
+        ids = (drawn[:, None] + torch.arange(k)) % len(knowledge)
+        ids[:, -1] = 0
+        return Hits(torch.zeros(ids.shape), ids)
+
+    live = SimpleNamespace(index=SimpleNamespace(search=search))
+    own = None if settings.own_passage else SameWords(knowledge, knowledge)
+
+    def one_step(packed: bool) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
+        objective = JointPretraining(settings, model, knowledge, source, live, own=own)  # type: ignore[arg-type]
+        objective.resident = resident_of(model, knowledge) if packed else None
+        model.zero_grad()
+        loss, numbers = objective.loss(objective.draw(16, 6), 9999, Clock())
+        loss.backward()
+        gradients = {
+            name: parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        return float(loss.detach()), {name: float(value) for name, value in numbers.items()}, gradients
+
+    loss, numbers, gradients = one_step(packed=False)
+    packed_loss, packed_numbers, packed_gradients = one_step(packed=True)
+    assert packed_loss == pytest.approx(loss, rel=1e-6)
+    assert packed_numbers == pytest.approx(numbers, rel=1e-5, abs=1e-6)
+    assert not settings.pointing or numbers["held"] > 0
+    assert packed_gradients.keys() == gradients.keys()
+    whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    for name, gradient in gradients.items():
+        assert (packed_gradients[name] - gradient).norm() < 1e-6 * whole, name
