@@ -498,7 +498,8 @@ def hardware(device: str) -> str:
 
 def run_row(name: str, options: argparse.Namespace) -> None:
     """Measure a row in this process and append it to the results."""
-    bench = Bench(options.work.absolute(), TINY if options.tiny else Size(), options.device)
+    size = TINY if options.tiny else Size(seconds=options.seconds, passages=options.passages)
+    bench = Bench(options.work.absolute(), size, options.device)
     begun = time.monotonic()
     found = ROWS[name](bench)
     record = {
@@ -551,6 +552,8 @@ def main() -> None:
     )
     parser.add_argument("--rows", nargs="*", default=[""], help=f"beginnings of: {', '.join(ROWS)}")
     parser.add_argument("--limit", type=float, default=300, help="seconds that a row may take")
+    parser.add_argument("--seconds", type=float, default=25, help="that steady training is measured for")
+    parser.add_argument("--passages", type=int, default=801_031, help="of the corpus that most rows use")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="all in miniature")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of these results alone")

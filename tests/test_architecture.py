@@ -506,7 +506,7 @@ ABSENT = (None, False, 0, 0.0, "", "auto")  # nothing was chosen
 
 def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A kernel of Triton has no records: all that it needs is a parameter."""
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
 
 
 def signatures() -> Iterator[tuple[str, list[tuple[str, ast.expr | None]]]]:

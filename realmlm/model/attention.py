@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -23,9 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LONGEST = 1024
-HEADS = (16, 32, 64, 128)  # sizes that there are tiles for
-_FILLING = 16  # as in the kernels
+HEADS = (16, 32, 64, 128)  # sizes of a head that there are tiles for
+_FILLING = 16  # programs a head that write zeros where wordpieces belong to no sequence
 _SEEDS = 2**31 - 1
+_TRITON = importlib.util.find_spec("triton") is not None
+# kernels are run by Triton's interpreter, on a CPU: that is for tests
+INTERPRETED = _TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @dataclass(frozen=True)
@@ -86,19 +88,9 @@ def _attend(
     return seen
 
 
-def interpreted() -> bool:
-    """Are kernels run by Triton's interpreter, on a CPU? That is for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _by_kernels(part: Tensor) -> bool:
     half = part.dtype in (torch.float16, torch.bfloat16)
-    return interpreted() or (part.is_cuda and half and part.shape[-1] in HEADS and _has_triton())
+    return INTERPRETED or (_TRITON and part.is_cuda and half and part.shape[-1] in HEADS)
 
 
 def _three(parts: list[Tensor]) -> list[Tensor]:
@@ -132,22 +124,27 @@ def _bias(line: Tensor, length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a kernel cuts a sequence: queries and keys of a tile, warps, tiles that are loaded ahead."""
+    """How a kernel cuts a sequence: queries and keys of a tile, warps, tiles that are loaded ahead, and the
+    most registers of a thread (None: as the compiler likes): 168 let three programs of four warps share a
+    multiprocessor, 128 four."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
-def forward_tiles(heads_of: int, longest: int) -> Tiles:
-    return Tiles(64, 64, 4, 2 if heads_of <= 64 else 1)
+# Those that spill at most 32 bytes a thread on sm_90. What a distance adds is not loaded ahead, for it would
+# be copied number by number.
+def forward_tiles(size: int, *, line: bool) -> Tiles:
+    return Tiles(64, 32 if line and size > 64 else 64, 4, 1 if line or size > 64 else 2)
 
 
-def backward_tiles(heads_of: int, longest: int) -> Tiles:
-    if heads_of <= 32:
-        return Tiles(64, 128, 8, 2)
-    return Tiles(64, 128, 8, 2) if heads_of <= 64 else Tiles(32, 64, 8, 1)
+def backward_tiles(size: int, *, line_learns: bool) -> Tiles:
+    if size > 64:
+        return Tiles(32, 32, 4, 1) if line_learns else Tiles(32, 64, 8, 1)
+    return Tiles(32, 64, 4, 1, None if line_learns else 128 if size <= 32 else 168)
 
 
 def launch_forward(
@@ -267,10 +264,12 @@ def _shared(
         "C": size,
         "M": tiles.queries,
         "N": tiles.keys,
+        "FILLING": _FILLING,
         "DROPS": seed is not None,
         "LINE": line is not None,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
+        "maxnreg": tiles.registers,
     }
 
 
@@ -292,7 +291,7 @@ def _forward(
     dropped: float,
 ) -> tuple[Tensor, Tensor]:
     parts = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
-    tiles = forward_tiles(parts[0].shape[-1], longest)
+    tiles = forward_tiles(parts[0].shape[-1], line=line is not None)
     return launch_forward(parts, borders, seed, line, longest, dropped, tiles)
 
 
@@ -320,7 +319,7 @@ def _backward(
     dropped: float,
 ) -> list[Tensor]:
     parts = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
-    tiles = backward_tiles(parts[0].shape[-1], longest)
+    tiles = backward_tiles(parts[0].shape[-1], line_learns=line_learns)
     return launch_backward(kept, parts, borders, seed, line, line_learns, (longest, dropped), tiles)
 
 

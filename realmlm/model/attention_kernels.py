@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-FILLING = tl.constexpr(16)  # programs a head that write zeros where wordpieces belong to no sequence
 
 
 @triton.jit
@@ -50,6 +49,14 @@ def _rows(pointer, rows, columns, stride, length):
 
 
 @triton.jit
+def _bias(Line, head, apart, reach):
+    """What is added to scores for how far apart key and query stand; past the end of a sequence it is read
+    from within the line."""
+    within = tl.minimum(tl.maximum(apart, 1 - reach), reach - 1)
+    return tl.load(Line + head * (2 * reach - 1) + reach - 1 + within) * LOG2E
+
+
+@triton.jit
 def _no_sequence(pointer, first, past, share, shares, row, columns, BLOCK: tl.constexpr):
     """Zeros for wordpieces past the last border, each share of the programs its part."""
     zeros = tl.zeros((BLOCK, columns.shape[0]), dtype=pointer.dtype.element_ty)
@@ -59,7 +66,7 @@ def _no_sequence(pointer, first, past, share, shares, row, columns, BLOCK: tl.co
         tl.store(places, zeros, mask=rows[:, None] < past)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "sequences", "tiles", "reach", "border"])
 def forward(
     Query,
     Key,
@@ -86,6 +93,7 @@ def forward(
     C: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    FILLING: tl.constexpr,
     DROPS: tl.constexpr,
     LINE: tl.constexpr,
 ):
@@ -121,8 +129,7 @@ def forward(
         scores = tl.dot(query, tl.trans(key))
         scores = scores * (scale * LOG2E) + tl.where(keys < length, 0.0, float("-inf"))[None, :]
         if LINE:
-            apart = tl.minimum(tl.maximum(keys[None, :] - rows[:, None], 1 - reach), reach - 1)
-            scores += tl.load(Line + head * (2 * reach - 1) + reach - 1 + apart) * LOG2E
+            scores += _bias(Line, head, keys[None, :] - rows[:, None], reach)
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         shrunk = tl.exp2(highest - higher)
         weights = tl.exp2(scores - higher[:, None])
@@ -137,7 +144,7 @@ def forward(
     tl.store(Sums + head.to(tl.int64) * total + first + rows, highest + tl.log2(sums), mask=rows < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "sequences", "reach", "border", "line_width", "line_middle"])
 def backward(
     Query,
     Key,
@@ -176,6 +183,7 @@ def backward(
     C: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    FILLING: tl.constexpr,
     WHOLE: tl.constexpr,
     DROPS: tl.constexpr,
     LINE: tl.constexpr,
@@ -226,8 +234,7 @@ def backward(
             mean = tl.sum(out.to(tl.float32) * grad.to(tl.float32), axis=1)
             scores = tl.dot(key, tl.trans(query)) * (scale * LOG2E) - sums[None, :]
             if LINE:
-                apart = tl.minimum(tl.maximum(keys[:, None] - rows[None, :], 1 - reach), reach - 1)
-                scores += tl.load(Line + head * (2 * reach - 1) + reach - 1 + apart) * LOG2E
+                scores += _bias(Line, head, keys[:, None] - rows[None, :], reach)
             weights = tl.exp2(tl.where(keys[:, None] < length, scores, float("-inf")))
             dweights = tl.dot(value, tl.trans(grad))
             if DROPS:

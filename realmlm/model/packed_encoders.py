@@ -50,14 +50,14 @@ def encode(body: Any, packed: Packed, *, compiled: bool) -> Tensor:
     return way(body, packed, call_compiled if compiled else call_plain)
 
 
-Call = Callable[..., Tensor]
+Call = Callable[..., Any]
 
 
-def call_plain(function: Call, *tensors: Any, **constants: Any) -> Tensor:
+def call_plain(function: Call, *tensors: Any, **constants: Any) -> Any:
     return function(*tensors, **constants)
 
 
-def call_compiled(function: Call, *tensors: Any, **constants: Any) -> Tensor:
+def call_compiled(function: Call, *tensors: Any, **constants: Any) -> Any:
     """Fused by torch.compile; of all sizes only the number of wordpieces is left open."""
     for tensor in tensors:
         if isinstance(tensor, Tensor) and not isinstance(tensor, nn.Parameter):
@@ -126,6 +126,7 @@ def _post_norm(body: Any, packed: Packed, call: Callable[..., Tensor]) -> Tensor
         first=first,
         eps=eps,
         dropped=dropped,
+        dtype=working_dtype(packed.tokens_T.device.type),
     )
     attention_dropped = config.attention_probs_dropout_prob if body.training else 0.0
     table_AU = body.encoder.relative_attention_bias.weight.T.float() if family == "mpnet" else None
@@ -157,13 +158,14 @@ def embed_sum(
     first: int,
     eps: float,
     dropped: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Embeddings of word, position and segment, summed."""
     words_VH, positions_LH, kinds_SH = tables
     sum_TH = F.embedding(tokens_T, words_VH) + F.embedding(columns_T + first, positions_LH)
     if kinds_SH is not None:
         sum_TH = sum_TH + F.embedding(segments_T, kinds_SH)
-    return F.dropout(F.layer_norm(sum_TH, sum_TH.shape[1:], *norm, eps), dropped)
+    return F.dropout(F.layer_norm(sum_TH, sum_TH.shape[1:], *norm, eps).to(dtype), dropped)
 
 
 def post_norm_layer(
@@ -190,11 +192,19 @@ def post_norm_layer(
     size = hidden_TH.shape[1:]
 
     def add(new_TH: Tensor, norm: _Affine, old_TH: Tensor) -> Tensor:
-        return F.layer_norm(F.dropout(new_TH, given["dropped"]) + old_TH, size, *norm, given["eps"])
+        sum_TH = F.dropout(new_TH, given["dropped"]) + old_TH
+        with torch.autocast(sum_TH.device.type, enabled=False):  # it would copy all of it to float32 first
+            weight, bias = (part.to(sum_TH.dtype) for part in norm)
+            return F.layer_norm(sum_TH, size, weight, bias, given["eps"])
 
     hidden_TH = add(F.linear(seen_TAC.flatten(1), *weights.output), weights.norm, hidden_TH)
     inner = F.gelu(F.linear(hidden_TH, *weights.inner))
     return add(F.linear(inner, *weights.outer), weights.last_norm, hidden_TH)
+
+
+def working_dtype(device: str) -> torch.dtype:
+    """What products come out in: here the vectors between them are kept in it too."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
 
 _BUCKETS = 32

@@ -17,8 +17,8 @@ def _call(compiled: bool) -> Call:
     return call_compiled if compiled else call_plain
 
 
-def target_log_p(reader: Any, hidden_nH: Tensor, targets_n: Tensor) -> Tensor:
-    """log p of one wordpiece at each place [n], float32."""
+def target_log_p(reader: Any, hidden_nH: Tensor, targets_n: Tensor) -> tuple[Tensor, Tensor]:
+    """log p of one wordpiece at each place [n], float32, and whether it is the likeliest there."""
     head = reader.mask_head
     return _call(reader.encoder.compiled)(
         _target_log_p,
@@ -39,10 +39,11 @@ def _target_log_p(
     words: tuple[Tensor, Tensor],
     *,
     eps: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     changed_nH = F.layer_norm(F.gelu(F.linear(hidden_nH, *dense)), norm[0].shape, *norm, eps)
     logits_nV = F.linear(changed_nH, *words).float()
-    return logits_nV.gather(1, targets_n[:, None])[:, 0] - torch.logsumexp(logits_nV, dim=1)
+    target_n = logits_nV.gather(1, targets_n[:, None])[:, 0]
+    return target_n - torch.logsumexp(logits_nV, dim=1), target_n >= logits_nV.amax(1)
 
 
 def span_scores(reader: Any, hidden_nJH: Tensor) -> Tensor:

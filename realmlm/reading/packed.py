@@ -2,7 +2,7 @@
 back to the host.
 
 B sentences, K passages each, N = B · K pairs, Q wordpieces of the longest query, S masks of all sentences, M
-masks of one, W span widths, E passages never offered, J wordpieces of the longest body, T wordpieces of
+masks of one, W span widths, E passages that belong to one, J wordpieces of the longest body, T wordpieces of
 packed sequences, H hidden size, U passages looked at.
 """
 
@@ -15,12 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.model.encoders import Reader
+from realmlm.corpus.store import Corpus
+from realmlm.model.encoders import Encoder, Reader
 from realmlm.model.inputs import Masked
 from realmlm.model.packed import Packed, Size
 from realmlm.model.packed_heads import span_scores, target_log_p
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Queries, Resident
+
+_GRAIN = 40  # wordpieces a sentence: packed sequences come in sizes so far apart, a few in a run
+_LEAST = 256
 
 
 class Shape(NamedTuple):
@@ -29,7 +33,7 @@ class Shape(NamedTuple):
     sentences: int  # B
     query: int  # Q
     widths: int  # W
-    own: int  # E
+    passages: int  # E
     masks: int  # S, some of them none
 
 
@@ -41,7 +45,7 @@ class MaskedBatch:
     queries: Queries  # what the reader is given
     runs_BW: Tensor  # what a sentence hides, where that is one run
     run_lengths_B: Tensor  # 0 where it is not
-    own_BE: Tensor  # passages that are not offered, −1 where there are no more
+    passages_BE: Tensor  # that belong to each: not to be offered, or to be read; −1 where there are no more
     rows_S: Tensor  # the sentence of each mask
     positions_S: Tensor  # where it stands in the sentence
     places_S: Tensor  # how many masks of the sentence come before it
@@ -51,7 +55,7 @@ class MaskedBatch:
     @classmethod
     def of(cls, flat: Tensor, shape: Shape) -> "MaskedBatch":
         """From one array, as `flatten` makes it."""
-        of_sentence = (shape.query, 1, shape.query, 1, shape.widths, 1, shape.own)
+        of_sentence = (shape.query, 1, shape.query, 1, shape.widths, 1, shape.passages)
         sizes = [shape.sentences * width for width in of_sentence] + [shape.masks] * 5
         parts = [part.long() for part in flat.split(sizes)]
         wide = [part.view(shape.sentences, -1) for part in parts[:7]]
@@ -60,6 +64,16 @@ class MaskedBatch:
         rows_S, positions_S, places_S, targets_S, valid_S = parts[7:]
         hidden = (rows_S, positions_S, places_S, targets_S, valid_S > 0)
         return cls(seen, queries, wide[4], wide[5][:, 0], wide[6], *hidden)
+
+    def fitting(self, needed: int, *, longest: int) -> Size:
+        """Room for so many wordpieces."""
+        grain = max(_LEAST, len(self.run_lengths_B) * _GRAIN)
+        return Size.fitting(needed, grain=grain, longest=longest)
+
+    def room(self, held: int, *, of: int) -> int:
+        """How many of the pairs are looked at where so many hold the hidden words."""
+        grain = 2 * len(self.run_lengths_B)
+        return min(of, max(1, -(-held // grain)) * grain)
 
     def by_mask(self, values_SK: Tensor) -> tuple[Tensor, Tensor]:
         """Values of masks by sentence [B, K, M], and which of them are masks [B, M]."""
@@ -74,7 +88,7 @@ class MaskedBatch:
 
 
 def flatten(
-    masked: Masked, seen: Sequence[np.ndarray], own_BE: np.ndarray, *, max_query: int, widths: int
+    masked: Masked, seen: Sequence[np.ndarray], passages_BE: np.ndarray, *, max_query: int, widths: int
 ) -> tuple[np.ndarray, Shape]:
     """Masked sentences as one array, to be sent at once."""
     count = len(masked.queries)
@@ -99,9 +113,19 @@ def flatten(
     table_S5 = np.zeros((5, masks), dtype=np.int32)
     hidden = (masked.positions_BM[rows, places], places, masked.targets_BM[rows, places])
     table_S5[:, : len(rows)] = (rows, *hidden, np.ones_like(rows))
-    parts = (*texts, runs_BW, run_lengths_B, own_BE.astype(np.int32), table_S5)
-    shape = Shape(count, max_query, widths, own_BE.shape[1], masks)
+    parts = (*texts, runs_BW, run_lengths_B, passages_BE.astype(np.int32), table_S5)
+    shape = Shape(count, max_query, widths, passages_BE.shape[1], masks)
     return np.concatenate([part.ravel() for part in parts]), shape
+
+
+def lay_out(model: Realm, corpus: Corpus, encoders: Sequence[Encoder], *, bf16: bool) -> Resident | None:
+    """The corpus on the model's device, if these encoders read sequences end to end there and it fits."""
+    device = model.device
+    longest = max(model.config.max_document, model.config.max_joint)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16 and device.type == "cuda"):
+        if not all(encoder.packs(device, longest) for encoder in encoders):
+            return None
+    return Resident.of(corpus, model.config, model.wordpieces, device=device)
 
 
 def embed_seen(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:
@@ -161,16 +185,17 @@ def standing_in(resident: Resident, batch: MaskedBatch, ids_BK: Tensor, *, wides
 
 
 def read_masks_packed(
-    model: Realm, packed: Packed, hidden_TH: Tensor, batch: MaskedBatch, *, k: int
+    reader: Reader, packed: Packed, hidden_TH: Tensor, batch: MaskedBatch, *, k: int
 ) -> tuple[Tensor, Tensor]:
-    """log p of what the masks hide [B, K, M], and which of them are masks [B, M]."""
+    """log p of what the masks hide [S, K], and whether it is the likeliest."""
     columns_K = torch.arange(k, device=hidden_TH.device)
     rows_SK = batch.rows_S[:, None] * k + columns_K
     before = len(packed.layout.before)
     places_SK = packed.starts_N[rows_SK] + before + batch.positions_S[:, None]
     targets_SK = batch.targets_S[:, None].expand(-1, k)
-    log_p = target_log_p(model.reader, hidden_TH.index_select(0, places_SK.flatten()), targets_SK.flatten())
-    return batch.by_mask(log_p.view_as(rows_SK))
+    hidden_nH = hidden_TH.index_select(0, places_SK.flatten())
+    log_p_n, likeliest_n = target_log_p(reader, hidden_nH, targets_SK.flatten())
+    return log_p_n.view_as(rows_SK), likeliest_n.view_as(rows_SK)
 
 
 def point_packed(

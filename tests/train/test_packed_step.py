@@ -17,10 +17,12 @@ from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
 from realmlm.model.packed import Packed, Size
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Queries, Resident
-from realmlm.settings import Pretrain
+from realmlm.settings import Pretrain, Warmup
 from realmlm.sources.article import Article
-from realmlm.train.data import SentenceSource
+from realmlm.train.data import ReadingPairs, SentenceSource
+from realmlm.train.objective import Objective
 from realmlm.train.objectives.joint import JointPretraining
+from realmlm.train.objectives.masked import MaskedReading
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
 
@@ -89,6 +91,31 @@ def test_the_null_document_is_empty(tiny_model: Realm, knowledge: Corpus) -> Non
     same_sequences(resident.documents(torch.tensor([-1]), Size(9, longest, 9)), given)
 
 
+Stepped = tuple[float, dict[str, float], dict[str, torch.Tensor]]
+"""Loss, numbers and gradients."""
+
+
+def stepped(model: Realm, objective: Objective, drawn: Any) -> Stepped:
+    model.zero_grad()
+    loss, numbers = objective.loss(drawn, 9999, Clock())
+    loss.backward()
+    learned = model.named_parameters()
+    gradients = {name: weight.grad.clone() for name, weight in learned if weight.grad is not None}
+    return float(loss.detach()), {name: float(value.detach()) for name, value in numbers.items()}, gradients
+
+
+def same_step(one: Stepped, other: Stepped) -> dict[str, float]:
+    loss, numbers, gradients = one
+    other_loss, other_numbers, other_gradients = other
+    assert other_loss == pytest.approx(loss, rel=1e-6)
+    assert other_numbers == pytest.approx(numbers, rel=1e-5, abs=1e-6)
+    assert other_gradients.keys() == gradients.keys()
+    whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    for name, gradient in gradients.items():
+        assert (other_gradients[name] - gradient).norm() < 1e-6 * whole, name
+    return numbers
+
+
 @pytest.mark.parametrize(
     ("family", "changed"),
     [
@@ -115,25 +142,26 @@ def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, 
     live = SimpleNamespace(index=SimpleNamespace(search=search))
     own = None if settings.own_passage else SameWords(knowledge, knowledge)
 
-    def one_step(packed: bool) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
+    def one_step(packed: bool) -> Stepped:
         objective = JointPretraining(settings, model, knowledge, source, live, own=own)  # type: ignore[arg-type]
         objective.resident = resident_of(model, knowledge) if packed else None
-        model.zero_grad()
-        loss, numbers = objective.loss(objective.draw(16, 6), 9999, Clock())
-        loss.backward()
-        gradients = {
-            name: parameter.grad.clone()
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None
-        }
-        return float(loss.detach()), {name: float(value) for name, value in numbers.items()}, gradients
+        return stepped(model, objective, objective.draw(16, 6))
 
-    loss, numbers, gradients = one_step(packed=False)
-    packed_loss, packed_numbers, packed_gradients = one_step(packed=True)
-    assert packed_loss == pytest.approx(loss, rel=1e-6)
-    assert packed_numbers == pytest.approx(numbers, rel=1e-5, abs=1e-6)
+    numbers = same_step(one_step(packed=False), one_step(packed=True))
     assert not settings.pointing or numbers["held"] > 0
-    assert packed_gradients.keys() == gradients.keys()
-    whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-    for name, gradient in gradients.items():
-        assert (packed_gradients[name] - gradient).norm() < 1e-6 * whole, name
+
+
+@pytest.mark.parametrize(("family", "pointing"), [("modernbert", 1.0), ("bert", 0.0)])
+def test_the_same_warm_up(family: str, pointing: float, knowledge: Corpus, tmp_path: Path) -> None:
+    how = {**TINY_MODEL, "family": family, "read_titles": family == "bert"}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
+    source = SentenceSource(knowledge, "salient", max_query=32, seed=0)
+    pairs = ReadingPairs(source, pairing="own", seed=0)
+    settings = Warmup(out=Path("unused"), pointing=pointing)
+
+    def one_step(packed: bool) -> Stepped:
+        objective = MaskedReading(settings, model, knowledge, pairs)
+        objective.resident = resident_of(model, knowledge) if packed else None
+        return stepped(model, objective, objective.draw(16, 12))
+
+    same_step(one_step(packed=False), one_step(packed=True))

@@ -26,7 +26,6 @@ from realmlm.model.marginal import (
     per_token_marginal,
     retrieval_utility,
 )
-from realmlm.model.packed import Size
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Resident
 from realmlm.reading.answer import Answerer
@@ -36,6 +35,7 @@ from realmlm.reading.packed import (
     Shape,
     embed_seen,
     flatten,
+    lay_out,
     offer,
     point_packed,
     read_masks_packed,
@@ -44,24 +44,13 @@ from realmlm.reading.packed import (
 )
 from realmlm.reading.read import join, point, pointing_log_likelihood, read_masks, standing
 from realmlm.reading.retrieve import LearnedRetriever, Offered, fresh_scores
-from realmlm.settings import Loop, Pretrain
+from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective, Staged
 
-_GRAIN = 40  # wordpieces a sentence: packed sequences come in sizes so far apart, a few in a run
-_LEAST = 256
 Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
 """Masked sentences and what the query tower is given of them, or all of it in one array."""
-
-
-def reads_packed(model: Realm, loop: Loop) -> bool:
-    """Do towers and reader read sequences end to end in a run like this?"""
-    device = model.device
-    longest = max(model.config.max_document, model.config.max_joint)
-    encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=loop.bf16 and device.type == "cuda"):
-        return all(encoder.packs(device, longest) for encoder in encoders)
 
 
 class JointPretraining(Objective):
@@ -104,8 +93,9 @@ class JointPretraining(Objective):
     def prepare(self, model: Realm) -> None:
         super().prepare(model)
         mine = type(self).loss is JointPretraining.loss and type(self).draw is JointPretraining.draw
-        if mine and reads_packed(model, self.settings.loop):
-            self.resident = Resident.of(self.corpus, model.config, model.wordpieces, device=self._device)
+        if mine:
+            encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
+            self.resident = lay_out(model, self.corpus, encoders, bf16=self.settings.loop.bf16)
 
     def draw(self, first: int, count: int) -> Drawn:
         """Masked sentences, and what the query tower is given of them; to be read packed, in one array."""
@@ -176,40 +166,38 @@ class JointPretraining(Objective):
         with torch.no_grad():
             query_BD = embed_seen(self.model, resident, batch)
         clock("search")
-        hits = self.live.index.search(query_BD.float(), self._passages, exclude_QE=batch.own_BE)
+        hits = self.live.index.search(query_BD.float(), self._passages, exclude_QE=batch.passages_BE)
         ids_BK = F.pad(hits.ids_QK.to(self._device), (int(self._null), 0), value=-1)
         found = offer(resident, batch, ids_BK, widest=self.model.config.max_passage)
         documents, pairs, held = found.needed.tolist()
-        grain = max(_LEAST, shape.sentences * _GRAIN)
-        room = min(ids_BK.numel(), max(1, -(-held // shape.sentences)) * shape.sentences)
+        config = self.model.config
+        document_size = batch.fitting(documents, longest=config.max_document)
+        pair_size = batch.fitting(pairs, longest=config.max_joint)
+        sizes = (shape, document_size, pair_size, batch.room(held, of=ids_BK.numel()))
         frozen = step < self.settings.freeze_retriever
-        tensors = found._asdict() | {"flat": flat}
-        up = (-(-documents // grain) * grain, -(-pairs // grain) * grain)
-        return Staged(tensors, (shape, grain, *up, room, frozen))
+        return Staged(found._asdict() | {"flat": flat}, (*sizes, frozen))
 
     def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
         model = self.model
         resident = self.resident
         assert resident is not None
-        shape, grain, documents, pairs, room, frozen = staged.sizes
-        flat = staged.tensors["flat"]
-        batch = MaskedBatch.of(flat, shape)
+        shape, document_size, pair_size, room, frozen = staged.sizes
+        batch = MaskedBatch.of(staged.tensors["flat"], shape)
         found = Offer(**{name: staged.tensors[name] for name in Offer._fields})
-        config = model.config
-        document_size = Size(documents, config.max_document, grain)
         vectors_UD = model.document(resident.documents(found.ids_U, document_size, there_N=found.there_U))
         query_BD = embed_seen(model, resident, batch)
         retrieval_BK = inner_products(query_BD, vectors_UD).gather(1, found.place_BK)
         if frozen:
             retrieval_BK = retrieval_BK.detach()
         rows_N = rows_of(found.ids_BK)
-        pair_size = Size(pairs, config.max_joint, grain)
         packed = resident.pairs(batch.queries, rows_N, found.ids_BK.flatten(), pair_size)
         hidden_TH = model.reader.encoder(packed)
-        token_BKM, valid_BM = read_masks_packed(model, packed, hidden_TH, batch, k=found.ids_BK.shape[1])
+        k = found.ids_BK.shape[1]
+        token_SK, _ = read_masks_packed(model.reader, packed, hidden_TH, batch, k=k)
+        token_BKM, valid_BM = batch.by_mask(token_SK)
         if not self.settings.pointing:
             return self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        standing_NJ = standing_in(resident, batch, found.ids_BK, widest=config.max_passage)
+        standing_NJ = standing_in(resident, batch, found.ids_BK, widest=model.config.max_passage)
         widths_N = batch.run_lengths_B[rows_N]
         pointed = point_packed(model.reader, packed, hidden_TH, standing_NJ, widths_N, room=room)
         return self._pointing(retrieval_BK, token_BKM, valid_BM, pointed)
