@@ -135,16 +135,18 @@ class Tiles:
     registers: int | None = None
 
 
-# Those that spill at most 32 bytes a thread on sm_90. What a distance adds is not loaded ahead, for it would
-# be copied number by number.
+# The fastest on an H200 (benchmarks/attention.py --sweep, 2026-11-16); where a distance is added or heads are
+# large, those that spill least. What a distance adds is not loaded ahead: that would be number by number.
 def forward_tiles(size: int, *, line: bool) -> Tiles:
-    return Tiles(64, 32 if line and size > 64 else 64, 4, 1 if line or size > 64 else 2)
+    return Tiles(64, 32 if line and size > 64 else 64, 4, 1 if line or size > 64 else 3)
 
 
 def backward_tiles(size: int, *, line_learns: bool) -> Tiles:
     if size > 64:
         return Tiles(32, 32, 4, 1) if line_learns else Tiles(32, 64, 8, 1)
-    return Tiles(32, 64, 4, 1, None if line_learns else 128 if size <= 32 else 168)
+    if line_learns:
+        return Tiles(32, 64, 4, 1)
+    return Tiles(64, 64, 4, 1, 168) if size <= 32 else Tiles(64, 128, 8, 2)
 
 
 def launch_forward(

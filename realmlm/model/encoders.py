@@ -209,9 +209,13 @@ class Encoder(nn.Module):
             return self.body.pooler(first_NH[:, None]) if pooling == "pooler" else first_NH
         return self._in_groups(inputs, lambda part: self._pooled(part, pooling))
 
-    def _packed(self, packed: Packed) -> Tensor:
+    def at(self, packed: Packed, places_R: Tensor) -> Tensor:
+        """The vectors at these places of sequences end to end [R, H]."""
+        return self._packed(packed, places_R)
+
+    def _packed(self, packed: Packed, places_R: Tensor | None = None) -> Tensor:
         with self._precision(packed.tokens_T.device.type):
-            return self._wide(encode(self.body, packed, compiled=self.compiled))
+            return self._wide(encode(self.body, packed, compiled=self.compiled, places_R=places_R))
 
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
         """On a GPU encode sequences of like length together: less padding."""

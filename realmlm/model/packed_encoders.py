@@ -44,10 +44,11 @@ def _plain_modern(config: Any) -> bool:
     return full and usual and "rope_theta" in rope and not dropped and not biased
 
 
-def encode(body: Any, packed: Packed, *, compiled: bool) -> Tensor:
-    """A vector a wordpiece [T, H], as the encoder gives it."""
+def encode(body: Any, packed: Packed, *, compiled: bool, places_R: Tensor | None = None) -> Tensor:
+    """A vector a wordpiece [T, H], as the encoder gives it, or those at R places: there alone the last layer
+    does what no other wordpiece needs."""
     way = _modern if body.config.model_type == "modernbert" else _post_norm
-    return way(body, packed, call_compiled if compiled else call_plain)
+    return way(body, packed, call_compiled if compiled else call_plain, places_R)
 
 
 Call = Callable[..., Any]
@@ -105,7 +106,7 @@ def _layer_weights(layer: Any, family: str) -> _PostNormLayer:
     return _PostNormLayer(*map(_Affine.of, modules))
 
 
-def _post_norm(body: Any, packed: Packed, call: Callable[..., Tensor]) -> Tensor:
+def _post_norm(body: Any, packed: Packed, call: Call, places_R: Tensor | None) -> Tensor:
     """BERT's kind: absolute positions, LayerNorm after each sum, dropout."""
     config = body.config
     family = config.model_type
@@ -131,6 +132,7 @@ def _post_norm(body: Any, packed: Packed, call: Callable[..., Tensor]) -> Tensor
     attention_dropped = config.attention_probs_dropout_prob if body.training else 0.0
     table_AU = body.encoder.relative_attention_bias.weight.T.float() if family == "mpnet" else None
     bucket_R = _buckets(packed.longest, hidden_TH.device) if family == "mpnet" else None
+    last = body.encoder.layer[-1]
     for layer in body.encoder.layer:
         hidden_TH = call(
             post_norm_layer,
@@ -139,6 +141,7 @@ def _post_norm(body: Any, packed: Packed, call: Callable[..., Tensor]) -> Tensor
             _layer_weights(layer, family),
             table_AU,
             bucket_R,
+            places_R if layer is last else None,
             longest=packed.longest,
             heads=config.num_attention_heads,
             dropped=dropped,
@@ -154,18 +157,15 @@ def embed_sum(
     segments_T: Tensor,
     tables: tuple[Tensor, Tensor, Tensor | None],
     norm: _Affine,
-    *,
-    first: int,
-    eps: float,
-    dropped: float,
-    dtype: torch.dtype,
+    **given: Any,
 ) -> Tensor:
     """Embeddings of word, position and segment, summed."""
     words_VH, positions_LH, kinds_SH = tables
-    sum_TH = F.embedding(tokens_T, words_VH) + F.embedding(columns_T + first, positions_LH)
+    sum_TH = F.embedding(tokens_T, words_VH) + F.embedding(columns_T + given["first"], positions_LH)
     if kinds_SH is not None:
         sum_TH = sum_TH + F.embedding(segments_T, kinds_SH)
-    return F.dropout(F.layer_norm(sum_TH, sum_TH.shape[1:], *norm, eps).to(dtype), dropped)
+    normed_TH = F.layer_norm(sum_TH, sum_TH.shape[1:], *norm, given["eps"]).to(given["dtype"])
+    return F.dropout(normed_TH, given["dropped"])
 
 
 def post_norm_layer(
@@ -174,6 +174,7 @@ def post_norm_layer(
     weights: _PostNormLayer,
     table_AU: Tensor | None,
     bucket_R: Tensor | None,
+    places_R: Tensor | None,
     **given: Any,
 ) -> Tensor:
     """Self-attention and feed-forward, each followed by LayerNorm over its sum with what came in."""
@@ -189,6 +190,10 @@ def post_norm_layer(
         dropped=given["attention_dropped"],
         distance=distance,
     )
+    seen_TH = seen_TAC.flatten(1)
+    if places_R is not None:
+        seen_TH = seen_TH.index_select(0, places_R)
+        hidden_TH = hidden_TH.index_select(0, places_R)
     size = hidden_TH.shape[1:]
 
     def add(new_TH: Tensor, norm: _Affine, old_TH: Tensor) -> Tensor:
@@ -197,7 +202,7 @@ def post_norm_layer(
             weight, bias = (part.to(sum_TH.dtype) for part in norm)
             return F.layer_norm(sum_TH, size, weight, bias, given["eps"])
 
-    hidden_TH = add(F.linear(seen_TAC.flatten(1), *weights.output), weights.norm, hidden_TH)
+    hidden_TH = add(F.linear(seen_TH, *weights.output), weights.norm, hidden_TH)
     inner = F.gelu(F.linear(hidden_TH, *weights.inner))
     return add(F.linear(inner, *weights.outer), weights.last_norm, hidden_TH)
 
@@ -233,7 +238,7 @@ class _ModernLayer(NamedTuple):
     outer: Tensor
 
 
-def _modern(body: Any, packed: Packed, call: Callable[..., Tensor]) -> Tensor:
+def _modern(body: Any, packed: Packed, call: Call, places_R: Tensor | None) -> Tensor:
     """ModernBERT: rotary positions, LayerNorm before each part, gated feed-forward, no dropout."""
     config = body.config
     eps = config.norm_eps
@@ -245,13 +250,16 @@ def _modern(body: Any, packed: Packed, call: Callable[..., Tensor]) -> Tensor:
     angle_TC = packed.columns_T[:, None].float() * theta**-turns_C
     cos_TC = angle_TC.cos()
     sin_TC = angle_TC.sin()
+    last = body.layers[-1]
     for layer in body.layers:
         norm = getattr(layer.attn_norm, "weight", None)
         modules = (layer.attn.Wqkv, layer.attn.Wo, layer.mlp_norm, layer.mlp.Wi, layer.mlp.Wo)
         weights = _ModernLayer(norm, *(module.weight for module in modules))
         heads = config.num_attention_heads
         given = {"longest": packed.longest, "heads": heads, "eps": eps}
-        hidden_TH = call(modern_layer, hidden_TH, packed.borders, cos_TC, sin_TC, weights, **given)
+        chosen_R = places_R if layer is last else None
+        turned = (cos_TC, sin_TC)
+        hidden_TH = call(modern_layer, hidden_TH, packed.borders, turned, weights, chosen_R, **given)
     return F.layer_norm(hidden_TH, hidden_TH.shape[1:], body.final_norm.weight, None, eps)
 
 
@@ -263,9 +271,9 @@ def embed_words(tokens_T: Tensor, words_VH: Tensor, norm_H: Tensor, *, eps: floa
 def modern_layer(
     hidden_TH: Tensor,
     borders: Tensor,
-    cos_TC: Tensor,
-    sin_TC: Tensor,
+    turned: tuple[Tensor, Tensor],
     weights: _ModernLayer,
+    places_R: Tensor | None,
     *,
     longest: int,
     heads: int,
@@ -276,9 +284,13 @@ def modern_layer(
     normed_TH = hidden_TH if weights.norm is None else F.layer_norm(hidden_TH, size, weights.norm, None, eps)
     # not chunk: the gradient of rotation and chunk together takes four times as long (docs/log.md)
     parts = F.linear(normed_TH, weights.look).unflatten(-1, (3, heads, -1)).unbind(1)
-    query_TAC, key_TAC = (_rotated(part_TAC, cos_TC, sin_TC) for part_TAC in parts[:2])
+    query_TAC, key_TAC = (_rotated(part_TAC, *turned) for part_TAC in parts[:2])
     seen_TAC = attend(query_TAC, key_TAC, parts[2], borders, longest=longest)
-    hidden_TH = hidden_TH + F.linear(seen_TAC.flatten(1), weights.output)
+    seen_TH = seen_TAC.flatten(1)
+    if places_R is not None:
+        seen_TH = seen_TH.index_select(0, places_R)
+        hidden_TH = hidden_TH.index_select(0, places_R)
+    hidden_TH = hidden_TH + F.linear(seen_TH, weights.output)
     normed_TH = F.layer_norm(hidden_TH, size, weights.last_norm, None, eps)
     inner, gate = F.linear(normed_TH, weights.inner).chunk(2, dim=-1)
     return hidden_TH + F.linear(F.gelu(inner) * gate, weights.outer)

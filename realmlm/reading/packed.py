@@ -184,48 +184,78 @@ def standing_in(resident: Resident, batch: MaskedBatch, ids_BK: Tensor, *, wides
     return found_NJ
 
 
-def read_masks_packed(
-    reader: Reader, packed: Packed, hidden_TH: Tensor, batch: MaskedBatch, *, k: int
-) -> tuple[Tensor, Tensor]:
-    """log p of what the masks hide [S, K], and whether it is the likeliest."""
-    columns_K = torch.arange(k, device=hidden_TH.device)
-    rows_SK = batch.rows_S[:, None] * k + columns_K
+def mask_places(packed: Packed, batch: MaskedBatch, *, k: int) -> Tensor:
+    """Where the masks stand in the sentences joined with K passages each [S · K]."""
+    rows_SK = batch.rows_S[:, None] * k + torch.arange(k, device=batch.rows_S.device)
     before = len(packed.layout.before)
-    places_SK = packed.starts_N[rows_SK] + before + batch.positions_S[:, None]
-    targets_SK = batch.targets_S[:, None].expand(-1, k)
-    hidden_nH = hidden_TH.index_select(0, places_SK.flatten())
+    return (packed.starts_N[rows_SK] + before + batch.positions_S[:, None]).flatten()
+
+
+def read_targets(reader: Reader, hidden_nH: Tensor, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+    """log p of what the masks hide [S, K] from the vectors there, and whether it is the likeliest."""
+    masks = len(batch.targets_S)
+    targets_SK = batch.targets_S[:, None].expand(-1, len(hidden_nH) // masks)
     log_p_n, likeliest_n = target_log_p(reader, hidden_nH, targets_SK.flatten())
-    return log_p_n.view_as(rows_SK), likeliest_n.view_as(rows_SK)
+    return log_p_n.view_as(targets_SK), likeliest_n.view_as(targets_SK)
+
+
+class Bodies(NamedTuple):
+    """The bodies of some pairs, in which hidden words are looked for."""
+
+    pairs_n: Tensor
+    lengths_n: Tensor  # wordpieces of them that are read
+    places_nJ: Tensor  # where they stand among the packed sequences
+
+
+def bodies_of(packed: Packed, standing_NJ: Tensor, *, room: int) -> Bodies:
+    """Those of `room` pairs, first of all that hold the words."""
+    device = standing_NJ.device
+    pairs_n = standing_NJ.any(1).long().argsort(descending=True, stable=True)[:room]
+    lengths_n = (packed.lengths_N - packed.second_N - len(packed.layout.after))[pairs_n]
+    first_n = (packed.starts_N + packed.second_N)[pairs_n]
+    columns_J = torch.arange(standing_NJ.shape[1], device=device)
+    # what is past the end is spread over all places: gradients that meet in one place are slow
+    elsewhere_nJ = torch.arange(room * len(columns_J), device=device).view(room, -1) % len(packed.tokens_T)
+    inside_nJ = columns_J < lengths_n[:, None]
+    return Bodies(pairs_n, lengths_n, torch.where(inside_nJ, first_n[:, None] + columns_J, elsewhere_nJ))
 
 
 def point_packed(
-    reader: Reader, packed: Packed, hidden_TH: Tensor, standing_NJ: Tensor, widths_N: Tensor, *, room: int
+    reader: Reader, hidden_nJH: Tensor, bodies: Bodies, standing_NJ: Tensor, widths_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """log p(the words where they stand|z,x) [N], −inf where they do not; and where they do [N].
 
-    `widths_N` are how many words are hidden. Only `room` pairs are computed, at least as many as hold them.
+    From the vectors of these bodies; `widths_N` are how many words are hidden.
     """
-    device = hidden_TH.device
-    chosen_n = standing_NJ.any(1).long().argsort(descending=True, stable=True)[:room]
-    columns_J = torch.arange(standing_NJ.shape[1], device=device)
-    # wordpieces of the body that are read
-    body_n11 = (packed.lengths_N - packed.second_N - len(packed.layout.after))[chosen_n][:, None, None]
-    first_n1 = (packed.starts_N + packed.second_N)[chosen_n][:, None]
-    inside_nJ = columns_J < body_n11[:, 0]
-    # what is not inside is spread over all places: gradients that meet in one place are slow
-    elsewhere_nJ = torch.arange(inside_nJ.numel(), device=device).view_as(inside_nJ) % len(hidden_TH)
-    places_nJ = torch.where(inside_nJ, first_n1 + columns_J, elsewhere_nJ)
-    hidden_nJH = hidden_TH.index_select(0, places_nJ.flatten()).view(*places_nJ.shape, -1)
     scores_nJW = span_scores(reader, hidden_nJH)
+    device = scores_nJW.device
+    columns_J = torch.arange(standing_NJ.shape[1], device=device)
     ends_JW = columns_J[:, None] + torch.arange(scores_nJW.shape[2], device=device)
-    allowed_nJW = ends_JW < body_n11
-    width_nJ1 = (widths_N[chosen_n] - 1).clamp(min=0)[:, None, None].expand(-1, len(columns_J), 1)
-    gold_nJ = standing_NJ[chosen_n] & allowed_nJW.gather(2, width_nJ1)[:, :, 0]
+    allowed_nJW = ends_JW < bodies.lengths_n[:, None, None]
+    width_nJ1 = (widths_N[bodies.pairs_n] - 1).clamp(min=0)[:, None, None].expand(-1, len(columns_J), 1)
+    gold_nJ = standing_NJ[bodies.pairs_n] & allowed_nJW.gather(2, width_nJ1)[:, :, 0]
     lowest = torch.finfo(scores_nJW.dtype).min / 4  # not −inf: rows without any would give NaN
     scores_nJW = scores_nJW.masked_fill(~allowed_nJW, lowest)
     right_nJ = scores_nJW.gather(2, width_nJ1)[:, :, 0].masked_fill(~gold_nJ, lowest)
     log_p_n = torch.logsumexp(right_nJ, dim=1) - torch.logsumexp(scores_nJW.flatten(1), dim=1)
     held_n = gold_nJ.any(1)
     nowhere_N = torch.full((len(standing_NJ),), -math.inf, device=device)
-    log_p_N = nowhere_N.index_put((chosen_n,), torch.where(held_n, log_p_n, -math.inf))
-    return log_p_N, torch.zeros_like(standing_NJ[:, 0]).index_put((chosen_n,), held_n)
+    log_p_N = nowhere_N.index_put((bodies.pairs_n,), torch.where(held_n, log_p_n, -math.inf))
+    return log_p_N, torch.zeros_like(standing_NJ[:, 0]).index_put((bodies.pairs_n,), held_n)
+
+
+def read_packed(
+    reader: Reader, packed: Packed, batch: MaskedBatch, standing_NJ: Tensor | None, *, k: int, room: int
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """log p of what the masks hide [S, K], whether it is the likeliest, and what `point_packed` gives, unless
+    no one asks where the words stand. The reader's last layer is computed where it is looked at alone."""
+    masks_n = mask_places(packed, batch, k=k)
+    if standing_NJ is None:
+        return *read_targets(reader, reader.encoder.at(packed, masks_n), batch), None
+    bodies = bodies_of(packed, standing_NJ, room=room)
+    hidden_RH = reader.encoder.at(packed, torch.cat([masks_n, bodies.places_nJ.flatten()]))
+    hidden_nH, hidden_mH = hidden_RH.split([len(masks_n), bodies.places_nJ.numel()])
+    hidden_nJH = hidden_mH.view(*bodies.places_nJ.shape, -1)
+    widths_N = batch.run_lengths_B.repeat_interleave(k, output_size=len(standing_NJ))
+    pointed = point_packed(reader, hidden_nJH, bodies, standing_NJ, widths_N)
+    return *read_targets(reader, hidden_nH, batch), pointed

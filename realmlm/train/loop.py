@@ -22,7 +22,7 @@ from realmlm.parallel import cores, die_with_parent
 from realmlm.settings import Loop, Optim
 from realmlm.train.callbacks import Callback
 from realmlm.train.objective import Group, Objective, Staged
-from realmlm.train.recorded import RecordedSteps
+from realmlm.train.recorded import Recorded
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
 
 _MOST_WORKERS = 6  # processes that put batches together
@@ -344,8 +344,11 @@ class _Steps:
         self._clock = clock
         device = next(parameter.device.type for group in groups.values() for parameter in group.parameters)
         half = loop.bf16 and device == "cuda"
-        self._precision = partial(torch.autocast, device, dtype=torch.bfloat16, enabled=half)
-        self._recorded = RecordedSteps(self._learn) if recorded else None
+        # weights that were cast once must not be kept: what is recorded would not see them change
+        self._precision = partial(
+            torch.autocast, device, dtype=torch.bfloat16, enabled=half, cache_enabled=not recorded
+        )
+        self._recorded = Recorded(self._learn) if recorded else None
 
     def __call__(self, step: int, drawn: Iterator[Any]) -> dict[str, Tensor]:
         """Make a step with what is drawn next; gives the means for the row."""

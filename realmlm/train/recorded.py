@@ -1,4 +1,4 @@
-"""Steps of training that are recorded once and played back: the GPU need not wait for the program."""
+"""Work of the GPU that is recorded once and played back: it need not wait for the program."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,33 +9,33 @@ from torch import Tensor
 from realmlm.log import say
 from realmlm.train.objective import Staged
 
-Step = Callable[[Staged], dict[str, Tensor]]
-"""Gradients, clipping and the optimizer's step, by tensors alone; gives numbers for the row."""
+Work = Callable[[Staged], dict[str, Tensor]]
+"""Something done by tensors alone, a whole step of training for instance; gives tensors."""
 
 
-class RecordedSteps:
-    """A CUDA graph for each kind of sizes that steps come in.
+class Recorded:
+    """Work with a CUDA graph for each kind of sizes that it comes in. What it gives is overwritten next time.
 
-    The first step of all is made as it is: it compiles, and the optimizer makes room for its moments. If a
-    step cannot be recorded (an objective of one's own that asks the device for a number, too little memory),
-    this and all that follow are made as they are.
+    The first of all is done as it is: it compiles, and an optimizer makes room for its moments. If some
+    cannot be recorded (an objective of one's own that asks the device for a number, too little memory), this
+    and all that follows is done as it is.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._stream = torch.cuda.Stream()
         self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Staged, dict[str, Tensor]]] = {}
         self._begun = False
         self._records = True
 
     def __call__(self, staged: Staged) -> dict[str, Tensor]:
-        """Make a step."""
+        """Do it."""
         key = (staged.sizes, tuple((name, tensor.shape) for name, tensor in staged.tensors.items()))
         if self._begun and self._records and key not in self._recorded:
             self._record(key, staged)
         self._begun = True
         if key not in self._recorded:
-            return self._beside(lambda: self._step(staged))
+            return self._beside(lambda: self._work(staged))
         graph, inputs, numbers = self._recorded[key]
         for name, tensor in staged.tensors.items():
             inputs.tensors[name].copy_(tensor, non_blocking=True)
@@ -58,9 +58,9 @@ class RecordedSteps:
         torch.cuda.empty_cache()
         try:
             with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                numbers = self._step(inputs)
+                numbers = self._work(inputs)
         except (RuntimeError, torch.OutOfMemoryError) as error:
-            say(f"steps are not recorded, which is slower: {str(error).splitlines()[0]}")
+            say(f"not recorded, which is slower: {str(error).splitlines()[0]}")
             self._records = False
             self._recorded.clear()
             torch.cuda.empty_cache()

@@ -37,8 +37,7 @@ from realmlm.reading.packed import (
     flatten,
     lay_out,
     offer,
-    point_packed,
-    read_masks_packed,
+    read_packed,
     rows_of,
     standing_in,
 )
@@ -48,6 +47,7 @@ from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.recorded import Recorded, Work
 
 Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
 """Masked sentences and what the query tower is given of them, or all of it in one array."""
@@ -82,6 +82,8 @@ class JointPretraining(Objective):
         self._probe_own = source_copies(corpus, self._probe)
         self.resident: Resident | None = None
         """The corpus on the device, where everything is read packed."""
+        self._embed: Work = self._embed_seen
+        self._offer: Work = self._offer_found
 
     def groups(self) -> dict[str, Group]:
         optim = self.settings.optim
@@ -96,6 +98,9 @@ class JointPretraining(Objective):
         if mine:
             encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
             self.resident = lay_out(model, self.corpus, encoders, bf16=self.settings.loop.bf16)
+        if self.resident is not None and self.settings.loop.compile:
+            self._embed = Recorded(self._embed_seen)
+            self._offer = Recorded(self._offer_found)
 
     def draw(self, first: int, count: int) -> Drawn:
         """Masked sentences, and what the query tower is given of them; to be read packed, in one array."""
@@ -163,24 +168,36 @@ class JointPretraining(Objective):
         flat = send(torch.from_numpy(array), self._device)
         batch = MaskedBatch.of(flat, shape)
         clock("embed")
-        with torch.no_grad():
-            query_BD = embed_seen(self.model, resident, batch)
+        query_BD = self._embed(Staged({"flat": flat}, (shape,)))["query"]
         clock("search")
-        hits = self.live.index.search(query_BD.float(), self._passages, exclude_QE=batch.passages_BE)
+        hits = self.live.index.search(query_BD, self._passages, exclude_QE=batch.passages_BE)
         ids_BK = F.pad(hits.ids_QK.to(self._device), (int(self._null), 0), value=-1)
-        found = offer(resident, batch, ids_BK, widest=self.model.config.max_passage)
-        documents, pairs, held = found.needed.tolist()
+        found = self._offer(Staged({"flat": flat, "ids": ids_BK}, (shape,)))
+        documents, pairs, held = found["needed"].tolist()
         config = self.model.config
         document_size = batch.fitting(documents, longest=config.max_document)
         pair_size = batch.fitting(pairs, longest=config.max_joint)
         sizes = (shape, document_size, pair_size, batch.room(held, of=ids_BK.numel()))
         frozen = step < self.settings.freeze_retriever
-        return Staged(found._asdict() | {"flat": flat}, (*sizes, frozen))
+        return Staged(found | {"flat": flat}, (*sizes, frozen))
+
+    def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
+        batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
+        with torch.no_grad():
+            return {"query": embed_seen(self.model, self._laid_out(), batch).float()}
+
+    def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
+        batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
+        widest = self.model.config.max_passage
+        return offer(self._laid_out(), batch, staged.tensors["ids"], widest=widest)._asdict()
+
+    def _laid_out(self) -> Resident:
+        assert self.resident is not None
+        return self.resident
 
     def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
         model = self.model
-        resident = self.resident
-        assert resident is not None
+        resident = self._laid_out()
         shape, document_size, pair_size, room, frozen = staged.sizes
         batch = MaskedBatch.of(staged.tensors["flat"], shape)
         found = Offer(**{name: staged.tensors[name] for name in Offer._fields})
@@ -191,15 +208,14 @@ class JointPretraining(Objective):
             retrieval_BK = retrieval_BK.detach()
         rows_N = rows_of(found.ids_BK)
         packed = resident.pairs(batch.queries, rows_N, found.ids_BK.flatten(), pair_size)
-        hidden_TH = model.reader.encoder(packed)
+        standing_NJ = None
+        if self.settings.pointing:
+            standing_NJ = standing_in(resident, batch, found.ids_BK, widest=model.config.max_passage)
         k = found.ids_BK.shape[1]
-        token_SK, _ = read_masks_packed(model.reader, packed, hidden_TH, batch, k=k)
+        token_SK, _, pointed = read_packed(model.reader, packed, batch, standing_NJ, k=k, room=room)
         token_BKM, valid_BM = batch.by_mask(token_SK)
-        if not self.settings.pointing:
+        if pointed is None:
             return self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        standing_NJ = standing_in(resident, batch, found.ids_BK, widest=model.config.max_passage)
-        widths_N = batch.run_lengths_B[rows_N]
-        pointed = point_packed(model.reader, packed, hidden_TH, standing_NJ, widths_N, room=room)
         return self._pointing(retrieval_BK, token_BKM, valid_BM, pointed)
 
     def likelihood(

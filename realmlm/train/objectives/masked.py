@@ -19,8 +19,7 @@ from realmlm.reading.packed import (
     Shape,
     flatten,
     lay_out,
-    point_packed,
-    read_masks_packed,
+    read_packed,
     rows_of,
     standing_in,
 )
@@ -126,13 +125,10 @@ class MaskedReading(Objective):
         batch = MaskedBatch.of(staged.tensors["flat"], shape)
         ids_B1 = batch.passages_BE
         packed = resident.pairs(batch.queries, rows_of(ids_B1), ids_B1[:, 0], size)
-        hidden_TH = reader.encoder(packed)
-        token_S1, right_S1 = read_masks_packed(reader, packed, hidden_TH, batch, k=1)
-        token_B1M, valid_BM = batch.by_mask(token_S1)
-        right_B1M, _ = batch.by_mask(right_S1)
-        pointed = None
+        standing_BJ = None
         if self.settings.pointing:
             standing_BJ = standing_in(resident, batch, ids_B1, widest=self.model.config.max_passage)
-            widths_B = batch.run_lengths_B
-            pointed = point_packed(reader, packed, hidden_TH, standing_BJ, widths_B, room=room)
+        token_S1, right_S1, pointed = read_packed(reader, packed, batch, standing_BJ, k=1, room=room)
+        token_B1M, valid_BM = batch.by_mask(token_S1)
+        right_B1M, _ = batch.by_mask(right_S1)
         return self._likelihood(token_B1M[:, 0], right_B1M[:, 0], valid_BM, pointed)
