@@ -187,7 +187,7 @@ class LiveIndex:
         if not self._written(waiting=False):
             return False
         if self._opening is None and self._refresher.ready(self._pending):
-            if not self._has_room():
+            if not has_room(self._refresher.index_folder(self._pending), self._device):
                 return self._swap_after is None
             self._opening = self._open(self._pending)
         return self._swap_after is None and self._opening is not None and self._opening.done()
@@ -197,7 +197,7 @@ class LiveIndex:
         self._written(waiting=True)
         self._refresher.wait(self._pending)
         if self._opening is None:
-            if not self._has_room():
+            if not has_room(self._refresher.index_folder(self._pending), self._device):
                 self._index = None  # the old one goes before the new one comes
             self._opening = self._open(self._pending)
         self._index = self._opening.result()
@@ -210,14 +210,6 @@ class LiveIndex:
         place = self._refresher.index_folder(step)
         fingerprint = self._corpus.fingerprint
         return self._in_background(lambda: open_index(place, device=self._device, expect_corpus=fingerprint))
-
-    def _has_room(self) -> bool:
-        """Does the new index fit into memory beside the old one? On the CPU both are mapped files."""
-        if self._device.type == "cpu":
-            return True
-        info = index_info(self._refresher.index_folder(self._pending))
-        needed = info.passages * (info.dim * self._dtype.itemsize + torch.int64.itemsize)
-        return torch.cuda.mem_get_info(self._device)[0] >= needed + _LEFT_FREE
 
     def _in_background(self, work: Callable[[], Out]) -> Future[Out]:
         """Work beside training: in a thread and, on a GPU, on a stream of its own, which comes after all that
@@ -255,6 +247,15 @@ class LiveIndex:
         """End the refresher, and let the threads end."""
         wait(self._under_way())
         self._refresher.close()
+
+
+def has_room(index: Path, device: torch.device) -> bool:
+    """Does a second index fit into the device's memory? On a CPU an index is a mapped file."""
+    if device.type == "cpu":
+        return True
+    info = index_info(index)
+    row = info.dim * getattr(torch, info.dtype).itemsize + torch.int64.itemsize
+    return bool(torch.cuda.mem_get_info(device)[0] >= info.passages * row + _LEFT_FREE)
 
 
 def _number(device: torch.device | str) -> tuple[str, int]:
