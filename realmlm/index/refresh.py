@@ -73,15 +73,15 @@ class Considerate:
         self.device = encode.device
         self._rests_until = 0.0
 
-    def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+    def __call__(self, corpus: Corpus, ids_N: np.ndarray) -> Tensor:
         time.sleep(max(0.0, self._rests_until - time.monotonic()))
         begun = time.monotonic()
-        vectors = self._encode(titles, bodies)
+        vectors_ND = self._encode(corpus, ids_N)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         ended = time.monotonic()
         self._rests_until = ended + (ended - begun) * (1 / SHARE - 1)
-        return vectors
+        return vectors_ND
 
 
 def load_considerate(load: LoadEncoder, snapshot: Path, device: str) -> Encode:

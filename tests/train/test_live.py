@@ -235,22 +235,22 @@ def test_rows_say_how_long_training_stood_still(towns: Corpus, towns_model: Path
     assert 0.5 * refreshing < stood_still[4] < refreshing + 1e-3
 
 
-def test_a_refresher_leaves_a_shared_device_to_the_trainer() -> None:
+def test_a_refresher_leaves_a_shared_device_to_the_trainer(towns: Corpus) -> None:
     class Slow:
         dim = 4
         fingerprint = "slow"
         device = torch.device("cpu")
 
-        def __call__(self, titles: list[np.ndarray], bodies: list[np.ndarray]) -> Tensor:
+        def __call__(self, corpus: Corpus, ids_N: np.ndarray) -> Tensor:
             time.sleep(0.02)
-            return torch.full((len(bodies), self.dim), float(len(bodies)))
+            return torch.from_numpy(ids_N)[:, None].expand(-1, self.dim)
 
     encode = Considerate(Slow())
     begun = time.monotonic()
-    pieces = [encode([], [np.zeros(1)] * count) for count in range(1, 6)]
+    pieces = [encode(towns, np.arange(count)) for count in range(1, 6)]
     at_work = 5 * 0.02
     assert time.monotonic() - begun >= at_work + 0.8 * at_work * (1 / SHARE - 1)
-    assert [piece.tolist() for piece in pieces] == [[[float(n)] * 4] * n for n in range(1, 6)]
+    assert [piece[:, 0].tolist() for piece in pieces] == [list(range(count)) for count in range(1, 6)]
 
 
 def test_closing_lets_the_snapshot_end(
