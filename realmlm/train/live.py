@@ -148,6 +148,7 @@ class LiveIndex:
                 how = Embedding(dtype=self._dtype)
                 build_index(first, self._corpus, encode, how, kind="exact", step=self._step)
         self._index = self._open(self._step).result()
+        self._remove_unused()
         if self._pending >= 0:
             self._ask(self._pending)
 
@@ -161,12 +162,15 @@ class LiveIndex:
         write = take_snapshot(self._model, step=step)
 
         def remove_and_write() -> None:
-            # nothing is opened, built or saved in a checkpoint meanwhile: what no one refers to may go
-            saved = [state[name] for state in self._run.kept_objectives() for name in ("index", "pending")]
-            self._refresher.keep_only({self._step, *saved})
+            self._remove_unused()
             write(self._refresher.snapshot_folder(step))
 
         self._writing = self._in_background(remove_and_write)
+
+    def _remove_unused(self) -> None:
+        """Remove the indexes that no one refers to, while none is built and no checkpoint is saved."""
+        saved = [state[name] for state in self._run.kept_objectives() for name in ("index", "pending")]
+        self._refresher.keep_only({self._step, *saved})
 
     def _written(self, *, waiting: bool) -> bool:
         """Is no snapshot being written? An error of the thread that wrote it ends the run here."""
