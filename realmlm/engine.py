@@ -1,12 +1,11 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
-from typing import Literal, TypeVar, overload
+from typing import Literal, overload
 
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from realmlm.index.exact import Index
 from realmlm.index.keep import KeptIndex
 from realmlm.log import say
 from realmlm.model.realm import Realm
+from realmlm.parallel import in_background
 from realmlm.reading.answer import Answer, Answerer, MaskWords
 from realmlm.reading.retrieve import (
     LearnedRetriever,
@@ -31,7 +31,6 @@ from realmlm.reading.retrieve import (
 )
 from realmlm.sources.article import Article
 
-Out = TypeVar("Out")
 PATIENCE_S = 5.0  # seconds that a question waits for changed files to be read; then the former state answers
 
 
@@ -271,7 +270,7 @@ class Engine:
         if self._catching_up is None:
             if not watch.changed():
                 return False
-            self._catching_up = _in_background(lambda: self._read(watch.places))
+            self._catching_up = in_background(lambda: self._read(watch.places))
             wait([self._catching_up], PATIENCE_S)
         if not self._catching_up.done():
             return False
@@ -315,20 +314,6 @@ class _State:
     kept: KeptIndex | None
     """None: the retriever is not the model's own."""
     answerer: Answerer
-
-
-def _in_background(work: Callable[[], Out]) -> "Future[Out]":
-    """Work in a thread that does not keep the process alive."""
-    future: Future[Out] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 load = Engine

@@ -100,6 +100,20 @@ def _apply(item: Any) -> Any:
     return _function(item)
 
 
+def in_background(work: Callable[[], Out]) -> "Future[Out]":
+    """Work in a thread that does not keep the process alive."""
+    future: Future[Out] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 def die_with_parent() -> None:
     """See to it that this process ends as soon as the one that started it is gone, whatever it is doing."""
 

@@ -15,7 +15,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.log import read_metrics
 from realmlm.model.realm import Realm
-from realmlm.model.snapshot import write_snapshot
+from realmlm.model.snapshot import take_snapshot
 from realmlm.settings import Finetune, JointOptim, Loop, Pretrain, Refresh
 from realmlm.sources.article import Article
 from realmlm.storage.artefacts import MANIFEST, open_artefact
@@ -84,9 +84,8 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run in ("pretrain", "finetune"):
         shutil.rmtree(folder / run / "model")
     shutil.rmtree(folder / "pretrain" / "index" / "step-00000002")  # as if killed between snapshot and index
-    write_snapshot(
-        folder / "pretrain" / "snapshots" / "step-00000002", Realm.from_pretrained(folder / "model"), step=2
-    )
+    write_snapshot = take_snapshot(Realm.from_pretrained(folder / "model"), step=2)
+    write_snapshot(folder / "pretrain" / "snapshots" / "step-00000002")
     return folder
 
 

@@ -14,7 +14,8 @@ that of step 0 is still searched, it looks like this (published folders appear b
 Either process may be killed at any moment:
 
     the trainer                       the refresher sees that it is gone and ends; `--resume` removes what was
-                                      asked for after the checkpoint (`forget_after`)
+                                      asked for after the checkpoint (`forget_after`). A checkpoint waits for
+                                      the snapshot that is being written: what it has asked for is there
     the refresher, embedding          the trainer starts another, which continues with the finished shards
     the refresher, having published   the next one finds the index and only removes snapshot and shards
     either, writing a folder          it has a temporary name, under which it is swept away later
@@ -30,7 +31,9 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.errors import RealmError
@@ -44,6 +47,9 @@ LoadEncoder = Callable[[Path, str], Encode]
 """Makes an encoder of a snapshot's folder, on a device."""
 
 _POLL_S = 0.05
+# The part of the time that a refresher is at work on a GPU which also trains. Both then have half of the GPU,
+# so that training keeps 1 - SHARE / 2 of its speed.
+SHARE = 0.4
 _PATIENCE = {"failed": 5, "killed": 20}  # restarts without a single finished index before giving up
 
 
@@ -54,6 +60,33 @@ def step_folder(parent: Path, step: int) -> Path:
 
 def _steps(parent: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in parent.glob("step-*"))
+
+
+class Considerate:
+    """An encoder that leaves the GPU to the trainer for a while after each piece of work, in proportion to
+    the time that the piece took."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self.dim = encode.dim
+        self.fingerprint = encode.fingerprint
+        self.device = encode.device
+        self._rests_until = 0.0
+
+    def __call__(self, corpus: Corpus, ids_N: np.ndarray) -> Tensor:
+        time.sleep(max(0.0, self._rests_until - time.monotonic()))
+        begun = time.monotonic()
+        vectors_ND = self._encode(corpus, ids_N)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        ended = time.monotonic()
+        self._rests_until = ended + (ended - begun) * (1 / SHARE - 1)
+        return vectors_ND
+
+
+def load_considerate(load: LoadEncoder, snapshot: Path, device: str) -> Encode:
+    """What `load` makes of a snapshot, for a device that also trains."""
+    return Considerate(load(snapshot, device))
 
 
 def refresh_once(
@@ -140,24 +173,21 @@ class Refresher:
     def index_folder(self, step: int) -> Path:
         return step_folder(self.folder / "index", step)
 
-    def ask(self, step: int, write: Callable[[Path], None]) -> None:
-        """Ask for the index of this step: `write` publishes the snapshot in the folder it is given. Without a
-        process of its own the index is ready when this returns."""
-        if not (self.index_folder(step).exists() or self.snapshot_folder(step).exists()):
-            write(self.snapshot_folder(step))
-        if self._has_process:
-            self._keep_alive()
-        else:
-            self._refresh()
+    def is_asked(self, step: int) -> bool:
+        """Is the snapshot of this step published, or its index already?"""
+        return self.index_folder(step).exists() or self.snapshot_folder(step).exists()
 
     def ready(self, step: int) -> bool:
-        """Is the index of this step published? If not, a process that has died is restarted."""
+        """Is the index of this step published? If not, a process is started if none is alive; without a
+        process of its own the index is built now."""
         if self.index_folder(step).exists():
             self._fruitless = 0
             return True
         if self._has_process:
             self._keep_alive()
-        return False
+            return False
+        self._refresh()
+        return True
 
     def wait(self, step: int) -> None:
         """Wait until the index of this step is published."""

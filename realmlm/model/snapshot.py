@@ -1,6 +1,7 @@
 """Snapshots: the document tower alone, as the refresher takes it to embed the corpus."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -68,15 +69,31 @@ class DocumentEncoder:
         return inputs.to(self.device)
 
 
-def write_snapshot(folder: Path, model: Realm, *, step: int) -> None:
-    """Hand the document tower's weights of this step over, atomically."""
-    with publish(folder, kind="snapshot") as draft:
-        state = model.document.state_dict().items()
-        own = {name: tensor.detach().cpu().contiguous() for name, tensor in state}
-        save_file(own, draft.path / "document.safetensors")
-        model.wordpieces.save(draft.path / "tokenizer.json")
-        (draft.path / "model.json").write_text(json.dumps(asdict(model.config)), "utf-8")
-        draft.config = {"step": step, "weights": tower_fingerprint(model.config, model.document)}
+def take_snapshot(model: Realm, *, step: int) -> Callable[[Path], None]:
+    """Copy the document tower's weights where they are, on the GPU if there: they may be trained on at once.
+
+    What is returned publishes the copy in the folder it is given; another thread may call it.
+    """
+    config = model.config
+    wordpieces = model.wordpieces
+    taken = {name: tensor.detach().clone() for name, tensor in model.document.state_dict().items()}
+
+    def write(folder: Path) -> None:
+        with publish(folder, kind="snapshot") as draft:
+            on_host = {name: _on_host(tensor) for name, tensor in taken.items()}
+            save_file(on_host, draft.path / "document.safetensors")
+            wordpieces.save(draft.path / "tokenizer.json")
+            (draft.path / "model.json").write_text(json.dumps(asdict(config)), "utf-8")
+            draft.config = {"step": step}
+
+    return write
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """The same in the host's memory, page-locked: else a copy from a GPU holds up what others give it."""
+    if not tensor.is_cuda:
+        return tensor.contiguous()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 def load_snapshot(folder: Path, device: str) -> DocumentEncoder:

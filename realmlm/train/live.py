@@ -1,7 +1,19 @@
-"""The index that a run trains through: swapped for a newer one between steps."""
+"""The index that a run trains through: swapped for a newer one between steps.
 
+A refresh, seen by the trainer; below the line what a thread does while steps go on:
+
+    step 500    copy the document tower ──╮                   use the index of step 500, drop the old one
+    ──────────────────────────────────────┼────────────────────────────────────────────↑─────────────────
+    thread                   write the snapshot ··· (the refresher embeds) ··· read its index in, checked
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -9,13 +21,18 @@ from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.index.build import Embedding, build_index
 from realmlm.index.exact import Index
-from realmlm.index.refresh import Refresher
+from realmlm.index.refresh import Refresher, load_considerate
 from realmlm.index.store import index_info, open_index
 from realmlm.model.realm import Realm
-from realmlm.model.snapshot import DocumentEncoder, load_snapshot, write_snapshot
+from realmlm.model.snapshot import DocumentEncoder, load_snapshot, take_snapshot
+from realmlm.parallel import in_background
 from realmlm.settings import Loop, Refresh
 from realmlm.storage.artefacts import discard
 from realmlm.train.run import Run
+
+Out = TypeVar("Out")
+
+_LEFT_FREE = 2 * 2**30  # bytes of a GPU's memory that a second index must leave to training
 
 
 class LiveIndex:
@@ -41,15 +58,17 @@ class LiveIndex:
             # where the new index comes in must not depend on how fast the refresher was
             self._swap_after = max(1, self._every // 2)
         self._device = model.device
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._dtype = getattr(torch, refresh.dtype)
         device = self._refresher_device(refresh)
         beside = refresh.process and self._every > 0
         if beside and device == "cpu" and self._device.type == "cpu" and not loop.threads:
             torch.set_num_threads(max(1, torch.get_num_threads() - 1))
+        shared = beside and self._device.type == "cuda" and _number(device) == _number(self._device)
         self._refresher = Refresher(
             run.folder,
             corpus,
-            load_snapshot,
+            partial(load_considerate, load_snapshot) if shared else load_snapshot,
             device=device,
             dtype=self._dtype,
             process=beside,
@@ -58,10 +77,14 @@ class LiveIndex:
         self._in_line = not refresh.process
         self._step = 0  # that the index was made at
         self._pending = -1  # that of the snapshot being embedded, if any
+        self._writing: Future[None] | None = None  # that snapshot, until it is published
+        self._opening: Future[Index] | None = None  # its index, while it is read in and until it is used
         self._index = frozen
         self._frozen = frozen is not None
         self._swaps = 0
         self._beside = 0
+        self._log_every = loop.log_every
+        self._stood_still = 0.0  # seconds since the last row
 
     def _refresher_device(self, refresh: Refresh) -> str:
         if refresh.device != "auto":
@@ -76,27 +99,41 @@ class LiveIndex:
         return self._index
 
     def before_step(self, step: int) -> dict[str, Any]:
-        """Swap, ask, and say how old the index is and whether a new one is in the making."""
-        if self._index is None:
+        """Swap, ask, and say how old the index is, whether a new one is in the making, and how long training
+        stood still for it."""
+        first = self._index is None
+        if first:
             self._begin(step)
         if self._every:
-            if self._pending >= 0 and self._due(step):
-                self._swap(self._pending)
-            if step and step % self._every == 0 and self._pending < 0 and self._step != step:
-                self._refresher.ask(step, self._snapshot)
-                self._pending = step
-                if self._in_line:
-                    self._swap(step)
+            with self._standing_still():
+                self._follow(step)
+                if first:  # processes that draw batches are forked in this step: no thread may be at work
+                    wait(self._under_way())
         self._beside += self._pending >= 0
-        row = {"index_age": 0 if self._frozen else step - self._step}
+        row: dict[str, Any] = {"index_age": 0 if self._frozen else step - self._step}
         if self._every:
             row |= {"swaps": self._swaps, "steps_beside": self._beside}
+            row["stood_still"] = round(self._stood_still, 4)
+            if (step + 1) % self._log_every == 0:  # the row ends with this step
+                self._stood_still = 0.0
         return row | ({"restarts": self._refresher.restarts} if self._refresher.restarts else {})
 
-    def _swap(self, step: int) -> None:
-        self._open(step)
-        self._pending = -1
-        self._swaps += 1
+    def _under_way(self) -> list[Future[Any]]:
+        return [work for work in (self._writing, self._opening) if work is not None]
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._stood_still += time.perf_counter() - begun
+
+    def _follow(self, step: int) -> None:
+        if self._pending >= 0 and self._due(step):
+            self._swap()
+        if step and step % self._every == 0 and self._pending < 0 and self._step != step:
+            self._ask(step)
+            if self._in_line:
+                self._swap()
 
     def _begin(self, step: int) -> None:
         """First step of this process: drop what a killed one left beyond it; open its index, or build the
@@ -110,31 +147,97 @@ class LiveIndex:
             if not first.exists():
                 how = Embedding(dtype=self._dtype)
                 build_index(first, self._corpus, encode, how, kind="exact", step=self._step)
-        self._open(self._step)
+        self._index = self._open(self._step).result()
+        self._remove_unused()
         if self._pending >= 0:
-            self._refresher.ask(self._pending, self._snapshot)
+            self._ask(self._pending)
 
-    def _due(self, step: int) -> bool:
-        if self._swap_after is None:
-            return self._refresher.ready(self._pending)
-        if step < self._pending + self._swap_after:
+    # --- the snapshot ---------------------------------------------------------------------------------------
+
+    def _ask(self, step: int) -> None:
+        """Copy the document tower and have a thread publish the copy for the refresher."""
+        self._pending = step
+        if self._refresher.is_asked(step):
+            return
+        write = take_snapshot(self._model, step=step)
+
+        def remove_and_write() -> None:
+            self._remove_unused()
+            write(self._refresher.snapshot_folder(step))
+
+        self._writing = self._in_background(remove_and_write)
+
+    def _remove_unused(self) -> None:
+        """Remove the indexes that no one refers to, while none is built and no checkpoint is saved."""
+        saved = [state[name] for state in self._run.kept_objectives() for name in ("index", "pending")]
+        self._refresher.keep_only({self._step, *saved})
+
+    def _written(self, *, waiting: bool) -> bool:
+        """Is no snapshot being written? An error of the thread that wrote it ends the run here."""
+        if self._writing is None:
+            return True
+        if not waiting and not self._writing.done():
             return False
-        self._refresher.wait(self._pending)
+        self._writing.result()
+        self._writing = None
         return True
 
-    def _snapshot(self, folder: Path) -> None:
-        write_snapshot(folder, self._model, step=int(folder.name[5:]))
+    # --- the new index --------------------------------------------------------------------------------------
 
-    def _open(self, step: int) -> None:
-        self._index = None  # the old one goes before the new one comes: never two in memory
+    def _due(self, step: int) -> bool:
+        """Is the new index to be used from this step on? As soon as it is published it is read in."""
+        if self._swap_after is not None and step >= self._pending + self._swap_after:
+            return True
+        if not self._written(waiting=False):
+            return False
+        if self._opening is None and self._refresher.ready(self._pending):
+            if not has_room(self._refresher.index_folder(self._pending), self._device):
+                return self._swap_after is None
+            self._opening = self._open(self._pending)
+        return self._swap_after is None and self._opening is not None and self._opening.done()
+
+    def _swap(self) -> None:
+        """Use the index of the pending step, waiting for it if it is late."""
+        self._written(waiting=True)
+        self._refresher.wait(self._pending)
+        if self._opening is None:
+            if not has_room(self._refresher.index_folder(self._pending), self._device):
+                self._index = None  # the old one goes before the new one comes
+            self._opening = self._open(self._pending)
+        self._index = self._opening.result()
+        self._opening = None
+        self._step = self._pending
+        self._pending = -1
+        self._swaps += 1
+
+    def _open(self, step: int) -> Future[Index]:
         place = self._refresher.index_folder(step)
-        self._index = open_index(place, device=str(self._device), expect_corpus=self._corpus.fingerprint)
-        self._step = step
-        saved = [state[name] for state in self._run.kept_objectives() for name in ("index", "pending")]
-        self._refresher.keep_only({step, *saved})
+        fingerprint = self._corpus.fingerprint
+        return self._in_background(lambda: open_index(place, device=self._device, expect_corpus=fingerprint))
+
+    def _in_background(self, work: Callable[[], Out]) -> Future[Out]:
+        """Work beside training: in a thread and, on a GPU, on a stream of its own, which comes after all that
+        training has given the GPU so far. What is made is complete when the thread is done."""
+        stream = self._stream
+        if stream is None:
+            return in_background(work)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+
+        def on_stream() -> Out:
+            with torch.cuda.stream(stream):
+                made = work()
+            stream.synchronize()
+            return made
+
+        return in_background(on_stream)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must know of the index, as JSON."""
+        """What a checkpoint must know of the index, as JSON. The snapshot that it names is published: a run
+        that goes on from there could not take it again, its weights are those of a later step."""
+        with self._standing_still():
+            self._written(waiting=True)
         return {"index": self._step, "pending": self._pending, "swaps": self._swaps, "beside": self._beside}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -145,8 +248,24 @@ class LiveIndex:
         self._beside = state["beside"]
 
     def close(self) -> None:
-        """End the refresher."""
+        """End the refresher, and let the threads end."""
+        wait(self._under_way())
         self._refresher.close()
+
+
+def has_room(index: Path, device: torch.device) -> bool:
+    """Does a second index fit into the device's memory? On a CPU an index is a mapped file."""
+    if device.type == "cpu":
+        return True
+    info = index_info(index)
+    row = info.dim * getattr(torch, info.dtype).itemsize + torch.int64.itemsize
+    return bool(torch.cuda.mem_get_info(device)[0] >= info.passages * row + _LEFT_FREE)
+
+
+def _number(device: torch.device | str) -> tuple[str, int]:
+    """A device by type and number: `cuda` is the first GPU."""
+    device = torch.device(device)
+    return device.type, device.index or 0
 
 
 def _fits(index: Path, corpus: Corpus, encode: DocumentEncoder, dtype: torch.dtype) -> bool:

@@ -130,6 +130,7 @@ def test_two_undisturbed_runs_are_equal_and_rows_are_whole(
         "top_share",
         "index_age",
         "swaps",
+        "stood_still",
         "queries/s",
         "seconds",
     }

@@ -13,6 +13,7 @@ const CURVES = {
   "recall@5": "recall@5",
   right: "masked word right",
   index_age: "age of the index, steps",
+  stood_still: "training stood still for the index, seconds",
   "queries/s": "examples per second",
 };
 const COLOURS = 6; // --c0 … of style.css; a seventh run begins again, its line broken
