@@ -1,8 +1,10 @@
 """Embeds passages and makes an index of them, shard by shard, so that an interrupted build can continue."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress
+from realmlm.parallel import in_background
 
 _CPU_SHARD = 512  # passages between two writes on a CPU, which take seconds; a GPU does SHARD of them in that
 _CPU_SHARDS = 256  # and at most so many files: all of them are open when they are published
@@ -76,8 +79,13 @@ def embed_passages(
         parts.append(encode(corpus, chosen).to(dtype))
         first += len(chosen)
         on_done(len(chosen))
-    vectors[torch.from_numpy(rows[order])] = torch.cat(parts).cpu()
-    return vectors
+    places = torch.from_numpy(rows[order])
+    if encode.device.type != "cuda" or known is not None:
+        vectors[places] = torch.cat(parts).cpu()
+        return vectors
+    in_order = torch.empty(vectors.shape, dtype=dtype, device=encode.device)
+    in_order[places.to(encode.device)] = torch.cat(parts)
+    return vectors.pin_memory().copy_(in_order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +133,36 @@ def embed_in_parts(
     with nullcontext() if how.quiet else progress("embedding", len(ids), unit="passages") as bar:
         advance = bar.advance if bar else _nothing
         advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
-        for number in missing:
-            part = ids[borders[number] : borders[number + 1]]
-            vectors = embed_passages(corpus, part, encode, dtype=how.dtype, on_done=advance, known=how.known)
-            build.put(number, torch.from_numpy(part), vectors)
+        with _Writer(build) as writer:
+            for number in missing:
+                part = ids[borders[number] : borders[number + 1]]
+                vectors = embed_passages(
+                    corpus, part, encode, dtype=how.dtype, on_done=advance, known=how.known
+                )
+                writer.put(number, torch.from_numpy(part), vectors)
     return build
+
+
+class _Writer:
+    """Writes a shard in a thread while the next one is embedded; all are written when it is left."""
+
+    def __init__(self, build: ShardedBuild) -> None:
+        self._build = build
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def put(self, number: int, ids: Tensor, vectors: Tensor) -> None:
+        self._wait()
+        self._last = in_background(partial(self._build.put, number, ids, vectors))
+
+    def _wait(self) -> None:
+        if self._last is not None:
+            self._last.result()
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
 
 
 def _usual_shard(passages: int, device: torch.device) -> int:

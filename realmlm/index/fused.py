@@ -250,8 +250,16 @@ class Repeated:
     ) -> tuple[torch.cuda.CUDAGraph, Tensor, Found]:
         given_QD = queries_QD.float().clone()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            found = self._once(given_QD, k, live_N)
+        # not `torch.cuda.graph`: it would wait for all work and give all cached memory back, while training
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                found = self._once(given_QD, k, live_N)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
         return graph, given_QD, found
 
 

@@ -56,9 +56,12 @@ class Resident:
         self._layout = wordpieces.pair
         self._single = wordpieces.single
         self.device = device
-        kind = torch.int16 if len(wordpieces) <= _SMALL_VOCABULARY else torch.int32
-        parts = [torch.from_numpy(array.astype(np.int32)).to(kind) for array in flat.arrays]
-        self.tokens = torch.cat([part.to(device) for part in [*parts, torch.zeros(1, dtype=kind)]])
+        small = len(wordpieces) <= _SMALL_VOCABULARY
+        parts = [torch.zeros(1, dtype=torch.int16 if small else torch.int32, device=device)]
+        for array in flat.arrays[::-1]:
+            signed = array.view(np.int16) if small and array.dtype == np.uint16 else array.astype(np.int32)
+            parts.insert(0, torch.from_numpy(signed).to(device, parts[-1].dtype))
+        self.tokens = torch.cat(parts)  # the last one is no one's: an empty text may begin there
         places = (flat.body_at_P, flat.body_lengths_P, flat.title_at_P, flat.title_lengths_P)
         # the last entry, which is that of −1 too, is the null document
         on_device = [torch.from_numpy(np.append(part_P, 0)).to(device) for part_P in places]
