@@ -6,5 +6,3 @@ SHOWN = 20
 """Passages shown when some are looked for."""
 QUEUE = 256
 """Requests that may wait in a service."""
-TOGETHER = 16
-"""Requests that a service answers together, at most."""

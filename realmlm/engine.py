@@ -214,6 +214,11 @@ class Engine:
         return self.model.embed_passages(several, titles)
 
     @property
+    def at_once(self) -> int:
+        """How many questions are best asked together: more are read for in several parts."""
+        return self._answerer.at_once
+
+    @property
     def editable(self) -> bool:
         """Can passages be changed here? Those of documents follow their files."""
         return self._watch is None

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realmlm import __version__
-from realmlm.defaults import QUEUE, TOGETHER
+from realmlm.defaults import QUEUE
 from realmlm.engine import Engine
 from realmlm.errors import RealmError
 from realmlm.page import ASSETS
@@ -37,17 +37,19 @@ def create_app(
     host: str = "",
     token: str | None = None,
     queue: int = QUEUE,
-    batch: int = TOGETHER,
+    batch: int | None = None,
     runs: Sequence[Path] = (),
 ) -> FastAPI:
-    """The service over an engine; a request is refused while `queue` others wait.
+    """The service over an engine; a request is refused while `queue` others wait, and at most `batch` of them
+    are answered together: as many as the engine reads for at once, unless it is said.
 
     With a token every change of a passage needs it. Where `host`, the address it listens at, is this
     machine's own, only what is addressed to this machine is answered: a page from elsewhere may let its own
     name point here. `runs` are folders with training runs to show.
     """
     meters = Meters()
-    worker = Worker(most_waiting=queue, most_together=batch, on_batch=meters.on_batch)
+    together = engine.at_once if batch is None else batch
+    worker = Worker(most_waiting=queue, most_together=together, on_batch=meters.on_batch)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -145,7 +147,7 @@ def _what_is_wrong(first: dict[str, Any]) -> str:
     return f"{where}: {first['msg']}"
 
 
-def _check_parameters(request: Request) -> None:
+async def _check_parameters(request: Request) -> None:
     """Refuses parameters that the route does not have: a misspelt one would be passed over in silence."""
     taken = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:

@@ -1,5 +1,6 @@
 """One thread that owns the engine: questions of many people are answered together, edits one at a time."""
 
+import asyncio
 import threading
 import time
 from collections import deque
@@ -120,3 +121,45 @@ def _work_off(batch: list[_Job]) -> None:
     else:
         for job in batch:
             job.future.set_result(results[job.item])
+
+
+class Results:
+    """Brings what a worker's thread finished to the event loop: one wake-up for all that is ready.
+
+    A wake-up for each, as `asyncio.wrap_future` does it, is a system call for each, and after every one of
+    them the worker waits for its turn to run.
+    """
+
+    def __init__(self) -> None:
+        self._ready: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Future[Any]]]] = {}
+        self._lock = threading.Lock()
+
+    async def result(self, future: "Future[Any]") -> Any:
+        """What the future of a worker gives."""
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+
+        def finished(future: "Future[Any]") -> None:
+            with self._lock:
+                ready = self._ready.setdefault(loop, [])
+                ready.append((waiting, future))
+                first = len(ready) == 1
+            if first and not loop.is_closed():
+                loop.call_soon_threadsafe(self._hand_out, loop)
+
+        future.add_done_callback(finished)
+        try:
+            return await waiting
+        finally:
+            future.cancel()  # if it is given up
+
+    def _hand_out(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            ready = self._ready.pop(loop)
+        for waiting, future in ready:
+            if waiting.done():  # it was given up
+                continue
+            if error := future.exception():
+                waiting.set_exception(error)
+            else:
+                waiting.set_result(future.result())

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
-from realmlm.defaults import QUEUE, READ, TOGETHER
+from realmlm.defaults import QUEUE, READ
 from realmlm.settings.base import (
     DocumentPlaces,
     ModelPlace,
@@ -198,8 +198,9 @@ class Serve(Settings):
     """Folders of training runs to show on the page."""
     queue: int = QUEUE
     """How many requests may wait; any more are told to try again later."""
-    batch: int = TOGETHER
-    """Most requests answered together."""
+    batch: Annotated[int | None, optional("N")] = None
+    """Most requests answered together; default: as many as the device reads for at once, 16 on a CPU, 96 on a
+    GPU."""
     device: str = "auto"
     """Where the model runs."""
 

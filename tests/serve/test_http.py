@@ -219,6 +219,19 @@ def test_a_question_is_json_whatever_its_content_type_says(client: TestClient) -
     assert failed(client.post("/ask", content=b"3"), 422).startswith("the body: ")
 
 
+def test_the_quick_way_answers_as_fastapi_would(client: TestClient) -> None:
+    """JSON in UTF-16 is JSON, but not what the quick way takes."""
+    for path, asked in (
+        ("/ask", {"question": "Où est «heron»?", "read": 2, "without_reading": True}),
+        ("/fill", {"sentence": "the [MASK] of the town", "read": 2}),
+    ):
+        text = json.dumps(asked, ensure_ascii=False)
+        quick, plain = (client.post(path, content=text.encode(code)) for code in ("utf-8", "utf-16"))
+        assert quick.status_code == plain.status_code == 200
+        assert quick.headers == plain.headers
+        assert quick.content == plain.content
+
+
 def test_what_is_not_known_is_refused(client: TestClient) -> None:
     assert failed(client.post("/ask", json={"question": "Who?", "reed": 2}), 422).startswith(
         "reed: there is no such field"

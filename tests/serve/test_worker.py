@@ -1,5 +1,6 @@
 """The worker: together what goes together, nothing lost, a full queue says so."""
 
+import asyncio
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from realmlm.errors import BadInput
-from realmlm.serve.worker import Busy, Worker
+from realmlm.serve.worker import Busy, Results, Worker
 
 
 class Gate:
@@ -131,3 +132,59 @@ def test_one_bad_item_does_not_spoil_the_others() -> None:
         broken.result(10)
     assert worker.together(picky, 5, key="a").result(10) == 5  # it goes on
     worker.close()
+
+
+def test_results_of_a_batch_wake_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=64)
+    woken = 0
+
+    async def ask() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+
+        def counting(*call: Any) -> Any:
+            nonlocal woken
+            woken += 1
+            return wake(*call)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+        results = Results()
+        waiting = [worker.together(gate.work, item, key="a") for item in range(50)]
+        waiting.append(worker.alone(lambda: 1 / 0))
+        answers = [asyncio.ensure_future(results.result(future)) for future in waiting]
+        await asyncio.sleep(0)  # all of them wait now
+        gate.open.set()
+        worker.close()  # the loop stands still until the last is done
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    *items, failed = asyncio.run(ask())
+    assert items == [item * 10 for item in range(50)]
+    assert isinstance(failed, ZeroDivisionError)
+    assert woken == 1
+
+
+def test_a_result_that_nobody_waits_for_is_not_worked_on() -> None:
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=4)
+    results = Results()
+
+    async def give_up() -> Any:
+        first = worker.together(gate.work, 0, key="first")
+        assert gate.begun.wait(10)
+        tasks = [
+            asyncio.ensure_future(results.result(worker.together(gate.work, item, key="a")))
+            for item in (1, 2)
+        ]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        gate.open.set()
+        assert await results.result(first) == 0
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    given_up, answered = asyncio.run(give_up())
+    assert isinstance(given_up, asyncio.CancelledError)
+    assert answered == 20
+    worker.close()
+    assert gate.batches == [[0], [2]]
