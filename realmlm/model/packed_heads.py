@@ -12,6 +12,8 @@ from torch import Tensor
 
 from realmlm.model.packed_encoders import Call, call_compiled, call_plain
 
+AT_ONCE = 2**17  # wordpieces whose spans are scored at once where no gradient is needed
+
 
 def _call(compiled: bool) -> Call:
     return call_compiled if compiled else call_plain
@@ -48,8 +50,17 @@ def _target_log_p(
 
 def span_scores(reader: Any, hidden_nJH: Tensor) -> Tensor:
     """Scores [n, J, W], float32: entry (j, w) is the span from j to j + w; past the end it means nothing."""
+    few = max(1, AT_ONCE // max(1, len(hidden_nJH)))
+    if torch.is_grad_enabled() or hidden_nJH.shape[1] <= few:
+        return _scored(reader, hidden_nJH)
+    beyond = reader.span_head.max_width - 1
+    parts = [hidden_nJH[:, at : at + few + beyond] for at in range(0, hidden_nJH.shape[1], few)]
+    return torch.cat([_scored(reader, part)[:, :few] for part in parts], dim=1)
+
+
+def _scored(reader: Any, hidden_nJH: Tensor) -> Tensor:
     head = reader.span_head
-    scores_nJW = _call(reader.encoder.compiled)(
+    scores_nJW: Tensor = _call(reader.encoder.compiled)(
         _span_scores,
         hidden_nJH,
         (head.start_end.weight, head.start_end.bias),

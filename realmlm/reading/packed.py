@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.model.encoders import Encoder, Reader
 from realmlm.model.inputs import Masked
+from realmlm.model.marginal import span_log_probabilities, weighed_together
 from realmlm.model.packed import Packed, Size
 from realmlm.model.packed_heads import span_scores, target_log_p
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Queries, Resident
+from realmlm.reading.read import SpanReading
 
 _GRAIN = 40  # wordpieces a sentence: packed sequences come in sizes so far apart, a few in a run
 _LEAST = 256
@@ -126,6 +128,34 @@ def lay_out(model: Realm, corpus: Corpus, encoders: Sequence[Encoder], *, bf16: 
         if not all(encoder.packs(device, longest) for encoder in encoders):
             return None
     return Resident.of(corpus, model.config, model.wordpieces, device=device)
+
+
+def pair_size(model: Realm, corpus: Corpus, queries: Sequence[np.ndarray], ids_BK: np.ndarray) -> Size:
+    """Room for queries joined with their passages, by what the host knows; a little may stay empty."""
+    config = model.config
+    layout = model.wordpieces.pair
+    texts = sum(min(len(query), config.max_query) for query in queries) * ids_BK.shape[1]
+    texts += int(corpus.lengths_of(ids_BK.flatten()).sum())
+    inner = ids_BK.size * len(layout.between)
+    cut = ids_BK.size * MAX_TITLE if not config.read_titles else 0
+    total = texts + ids_BK.size * layout.special + inner
+    return Size(total, config.max_joint, total if config.max_together else inner + cut)
+
+
+def read_spans_packed(model: Realm, packed: Packed, scores_N: Tensor) -> SpanReading:
+    """Score all spans of the bodies of joined queries and passages, whose f(x,z) are `scores_N`; column 0 is
+    the first wordpiece of a body."""
+    reader = model.reader
+    scores_TW = span_scores(reader, reader.encoder(packed)[None])[0]
+    lengths_N11 = (packed.lengths_N - packed.second_N - len(packed.layout.after))[:, None, None]
+    columns_J = torch.arange(model.config.max_passage, device=scores_TW.device)
+    places_NJ = (packed.starts_N + packed.second_N)[:, None] + columns_J
+    scores_NJW = scores_TW[places_NJ.clamp(max=len(scores_TW) - 1)]
+    allowed_NJW = columns_J[:, None] + torch.arange(scores_TW.shape[1], device=scores_TW.device) < lengths_N11
+    weight_N = scores_N
+    if model.config.weighs_together:
+        weight_N = weighed_together(scores_N, scores_NJW, allowed_NJW)
+    return SpanReading(weight_N, span_log_probabilities(scores_NJW, allowed_NJW), allowed_NJW)
 
 
 def embed_seen(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:

@@ -13,10 +13,14 @@ from realmlm.corpus.store import Corpus
 from realmlm.index.duplicates import SameWords
 from realmlm.index.exact import Hits
 from realmlm.log import Clock
+from realmlm.model import packed_heads
 from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
 from realmlm.model.packed import Packed, Size
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Queries, Resident
+from realmlm.reading.packed import pair_size, read_spans_packed, rows_of
+from realmlm.reading.read import join, read_spans
+from realmlm.reading.retrieve import Offered
 from realmlm.settings import Pretrain, Warmup
 from realmlm.sources.article import Article
 from realmlm.train.data import ReadingPairs, SentenceSource
@@ -165,3 +169,34 @@ def test_the_same_warm_up(family: str, pointing: float, knowledge: Corpus, tmp_p
         return stepped(model, objective, objective.draw(16, 12))
 
     same_step(one_step(packed=False), one_step(packed=True))
+
+
+@pytest.mark.parametrize("reading", ["paper", "together"])
+@pytest.mark.parametrize("read_titles", [False, True])
+def test_the_same_spans(
+    reading: str, read_titles: bool, knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = {**TINY_MODEL, "family": "bert", "read_titles": read_titles, "reading": reading}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
+    monkeypatch.setattr(packed_heads, "AT_ONCE", 50)
+    ids_BK = knowledge.ids[:12].reshape(3, 4)
+    queries = [knowledge.tokens(number)[:40] for number in (20, 21, 22)]
+    scores_N = torch.linspace(0, 3, 12)
+    with torch.no_grad():
+        inputs = join(model, queries, Offered(knowledge, ids_BK, null=False))
+        padded = read_spans(model, inputs, scores_N)
+        resident = resident_of(model, knowledge)
+        size = pair_size(model, knowledge, queries, ids_BK)
+        held = Queries.of(queries, width=model.config.max_query, device=CPU)
+        ids_N = torch.from_numpy(ids_BK)
+        joined = resident.pairs(held, rows_of(ids_N), ids_N.flatten(), size)
+        found = read_spans_packed(model, joined, scores_N)
+    assert int(joined.lengths_N.sum()) <= size.total
+    assert torch.allclose(found.weight_N, padded.weight_N, atol=1e-5)
+    for row, number in enumerate(ids_BK.flat):
+        second = int(inputs.second_N[row])
+        length = len(knowledge.tokens(number))
+        one = padded.log_NLW[row, second : second + length]
+        assert torch.allclose(found.log_NLW[row, :length], one, atol=1e-5)
+        assert torch.equal(found.log_NLW[row, :length] > -torch.inf, one > -torch.inf)
+        assert (found.log_NLW[row, length:] == -torch.inf).all()
