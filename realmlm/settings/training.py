@@ -68,7 +68,8 @@ class Loop(Settings):
     workers: Annotated[int | None, optional("N")] = None
     """Processes that prepare batches ahead of time; default: some with a GPU, none on a CPU."""
     compile: bool = False
-    """Fuse the encoders' layers (torch.compile): takes a minute once, then steps on a GPU are faster."""
+    """Fuse the encoders' layers (torch.compile) and record whole steps: takes a minute once, then steps on a
+    GPU are faster."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time, and swap new indexes in at fixed steps."""
 
