@@ -331,6 +331,11 @@ class Corpus:
         title, text, source = (segment.string(flat, row) for flat in ("titles", "texts", "sources"))
         return Passage(int(number), title, text, source)
 
+    def text(self, number: int) -> str:
+        """The text of a passage alone."""
+        segment, row = self._place(number)
+        return segment.string("texts", row)
+
     def find(self, text: str, *, limit: int) -> list[Passage]:
         """The first `limit` passages, by id, with this text in title, body or source, ignoring case."""
         if limit < 1:
