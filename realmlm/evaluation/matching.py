@@ -12,7 +12,7 @@ import re
 import string
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
@@ -24,27 +24,78 @@ from realmlm.corpus.questions import Question, compile_answer
 from realmlm.errors import BadInput, require
 
 Span = tuple[int, int]
+# kinds of characters
+_GAP = 0
+_SYMBOL = 1
+_LETTER = 2
 Recall = Literal["dpr", "orqa"]
 
 
 def contains_answer(text: str, question: Question, *, recall: Recall) -> bool:
     """Does any answer of the question occur in the text? With dpr as defined above; with orqa as the same
     characters, even within a word."""
+    return first_with_answer([text], question, recall=recall) == 0
+
+
+def first_with_answer(texts: Iterable[str], question: Question, *, recall: Recall) -> int | None:
+    """The place of the first text in which an answer occurs; those after it are not looked at."""
     if recall == "orqa":
-        return any(answer in text for answer in question.answers)
+        return _first(texts, lambda text: any(answer in text for answer in question.answers))
     if question.is_regex:
-        decomposed = unicodedata.normalize("NFD", text)
-        return any(pattern.search(decomposed) for pattern in _patterns(question))
-    return () in _answer_words(question) or (
-        _may_occur(text, question) and bool(answer_spans(text, question))
-    )
+        patterns = _patterns(question)
+        return _first(texts, lambda text: any(pattern.search(_decomposed(text)) for pattern in patterns))
+    answers = _answer_words(question)
+    if () in answers:
+        return _first(texts, lambda text: True)
+    # quick, and for most passages the answer is no: a word of an answer, even within other words
+    longest = {max(filter(str.isascii, answer), key=len, default="") for answer in answers}
+
+    def contains(text: str) -> bool:
+        decomposed = _decomposed(text)
+        plain = decomposed.lower()
+        if not any(word in plain for word in longest):
+            return False
+        if "Σ" in decomposed:  # in lower case it depends on the word
+            return bool(answer_spans(text, question))
+        return any(_stands(answer, plain) for answer in answers)
+
+    return _first(texts, contains)
 
 
-def _may_occur(text: str, question: Question) -> bool:
-    """Are all ASCII words of an answer somewhere in the text, even within other words? Quick, and for most
-    passages the answer is no."""
-    plain = (text if text.isascii() else unicodedata.normalize("NFD", text)).lower()
-    return any(all(word in plain for word in answer if word.isascii()) for answer in _answer_words(question))
+def _stands(answer: tuple[str, ...], plain: str) -> bool:
+    """Does an answer stand in a decomposed text in lower case? It is compared where its first word is found:
+    many times faster than finding all words of the text."""
+    start = plain.find(answer[0])
+    while start >= 0:
+        end = start
+        within = _kind(answer[0][0]) == _LETTER and _kind(plain[max(0, start - 1) : start]) == _LETTER
+        for word in answer:
+            while end < len(plain) and _kind(plain[end]) == _GAP:
+                end += 1
+            if within or not plain.startswith(word, end):
+                break
+            end += len(word)
+            within = _kind(word[0]) == _LETTER and _kind(plain[end : end + 1]) == _LETTER
+        else:
+            if not within:
+                return True
+        start = plain.find(answer[0], start + 1)
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _kind(letter: str) -> int:
+    """Gap, symbol or letter; beyond a text there is a gap."""
+    category = unicodedata.category(letter)[0] if letter else "Z"
+    return _LETTER if category in "LNM" else _GAP if category in "ZC" else _SYMBOL
+
+
+def _first(texts: Iterable[str], contains: Callable[[str], bool]) -> int | None:
+    return next((place for place, text in enumerate(texts) if contains(text)), None)
+
+
+def _decomposed(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFD", text)
 
 
 def answer_spans(text: str, question: Question) -> list[Span]:
@@ -137,9 +188,6 @@ def _origins(text: str) -> list[int]:
 # --- the words of many texts at once ------------------------------------------------------------------------
 # T texts, C characters in them, W words, V different words of answers, E edges of their tree, N found
 
-_GAP = 0
-_SYMBOL = 1
-_LETTER = 2
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 _SIGMA = 0x3A3  # the one letter whose lower case depends on its place in the word
 
@@ -157,8 +205,7 @@ class _Characters:
     def meet(self, codes_C: np.ndarray) -> None:
         """Learn what is not known yet."""
         for code in np.unique(codes_C[~self._known[codes_C]]).tolist():
-            category = unicodedata.category(chr(code))[0]
-            self.kind[code] = _LETTER if category in "LNM" else _GAP if category in "ZC" else _SYMBOL
+            self.kind[code] = _kind(chr(code))
             self.lower[code] = ord(chr(code).lower()[0])  # of a decomposed text: there it is one character
             self.parts[code] = len(unicodedata.normalize("NFD", chr(code)))
             self._known[code] = True

@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,12 +18,12 @@ from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
 from realmlm.evaluation.answers import f1, is_correct
 from realmlm.evaluation.clozes import is_cloze, source_copies, widen_masks
-from realmlm.evaluation.matching import Recall, contains_answer
+from realmlm.evaluation.matching import Recall, first_with_answer
 from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
-from realmlm.reading.answer import Answer, Answerer
+from realmlm.reading.answer import Answer, Answerer, ReadPassages
 from realmlm.reading.retrieve import (
     BM25Retriever,
     LearnedRetriever,
@@ -134,62 +136,99 @@ def measure(
         same = f"every passage of {answerer.corpus.folder} has the same words"
         raise NotEnough(f"{same}: none is left to search for a sentence of theirs")
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
-    at_once = answerer.at_once if read else SEARCHED_AT_ONCE
-    with progress("evaluating", len(questions), unit="questions") as bar:
-        for first in range(0, len(questions), at_once):
-            some = slice(first, first + at_once)
-            yield from _measure_batch(
-                answerer,
-                questions[some],
-                own[some],
-                depth=depth,
-                read=read,
-                recall=recall,
-                with_mask=with_mask,
-            )
-            bar.advance(len(questions[some]))
+    at_once = answerer.at_once if any(map(is_cloze, questions)) else answerer.spans_at_once
+    at_once = at_once if read else SEARCHED_AT_ONCE
+    batches = [slice(first, first + at_once) for first in range(0, len(questions), at_once)]
+    with (
+        progress("evaluating", len(questions), unit="questions") as bar,
+        ThreadPoolExecutor(1) as thread,  # compares what was read while the next questions are searched for
+    ):
+        pending: deque[Future[list[Outcome]]] = deque()
+        for some in [*batches, None]:
+            if some is not None:
+                queries = _queries(answerer, questions[some], own[some], with_mask=with_mask)
+                batch = _read_batch(answerer, questions[some], queries, depth=depth, read=read)
+                pending.append(thread.submit(_outcomes, answerer, batch, recall=recall))
+            while len(pending) > (some is not None):
+                outcomes = pending.popleft().result()
+                yield from outcomes
+                bar.advance(len(outcomes))
 
 
-def _measure_batch(
-    answerer: Answerer,
-    questions: list[Question],
-    own: list[tuple[int, ...]],
-    *,
-    depth: int,
-    read: int,
-    recall: Recall,
-    with_mask: bool,
-) -> Iterable[Outcome]:
-    cloze = np.array([is_cloze(question) for question in questions])
+def _queries(
+    answerer: Answerer, questions: list[Question], own: list[tuple[int, ...]], *, with_mask: bool
+) -> list[Query]:
     ending = " [MASK]" if with_mask else ""
-    queries = [
-        widen_masks(question, sources, answerer.model.wordpieces, max_query=answerer.model.config.max_query)
-        if masked
-        else answerer.query(question.text + ending)
-        for question, sources, masked in zip(questions, own, cloze, strict=True)
+    plain = iter(answerer.queries([item.text + ending for item in questions if not is_cloze(item)]))
+    model = answerer.model
+    return [
+        widen_masks(question, sources, model.wordpieces, max_query=model.config.max_query)
+        if is_cloze(question)
+        else next(plain)
+        for question, sources in zip(questions, own, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Questions that were read, some perhaps still on a GPU."""
+
+    questions: list[Question]
+    retrieved: Retrieved
+    known: "dict[int, _Read]"  # by place
+    asked: list[int]  # the places of those in `reading`
+    reading: ReadPassages | None
+
+
+def _read_batch(
+    answerer: Answerer, questions: list[Question], queries: list[Query], *, depth: int, read: int
+) -> _Batch:
     retrieved = retrieve(answerer.retriever, queries, depth)
-    readings: dict[int, _Read] = {}
-    for rows, way in ((np.flatnonzero(cloze), _fill), (np.flatnonzero(~cloze), _answer)):
-        if len(rows) and (read or depth == 0):
-            null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
-            offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
-            some = way(answerer, [questions[row] for row in rows], [queries[row] for row in rows], offered)
-            readings |= dict(zip(rows.tolist(), some, strict=True))
-    for row, question in enumerate(questions):
+    known: dict[int, _Read] = {}
+    reading = None
+    cloze = np.array([is_cloze(question) for question in questions])
+    asked = np.flatnonzero(~cloze)
+    for rows in (np.flatnonzero(cloze), asked):
+        if not len(rows) or not (read or depth == 0):
+            continue
+        null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
+        offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
+        some = [queries[row] for row in rows]
+        if rows is not asked:
+            found = _fill(answerer, [questions[row] for row in rows], some, offered)
+            known |= dict(zip(rows.tolist(), found, strict=True))
+        elif offered.ids_BK.shape[1]:
+            reading = answerer.read_passages(some, offered)
+        else:
+            known |= dict(zip(rows.tolist(), map(_Read, answerer.read_spans(some, offered)), strict=True))
+    return _Batch(questions, retrieved, known, asked.tolist(), reading)
+
+
+def _outcomes(answerer: Answerer, batch: _Batch, *, recall: Recall) -> list[Outcome]:
+    readings = dict(batch.known)
+    if batch.reading is not None:
+        readings |= zip(batch.asked, map(_Read, answerer.answers_from(batch.reading)), strict=True)
+    ids_U, place_BK = np.unique(batch.retrieved.ids_BK.numpy(), return_inverse=True)
+    texts = answerer.corpus.texts(ids_U.tolist())
+    outcomes = []
+    for row, (question, ids) in enumerate(zip(batch.questions, batch.retrieved.ids_BK.tolist(), strict=True)):
         reading = readings.get(row, _Read(None))
-        ids = retrieved.ids_BK[row].tolist()
         words = "" if reading.answer is None else reading.answer.answer
-        yield Outcome(
-            question=question,
-            answer=reading.answer,
-            correct=is_correct(words, question),
-            f1=None if question.is_regex else f1(words, question.answers),
-            log_p=reading.log_p,
-            utility=reading.utility,
-            found=[contains_answer(answerer.corpus[number].text, question, recall=recall) for number in ids],
-            gold=[number in question.gold for number in ids],
+        retrieved = map(texts.__getitem__, place_BK[row].tolist())
+        first = first_with_answer(retrieved, question, recall=recall)
+        outcomes.append(
+            Outcome(
+                question=question,
+                answer=reading.answer,
+                correct=is_correct(words, question),
+                f1=None if question.is_regex else f1(words, question.answers),
+                log_p=reading.log_p,
+                utility=reading.utility,
+                found=[place == first for place in range(len(ids))],
+                gold=[number in question.gold for number in ids],
+            )
         )
+    return outcomes
 
 
 @dataclass(frozen=True)
@@ -197,12 +236,6 @@ class _Read:
     answer: Answer | None
     log_p: float | None = None
     utility: float | None = None
-
-
-def _answer(
-    answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
-) -> list[_Read]:
-    return [_Read(answer) for answer in answerer.read_spans(queries, offered)]
 
 
 def _fill(
@@ -234,5 +267,11 @@ def _prediction(outcome: Outcome) -> dict[str, Any]:
         "log_p": outcome.log_p,
         "utility": outcome.utility,
         "first_passage_with_answer": next((n for n, hit in enumerate(outcome.found, 1) if hit), None),
-        **(asdict(outcome.answer) if outcome.answer else {}),
+        **(_record(outcome.answer) if outcome.answer else {}),
     }
+
+
+def _record(answer: Answer) -> dict[str, Any]:
+    """`asdict` of an answer, without copying every text."""
+    evidence = [vars(read) for read in answer.evidence]
+    return vars(answer) | {"evidence": evidence, "others": [vars(other) for other in answer.others]}

@@ -1,0 +1,106 @@
+"""From the likeliest spans of each passage to an answer: p(y|x) is summed over places with the same words.
+
+B questions, K passages each, N = B · K pairs, S spans of each.
+"""
+
+import string
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from realmlm.corpus.store import Passage
+from realmlm.reading.records import CONTROL, Answer, Evidence, Words
+
+OTHERS = 5  # answers named beside the best
+_AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
+Place = tuple[int, int] | tuple[None, None]  # the first character and the one past the last
+NOWHERE = (None, None)
+# what `split` would change in the middle of a text: white space other than one space
+GAPS = (
+    *("  ", "\t", "\n", "\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\xa0", "\u1680"),
+    *map(chr, range(0x2000, 0x200B)),
+    *("\u2028", "\u2029", "\u202f", "\u205f", "\u3000"),
+)
+
+
+class Spans(NamedTuple):
+    """Spans of passages, of each the likeliest first."""
+
+    starts_KS: np.ndarray
+    """The first character in the passage's text."""
+    ends_KS: np.ndarray
+    """The one past the last."""
+    p_KS: np.ndarray
+    """p(s|z,x); 0 where there is no span."""
+
+    def rows(self, some: slice) -> "Spans":
+        """Those of some of the passages."""
+        return Spans(*(part_KS[some] for part_KS in self))
+
+
+def combine(passages: list[Passage], p_K: np.ndarray, spans: Spans, *, released: bool) -> Answer:
+    """The likeliest answer, with the others and the evidence for it.
+
+    p(y|x) is summed over passages and places with the same words; `released` takes the best place.
+    """
+    likely_KS = spans.p_KS > 0
+    numbers = np.nonzero(likely_KS)[0].tolist()
+    starts, ends, p = (part_KS[likely_KS].tolist() for part_KS in spans)
+    texts = [passage.text for passage in passages]
+    shown = [texts[number][start:end] for number, start, end in zip(numbers, starts, ends, strict=True)]
+    words = same_words(shown)
+    weighed_KS = p_K[:, None].astype(np.float64) * spans.p_KS
+    total: dict[str, float] = {}
+    likeliest: dict[str, float] = {}
+    for word, weighed in zip(words, weighed_KS[likely_KS].tolist(), strict=True):
+        total[word] = total.get(word, 0.0) + weighed
+        if released:
+            likeliest[word] = max(likeliest.get(word, 0.0), weighed)
+    if not released:
+        total.pop("", None)  # punctuation alone answers nothing
+    if not total:
+        return Answer("", 0.0, ())
+    ordered = sorted(total, key=total.__getitem__, reverse=True)
+    best = max(likeliest, key=likeliest.__getitem__) if released else ordered[0]
+    others = [word for word in ordered[: OTHERS + 1] if word != best][:OTHERS]
+    reading = [0.0] * len(passages)
+    places: list[Place] = [NOWHERE] * len(passages)
+    for place in (place for place, word in enumerate(words) if word == best):
+        number = numbers[place]
+        reading[number] += p[place]
+        if places[number] is NOWHERE:
+            places[number] = (starts[place], ends[place])
+    evidence = map(evidence_of, passages, places, p_K.tolist(), reading)
+    surface, *surfaces = (_on_one_line(shown[words.index(word)]) for word in (best, *others))
+    named = tuple(Words(other, total[word]) for other, word in zip(surfaces, others, strict=True))
+    return Answer(surface, total[best], by_share(evidence), named)
+
+
+def _on_one_line(span: str) -> str:
+    return " ".join(CONTROL.sub(" ", span).split())
+
+
+def evidence_of(passage: Passage, place: Place, p: float, reading: float) -> Evidence:
+    """A passage that was read, where the answer stands in it, p(z|x) and p(y|z,x)."""
+    start, end = place
+    return Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file)
+
+
+def by_share(evidence: Iterable[Evidence]) -> tuple[Evidence, ...]:
+    """First what the answer comes from most, p(z|x) p(y|z,x)."""
+
+    def rank(item: Evidence) -> tuple[float, float]:
+        p = item.retrieval_probability
+        return -p * item.reading_probability, -p
+
+    return tuple(sorted(evidence, key=rank))
+
+
+def same_words(texts: list[str]) -> list[str]:
+    """Answers are the same if this is: letter case, spaces and punctuation around the words do not count."""
+    words = [text.casefold().strip(_AROUND) for text in texts]
+    joined = "".join(words)
+    for gap in (gap for gap in GAPS if gap in joined):
+        words = [" ".join(word.split()) if gap in word else word for word in words]
+    return words
