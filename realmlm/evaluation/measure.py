@@ -2,10 +2,9 @@
 
 import json
 import time
-from collections import deque
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,14 +15,15 @@ from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
-from realmlm.evaluation.answers import f1, is_correct
 from realmlm.evaluation.clozes import is_cloze, source_copies, widen_masks
-from realmlm.evaluation.matching import Recall, first_with_answer
+from realmlm.evaluation.judge import Batch, Reading, judge, make_judge
+from realmlm.evaluation.matching import Recall
 from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
-from realmlm.reading.answer import Answer, Answerer, ReadPassages
+from realmlm.parallel import cores, ordered_map
+from realmlm.reading.answer import Answer, Answerer
 from realmlm.reading.retrieve import (
     BM25Retriever,
     LearnedRetriever,
@@ -40,6 +40,8 @@ from realmlm.settings import Evaluate
 from realmlm.storage.artefacts import read_manifest, refuse_existing, write_text
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
+_MOST_JUDGES = 8  # processes; each is done with some thousand questions a second
+_FEW = 8  # batches; fewer are judged here, sooner than processes could start
 
 
 def evaluate(
@@ -138,21 +140,41 @@ def measure(
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
     at_once = answerer.at_once if any(map(is_cloze, questions)) else answerer.spans_at_once
     at_once = at_once if read else SEARCHED_AT_ONCE
-    batches = [slice(first, first + at_once) for first in range(0, len(questions), at_once)]
+    slices = [slice(first, first + at_once) for first in range(0, len(questions), at_once)]
+
+    def read_ahead() -> Iterator[Batch]:
+        """Batches that were read; a GPU is given the next one before it is waited for."""
+        waiting = None
+        for some in slices:
+            queries = _queries(answerer, questions[some], own[some], with_mask=with_mask)
+            ahead = _read_batch(answerer, questions[some], queries, depth=depth, read=read)
+            if waiting is not None:
+                yield waiting()
+            waiting = ahead
+        if waiting is not None:
+            yield waiting()
+
     with (
         progress("evaluating", len(questions), unit="questions") as bar,
-        ThreadPoolExecutor(1) as thread,  # compares what was read while the next questions are searched for
+        closing(_judged(answerer, read_ahead(), recall=recall)) as judged,
     ):
-        pending: deque[Future[list[Outcome]]] = deque()
-        for some in [*batches, None]:
-            if some is not None:
-                queries = _queries(answerer, questions[some], own[some], with_mask=with_mask)
-                batch = _read_batch(answerer, questions[some], queries, depth=depth, read=read)
-                pending.append(thread.submit(_outcomes, answerer, batch, recall=recall))
-            while len(pending) > (some is not None):
-                outcomes = pending.popleft().result()
-                yield from outcomes
-                bar.advance(len(outcomes))
+        for outcomes in judged:
+            yield from outcomes
+            bar.advance(len(outcomes))
+
+
+def _judged(
+    answerer: Answerer, batches: Iterator[Batch], *, recall: Recall
+) -> Generator[list[Outcome], None, None]:
+    """The outcomes of batches: beside a GPU by other processes, which one alone would keep waiting."""
+    combiner = answerer.combiner
+    if answerer.model.device.type != "cuda":
+        yield from (judge(combiner, batch, recall=recall) for batch in batches)
+        return
+    corpus = combiner.corpus
+    setting = (corpus.folder, corpus.edits, combiner.max_query, combiner.released, combiner.calibration)
+    workers = min(cores(), _MOST_JUDGES)
+    yield from ordered_map(make_judge, (*setting, recall), batches, workers=workers, few=_FEW)
 
 
 def _queries(
@@ -169,23 +191,13 @@ def _queries(
     ]
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Questions that were read, some perhaps still on a GPU."""
-
-    questions: list[Question]
-    retrieved: Retrieved
-    known: "dict[int, _Read]"  # by place
-    asked: list[int]  # the places of those in `reading`
-    reading: ReadPassages | None
-
-
 def _read_batch(
     answerer: Answerer, questions: list[Question], queries: list[Query], *, depth: int, read: int
-) -> _Batch:
+) -> Callable[[], Batch]:
+    """Retrieve and read; a GPU may still be at it until what this gives is called."""
     retrieved = retrieve(answerer.retriever, queries, depth)
-    known: dict[int, _Read] = {}
-    reading = None
+    known: dict[int, Reading] = {}
+    spans = None
     cloze = np.array([is_cloze(question) for question in questions])
     asked = np.flatnonzero(~cloze)
     for rows in (np.flatnonzero(cloze), asked):
@@ -195,52 +207,20 @@ def _read_batch(
         offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
         some = [queries[row] for row in rows]
         if rows is not asked:
-            found = _fill(answerer, [questions[row] for row in rows], some, offered)
-            known |= dict(zip(rows.tolist(), found, strict=True))
+            filled = _fill(answerer, [questions[row] for row in rows], some, offered)
+            known |= dict(zip(rows.tolist(), filled, strict=True))
         elif offered.ids_BK.shape[1]:
-            reading = answerer.read_passages(some, offered)
+            spans = answerer.read_passages(some, offered)
         else:
-            known |= dict(zip(rows.tolist(), map(_Read, answerer.read_spans(some, offered)), strict=True))
-    return _Batch(questions, retrieved, known, asked.tolist(), reading)
-
-
-def _outcomes(answerer: Answerer, batch: _Batch, *, recall: Recall) -> list[Outcome]:
-    readings = dict(batch.known)
-    if batch.reading is not None:
-        readings |= zip(batch.asked, map(_Read, answerer.answers_from(batch.reading)), strict=True)
-    ids_U, place_BK = np.unique(batch.retrieved.ids_BK.numpy(), return_inverse=True)
-    texts = answerer.corpus.texts(ids_U.tolist())
-    outcomes = []
-    for row, (question, ids) in enumerate(zip(batch.questions, batch.retrieved.ids_BK.tolist(), strict=True)):
-        reading = readings.get(row, _Read(None))
-        words = "" if reading.answer is None else reading.answer.answer
-        retrieved = map(texts.__getitem__, place_BK[row].tolist())
-        first = first_with_answer(retrieved, question, recall=recall)
-        outcomes.append(
-            Outcome(
-                question=question,
-                answer=reading.answer,
-                correct=is_correct(words, question),
-                f1=None if question.is_regex else f1(words, question.answers),
-                log_p=reading.log_p,
-                utility=reading.utility,
-                found=[place == first for place in range(len(ids))],
-                gold=[number in question.gold for number in ids],
-            )
-        )
-    return outcomes
-
-
-@dataclass(frozen=True)
-class _Read:
-    answer: Answer | None
-    log_p: float | None = None
-    utility: float | None = None
+            known |= dict(zip(rows.tolist(), map(Reading, answerer.read_spans(some, offered)), strict=True))
+    ids_BK = retrieved.ids_BK.numpy()
+    arrays = (lambda: None) if spans is None else spans.arrays
+    return lambda: Batch(questions, ids_BK, known, asked.tolist(), arrays())
 
 
 def _fill(
     answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
-) -> list[_Read]:
+) -> list[Reading]:
     """Answers, and how likely what is hidden was: with what was offered, and with the null document alone."""
     read = answerer.read_masks(queries, offered)
     targets = [answerer.model.wordpieces.encode(question.answers[0]) for question in questions]
@@ -250,7 +230,7 @@ def _fill(
     readings = []
     for row, answer in enumerate(answerer.fill_from(read, offered)):
         whole = len(targets[row]) == read.masks[row]  # else the masks do not stand for this answer
-        readings.append(_Read(answer, log_p_B[row].item(), utility_B[row]) if whole else _Read(answer))
+        readings.append(Reading(answer, log_p_B[row].item(), utility_B[row]) if whole else Reading(answer))
     return readings
 
 

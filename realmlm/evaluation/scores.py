@@ -8,7 +8,7 @@ import numpy as np
 from realmlm.corpus.questions import Question
 from realmlm.evaluation.intervals import bootstrap_interval
 from realmlm.evaluation.matching import Recall
-from realmlm.reading.answer import Answer
+from realmlm.reading.records import Answer
 
 CUTOFFS = (1, 5, 20, 50)
 

@@ -6,7 +6,7 @@ span widths, V vocabulary.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,8 +18,16 @@ from realmlm.errors import BadInput
 from realmlm.model.inputs import send
 from realmlm.model.marginal import hidden_log_p, joint_reading
 from realmlm.model.realm import Realm
-from realmlm.reading.combine import NOWHERE, Place, Spans, by_share, combine, evidence_of, same_words
-from realmlm.reading.confidence import UNSURE, Calibration
+from realmlm.reading.combine import (
+    NOWHERE,
+    Combiner,
+    Place,
+    ReadSpans,
+    by_share,
+    evidence_of,
+    same_words,
+)
+from realmlm.reading.confidence import Calibration
 from realmlm.reading.read import join, read_masks, read_spans
 from realmlm.reading.records import Answer, Evidence, MaskWords, Words
 from realmlm.reading.retrieve import (
@@ -31,12 +39,9 @@ from realmlm.reading.retrieve import (
     Retriever,
     retrieve,
 )
-from realmlm.reading.units import all_widened, widened
+from realmlm.reading.units import widened
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
-_YES_OR_NO = re.compile(
-    r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
-)
 _EMPTY = "the question is empty; ask with words: Who …?"
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
@@ -99,10 +104,21 @@ class ReadPassages:
     there: torch.cuda.Event | None
     """When all has arrived; None: it has."""
 
-    def wait(self) -> None:
-        """Until the tensors may be looked at."""
+    def arrays(self) -> ReadSpans:
+        """The same without torch, when it has arrived."""
         if self.there is not None:
             self.there.synchronize()
+        ids_BK = self.retrieved.ids_BK
+        return ReadSpans(
+            questions=[query.text for query in self.queries],
+            wordpieces=[len(query.tokens) for query in self.queries],
+            ids_BK=ids_BK.numpy(),
+            relevance_B=self.retrieved.scores_BK.amax(1).numpy(),
+            p_BK=self.weight_N.view_as(ids_BK).softmax(-1).numpy(),
+            first_NS=self.first_NS.numpy(),
+            more_NS=self.more_NS.numpy(),
+            p_NS=self.log_NS.exp().float().numpy(),
+        )
 
 
 class Answerer:
@@ -209,53 +225,15 @@ class Answerer:
 
     def answers_from(self, read: ReadPassages) -> list[Answer]:
         """Answers from what was read."""
-        read.wait()
-        ids_BK = read.retrieved.ids_BK
-        ids_U, place_N = np.unique(ids_BK.numpy().flatten(), return_inverse=True)
-        passages = self.corpus.passages(ids_U.tolist())
-        p_BK = read.weight_N.view_as(ids_BK).softmax(-1).numpy()
-        p_NS = read.log_NS.exp().float().numpy()
-        starts_NS, ends_NS = self._characters(read, ids_U, place_N)
-        released = self.model.config.reading == "released"
-        if not released:
-            texts = [passage.text for passage in passages]
-            starts_NS, ends_NS = all_widened(starts_NS, ends_NS, texts, place_N[:, None])
-        spans = Spans(starts_NS, ends_NS, p_NS)
-        relevance_B = read.retrieved.scores_BK.amax(1).tolist()
-        answers = []
-        for row, query in enumerate(read.queries):
-            pairs = slice(row * ids_BK.shape[1], (row + 1) * ids_BK.shape[1])
-            offered = [passages[place] for place in place_N[pairs].tolist()]
-            answer = combine(offered, p_BK[row], spans.rows(pairs), released=released)
-            answers.append(self._judged(query, answer, relevance_B[row]))
-        return answers
+        return self.combiner.answers(read.arrays())
 
-    def _characters(
-        self, read: ReadPassages, ids_U: np.ndarray, place_N: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The first character of each span and the one past its last."""
-        chars = [self.corpus.token_chars(number) for number in ids_U.tolist()]
-        lengths_U = np.array([len(chars_T2) for chars_T2 in chars])
-        begins_N = (np.cumsum(lengths_U) - lengths_U)[place_N]
-        flat_T2 = np.concatenate([*chars, np.zeros((1, 2), dtype=np.uint16)])
-        there_NS = read.log_NS.isfinite().numpy()
-        first_NS = np.where(there_NS, read.first_NS.numpy() + begins_N[:, None], -1)
-        last_NS = np.where(there_NS, first_NS + read.more_NS.numpy(), -1)
-        return flat_T2[first_NS, 0], flat_T2[last_NS, 1]
-
-    def _judged(self, query: Query, answer: Answer, relevance: float) -> Answer:
-        """The answer with a caution and, if calibrated for the retriever used, its confidence."""
-        fitted = self.model.config.calibration if isinstance(self.retriever, LearnedRetriever) else None
-        confidence = Calibration(**fitted).confidence(answer.probability, relevance) if fitted else None
-        longest = self.model.config.max_query
-        cautions = []
-        if len(query.tokens) > longest:
-            cautions.append(f"only the first {longest} wordpieces of the question were read")
-        if _YES_OR_NO.match(query.text):
-            cautions.append("yes or no is for you to say: answers are words of a passage")
-        if confidence is not None and confidence < UNSURE:
-            cautions.append("unsure: the documents may not say this")
-        return replace(answer, relevance=relevance, confidence=confidence, caution="; ".join(cautions))
+    @property
+    def combiner(self) -> Combiner:
+        """What makes answers of what was read, without the model."""
+        config = self.model.config
+        fitted = config.calibration if isinstance(self.retriever, LearnedRetriever) else None
+        calibration = Calibration(**fitted) if fitted else None
+        return Combiner(self.corpus, config.max_query, config.reading == "released", calibration)
 
     def _closed_book(self, queries: list[Query]) -> list[Answer]:
         """Each question followed by masks, as many as serve it best."""

@@ -1,19 +1,27 @@
 """From the likeliest spans of each passage to an answer: p(y|x) is summed over places with the same words.
 
-B questions, K passages each, N = B · K pairs, S spans of each.
+None of it needs torch, so that other processes can do it. B questions, K passages each, N = B · K pairs, S
+spans of each, U different passages, T wordpieces.
 """
 
+import re
 import string
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from realmlm.corpus.store import Passage
+from realmlm.corpus.store import Corpus, Passage
+from realmlm.reading.confidence import UNSURE, Calibration
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
+from realmlm.reading.units import all_widened
 
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
+_YES_OR_NO = re.compile(
+    r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
+)
 Place = tuple[int, int] | tuple[None, None]  # the first character and the one past the last
 NOWHERE = (None, None)
 # what `split` would change in the middle of a text: white space other than one space
@@ -22,6 +30,80 @@ GAPS = (
     *map(chr, range(0x2000, 0x200B)),
     *("\u2028", "\u2029", "\u202f", "\u205f", "\u3000"),
 )
+
+
+class ReadSpans(NamedTuple):
+    """The likeliest spans that the reader found for some questions, in wordpieces."""
+
+    questions: list[str]
+    wordpieces: list[int]
+    """How many each question has."""
+    ids_BK: np.ndarray
+    """The passages that were read."""
+    relevance_B: np.ndarray
+    """max f(x,z)."""
+    p_BK: np.ndarray
+    """p(z|x)."""
+    first_NS: np.ndarray
+    """The first wordpiece of each span, in its passage."""
+    more_NS: np.ndarray
+    """How many follow in it."""
+    p_NS: np.ndarray
+    """p(s|z,x), best first; 0 where there is no span."""
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """Makes answers of what was read."""
+
+    corpus: Corpus
+    max_query: int
+    released: bool
+    """As the authors' code does: the best place of an answer counts, spans stay as they are."""
+    calibration: Calibration | None
+
+    def answers(self, read: ReadSpans) -> list[Answer]:
+        """An answer to each question."""
+        ids_U, place_N = np.unique(read.ids_BK.flatten(), return_inverse=True)
+        passages = self.corpus.passages(ids_U.tolist())
+        starts_NS, ends_NS = self._characters(read, ids_U, place_N)
+        if not self.released:
+            texts = [passage.text for passage in passages]
+            starts_NS, ends_NS = all_widened(starts_NS, ends_NS, texts, place_N[:, None])
+        spans = Spans(starts_NS, ends_NS, read.p_NS)
+        k = read.ids_BK.shape[1]
+        answers = []
+        for row, (question, wordpieces) in enumerate(zip(read.questions, read.wordpieces, strict=True)):
+            pairs = slice(row * k, (row + 1) * k)
+            offered = [passages[place] for place in place_N[pairs].tolist()]
+            answer = combine(offered, read.p_BK[row], spans.rows(pairs), released=self.released)
+            answers.append(self._judged(answer, question, wordpieces, float(read.relevance_B[row])))
+        return answers
+
+    def _characters(
+        self, read: ReadSpans, ids_U: np.ndarray, place_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The first character of each span and the one past its last."""
+        chars = [self.corpus.token_chars(number) for number in ids_U.tolist()]
+        lengths_U = np.array([len(chars_T2) for chars_T2 in chars])
+        begins_N = (np.cumsum(lengths_U) - lengths_U)[place_N]
+        flat_T2 = np.concatenate([*chars, np.zeros((1, 2), dtype=np.uint16)])
+        first_NS = np.where(read.p_NS > 0, read.first_NS + begins_N[:, None], -1)
+        last_NS = np.where(read.p_NS > 0, first_NS + read.more_NS, -1)
+        return flat_T2[first_NS, 0], flat_T2[last_NS, 1]
+
+    def _judged(self, answer: Answer, question: str, wordpieces: int, relevance: float) -> Answer:
+        """The answer with a caution and, if calibrated for the retriever used, its confidence."""
+        fitted = self.calibration
+        confidence = None if fitted is None else fitted.confidence(answer.probability, relevance)
+        cautions = []
+        if wordpieces > self.max_query:
+            cautions.append(f"only the first {self.max_query} wordpieces of the question were read")
+        if _YES_OR_NO.match(question):
+            cautions.append("yes or no is for you to say: answers are words of a passage")
+        if confidence is not None and confidence < UNSURE:
+            cautions.append("unsure: the documents may not say this")
+        return replace(answer, relevance=relevance, confidence=confidence, caution="; ".join(cautions))
 
 
 class Spans(NamedTuple):

@@ -13,7 +13,8 @@ from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import MAX_CHARACTERS, Corpus
 from realmlm.errors import BadInput
-from realmlm.evaluation.matching import AnswerMatcher, AnswerWords, Asked, answer_spans
+from realmlm.evaluation.locate import AnswerMatcher, AnswerWords, Asked
+from realmlm.evaluation.matching import answer_spans
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
 from realmlm.storage.arrays import map_arrays, save_arrays

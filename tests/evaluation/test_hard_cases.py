@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from realmlm.corpus.questions import Question
 from realmlm.errors import BadInput
 from realmlm.evaluation import exact_match, regex_match
-from realmlm.evaluation.matching import AnswerMatcher, Asked, answer_spans, contains_answer
+from realmlm.evaluation.locate import AnswerMatcher, Asked
+from realmlm.evaluation.matching import answer_spans, contains_answer
 from tests.evaluation.hard_cases import CASES, ENGINES, Case
 
 regex = pytest.importorskip("regex")  # DPR's engine; transformers needs it, too

@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.questions import Question
 from realmlm.errors import BadInput, MissingExtra
-from realmlm.evaluation import matching
-from realmlm.evaluation.matching import (
-    AnswerMatcher,
-    Asked,
-    answer_spans,
-    contains_answer,
-    required_literals,
-)
+from realmlm.evaluation import locate, matching
+from realmlm.evaluation.locate import AnswerMatcher, Asked, required_literals
+from realmlm.evaluation.matching import answer_spans, contains_answer
 
 pytest.importorskip("ahocorasick")
 # letters with and without accents, a ligature of case folding, symbols that decompose, marks to reorder, gaps
@@ -186,7 +181,7 @@ def test_every_character_makes_the_same_words_as_in_one_text():
         "".join(f"a{letter} {letter}b{letter.upper()} " for letter in assigned[first : first + 256])
         for first in range(0, len(assigned), 256)
     ]
-    flat = matching._flat_words(passages)
+    flat = locate._flat_words(passages)
     letters = "".join(map(chr, flat.letters_C.tolist()))
     words = [letters[first:past] for first, past in zip(flat.first_W, flat.past_W, strict=True)]
     expected = [matching._words(text) for text in passages]
@@ -205,7 +200,7 @@ def test_words_that_share_a_key_are_told_apart():
         asked = [Question("q", (f"x {answer}", f"{answer} y")) for answer in answers]
         passages = [f"x {word} y", f"x {opposite}", f"{third} y"]
         assert all_at_once(passages, asked) == one_by_one(passages, asked)
-    keys = [matching._flat_words([text]).keys_W[0] for text in (word, opposite, third)]
+    keys = [locate._flat_words([text]).keys_W[0] for text in (word, opposite, third)]
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -299,8 +294,8 @@ def test_required_literals(pattern, literals):
 def test_fold_knows_every_character_that_matches_an_ascii_letter():
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     for letter in set(re.findall("[a-z0-9 ]", everything, re.IGNORECASE)):
-        assert re.fullmatch(re.escape(letter.translate(matching._FOLD).lower()), letter, re.IGNORECASE)
-        assert letter.translate(matching._FOLD).lower().isascii()
+        assert re.fullmatch(re.escape(letter.translate(locate._FOLD).lower()), letter, re.IGNORECASE)
+        assert letter.translate(locate._FOLD).lower().isascii()
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):
