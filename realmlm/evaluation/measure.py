@@ -41,7 +41,7 @@ from realmlm.storage.artefacts import read_manifest, refuse_existing, write_text
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
 _MOST_JUDGES = 8  # processes; each is done with some thousand questions a second
-_FEW = 8  # batches; fewer are judged here, sooner than processes could start
+_FEW = 4  # batches; fewer are judged here, sooner than processes could start
 
 
 def evaluate(

@@ -174,7 +174,7 @@ class Answerer:
 
     def ask(self, questions: list[str], *, read: int = READ) -> list[Answer]:
         """An answer to each question."""
-        return self._in_batches(self.queries(questions), read, self.read_spans)
+        return self._in_batches([self.query(question) for question in questions], read, self.read_spans)
 
     def _in_batches(
         self, queries: list[Query], read: int, way: Callable[[list[Query], Retrieved], list[Answer]]
