@@ -171,7 +171,8 @@ def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
     places = asked.by_question(table_N4[:, 3])
     question_M = np.repeat(np.arange(len(questions), dtype=np.int32), [len(places_n) for places_n in places])
     table_M4 = np.concatenate([table_N4[:0], *(table_N4.take(places_n, axis=0) for places_n in places)])
-    return {"questions": question_M, "passages": table_M4[:, 0], "spans": table_M4[:, 1:3]}
+    spans_M2 = table_M4[:, 1:3].astype(np.uint16)  # a passage has no more characters
+    return {"questions": question_M, "passages": table_M4[:, 0], "spans": spans_M2}
 
 
 def _finder(
