@@ -421,7 +421,7 @@ from tests.conftest import TINY_MODEL, world_corpus
 import realmlm.cli
 from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
 from tests.calls import build_corpus, create_model, run_pretrain
-from realmlm.corpus.questions import read_questions
+from realmlm.corpus.questions import Question, read_questions
 from realmlm.errors import MissingExtra
 from realmlm.train.gold import locate_answers
 from realmlm.worlds import write_world
@@ -447,7 +447,9 @@ def missing(work):
 
 (folder / "note.md").write_text("# Orvane")
 missing(lambda: build_corpus([folder / "note.md"], folder / "marked", train_tokenizer=200, workers=1))
-missing(lambda: locate_answers(corpus, read_questions(folder / "world" / "questions-train.jsonl")))
+questions = read_questions(folder / "world" / "questions-train.jsonl")
+assert len(locate_answers(corpus, questions)) > 0
+missing(lambda: locate_answers(corpus, [Question("Where?", ("Cre?te",), is_regex=True)]))
 try:
     realmlm.cli.main(["world", "--out", "w"])
 except SystemExit as end:
@@ -475,7 +477,7 @@ def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None
     assert said == [
         f"{tmp_path}/note.md: reading Markdown needs 'markdown_it': "
         "pip install 'realmlm[formats]', or leave such input out with --skip-bad",
-        "finding all answers in all passages needs 'ahocorasick': pip install 'realmlm[match]'",
+        "finding patterns in all passages needs 'ahocorasick': pip install 'realmlm[match]'",
         "exit 2",
     ]
     assert "the command line needs 'tyro': pip install 'realmlm[all]'" in done.stderr

@@ -8,7 +8,7 @@ their ids, and the ids of those that it removes. Opening a corpus applies the ed
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,12 @@ class Passage:
     @property
     def file(self) -> str:
         """The file it comes from: the source without a checksum that may follow the name."""
-        return re.sub(rf"{CONTENT_MARK}[0-9a-f]{{16}}\Z", "", self.source)
+        return _file(self.source)
+
+
+@lru_cache(maxsize=1024)
+def _file(source: str) -> str:
+    return re.sub(rf"{CONTENT_MARK}[0-9a-f]{{16}}\Z", "", source)
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,14 @@ class Segment:
         of_title = ((titles + title_offsets[:-1])[self.articles], np.diff(title_offsets)[self.articles])
         return np.stack([*of_body, *of_title], axis=1)
 
+    def strings(self, flat: str, rows: np.ndarray) -> list[str]:
+        """`string` of several passages."""
+        places = self.articles[rows] if flat in _OF_ARTICLES else rows
+        offsets = self._offsets[_FLAT[flat]]
+        data = self._flat[flat].data
+        borders = zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True)
+        return [str(data[start:end], "utf-8") for start, end in borders]
+
     def titles(self) -> Iterator[str]:
         offsets = self._offsets["title"]
         data = self._flat["titles"].tobytes()
@@ -330,6 +343,28 @@ class Corpus:
         segment, row = self._place(number)
         title, text, source = (segment.string(flat, row) for flat in ("titles", "texts", "sources"))
         return Passage(int(number), title, text, source)
+
+    def passages(self, ids: Sequence[int]) -> list[Passage]:
+        """Several passages, in the order of the ids."""
+        columns = (self._strings(flat, ids) for flat in ("titles", "texts", "sources"))
+        return [Passage(*row) for row in zip(ids, *columns, strict=True)]
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The texts of several passages alone."""
+        return self._strings("texts", ids)
+
+    def _strings(self, flat: str, ids: Sequence[int]) -> list[str]:
+        places = [self._place(number) for number in ids] if self._overlay else []
+        if places or not ids:
+            return [segment.string(flat, row) for segment, row in places]
+        self._place(min(ids))
+        self._place(max(ids))
+        return self._base.strings(flat, np.array(ids))
+
+    def text(self, number: int) -> str:
+        """The text of a passage alone."""
+        segment, row = self._place(number)
+        return segment.string("texts", row)
 
     def find(self, text: str, *, limit: int) -> list[Passage]:
         """The first `limit` passages, by id, with this text in title, body or source, ignoring case."""

@@ -216,7 +216,15 @@ class Wordpieces:
 
     def encode_query(self, text: str) -> np.ndarray:
         """Ids of a question or sentence in which [MASK] stands for this tokenizer's own mask token."""
-        return self.encode(text.replace("[MASK]", str(self.tokenizer.id_to_token(self.mask))))
+        return self.encode(self._with_mask(text))
+
+    def encode_queries(self, texts: list[str]) -> list[np.ndarray]:
+        """The same for several, made in parallel if the library may."""
+        encodings = self.encode_batch([self._with_mask(text) for text in texts])
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def _with_mask(self, text: str) -> str:
+        return text.replace("[MASK]", str(self.tokenizer.id_to_token(self.mask)))
 
     def encode_batch(self, texts: list[str]) -> list[Encoding]:
         """Encodings with ids and character offsets, made in parallel if the library may."""

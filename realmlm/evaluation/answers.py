@@ -7,6 +7,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 from realmlm.corpus.questions import Question, compile_answer
 
@@ -14,6 +15,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+@lru_cache(maxsize=1024)  # right or wrong and F1 ask for the same
 def normalize(text: str) -> str:
     """ORQA's normalisation, which is SQuAD's after Unicode decomposition (NFD): lower case, no ASCII
     punctuation, no English articles, single spaces. Accents stay."""
@@ -44,8 +46,10 @@ def f1(prediction: str, answers: Iterable[str]) -> float:
 
 
 def _f1(predicted: list[str], reference: list[str]) -> float:
+    if not set(predicted) & set(reference):
+        return 0.0
     common = (Counter(predicted) & Counter(reference)).total()
-    return 2 * common / (len(predicted) + len(reference)) if common else 0.0
+    return 2 * common / (len(predicted) + len(reference))
 
 
 def is_correct(prediction: str, question: Question) -> bool:

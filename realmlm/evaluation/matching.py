@@ -9,56 +9,105 @@ occurrences have no span. docs/measures.md compares this with ORQA's definition,
 """
 
 import re
-import string
 import unicodedata
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Literal
 
 from realmlm.corpus.questions import Question, compile_answer
-from realmlm.errors import BadInput, require
+from realmlm.errors import BadInput
 
 Span = tuple[int, int]
+# kinds of characters
+GAP = 0
+SYMBOL = 1
+LETTER = 2
 Recall = Literal["dpr", "orqa"]
 
 
 def contains_answer(text: str, question: Question, *, recall: Recall) -> bool:
     """Does any answer of the question occur in the text? With dpr as defined above; with orqa as the same
     characters, even within a word."""
+    return first_with_answer([text], question, recall=recall) == 0
+
+
+def first_with_answer(texts: Iterable[str], question: Question, *, recall: Recall) -> int | None:
+    """The place of the first text in which an answer occurs; those after it are not looked at."""
     if recall == "orqa":
-        return any(answer in text for answer in question.answers)
+        return _first(texts, lambda text: any(answer in text for answer in question.answers))
     if question.is_regex:
-        decomposed = unicodedata.normalize("NFD", text)
-        return any(pattern.search(decomposed) for pattern in _patterns(question))
-    return () in _answer_words(question) or (
-        _may_occur(text, question) and bool(answer_spans(text, question))
-    )
+        patterns = _patterns(question)
+        return _first(texts, lambda text: any(pattern.search(_decomposed(text)) for pattern in patterns))
+    answers = answer_words(question)
+    if () in answers:
+        return _first(texts, lambda text: True)
+    # quick, and for most passages the answer is no: a word of an answer, even within other words
+    longest = {max(filter(str.isascii, answer), key=len, default="") for answer in answers}
+
+    def contains(text: str) -> bool:
+        decomposed = _decomposed(text)
+        plain = decomposed.lower()
+        if not any(word in plain for word in longest):
+            return False
+        if "Σ" in decomposed:  # in lower case it depends on the word
+            return bool(answer_spans(text, question))
+        return any(_stands(answer, plain) for answer in answers)
+
+    return _first(texts, contains)
 
 
-def _may_occur(text: str, question: Question) -> bool:
-    """Are all ASCII words of an answer somewhere in the text, even within other words? Quick, and for most
-    passages the answer is no."""
-    plain = (text if text.isascii() else unicodedata.normalize("NFD", text)).lower()
-    return any(all(word in plain for word in answer if word.isascii()) for answer in _answer_words(question))
+def _stands(answer: tuple[str, ...], plain: str) -> bool:
+    """Does an answer stand in a decomposed text in lower case? It is compared where its first word is found:
+    many times faster than finding all words of the text."""
+    start = plain.find(answer[0])
+    while start >= 0:
+        end = start
+        within = kind_of(answer[0][0]) == LETTER and kind_of(plain[max(0, start - 1) : start]) == LETTER
+        for word in answer:
+            while end < len(plain) and kind_of(plain[end]) == GAP:
+                end += 1
+            if within or not plain.startswith(word, end):
+                break
+            end += len(word)
+            within = kind_of(word[0]) == LETTER and kind_of(plain[end : end + 1]) == LETTER
+        else:
+            if not within:
+                return True
+        start = plain.find(answer[0], start + 1)
+    return False
+
+
+@lru_cache(maxsize=4096)
+def kind_of(letter: str) -> int:
+    """Gap, symbol or letter; beyond a text there is a gap."""
+    category = unicodedata.category(letter)[0] if letter else "Z"
+    return LETTER if category in "LNM" else GAP if category in "ZC" else SYMBOL
+
+
+def _first(texts: Iterable[str], contains: Callable[[str], bool]) -> int | None:
+    return next((place for place, text in enumerate(texts) if contains(text)), None)
+
+
+def _decomposed(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFD", text)
 
 
 def answer_spans(text: str, question: Question) -> list[Span]:
     """The spans (start, end) of all occurrences of all answers, sorted, each once."""
     if question.is_regex:
-        return _pattern_spans(text, question)
+        return pattern_spans(text, question)
     words, bounds = _words(text)
     spans = set()
-    for answer in filter(None, _answer_words(question)):
+    for answer in filter(None, answer_words(question)):
         for first in range(len(words) - len(answer) + 1):
             if words[first] == answer[0] and tuple(words[first : first + len(answer)]) == answer:
                 spans.add((bounds[2 * first], bounds[2 * (first + len(answer)) - 1]))
     return sorted(spans)
 
 
-def _pattern_spans(text: str, question: Question) -> list[Span]:
+def pattern_spans(text: str, question: Question) -> list[Span]:
     decomposed = unicodedata.normalize("NFD", text)
     found = {match.span() for pattern in _patterns(question) for match in pattern.finditer(decomposed)}
     spans = {(start, end) for start, end in found if start < end}
@@ -69,7 +118,7 @@ def _pattern_spans(text: str, question: Question) -> list[Span]:
 
 
 @lru_cache(maxsize=4096)
-def _answer_words(question: Question) -> tuple[tuple[str, ...], ...]:
+def answer_words(question: Question) -> tuple[tuple[str, ...], ...]:
     return tuple({tuple(_words(answer)[0]): None for answer in question.answers})
 
 
@@ -130,119 +179,3 @@ def _origins(text: str) -> list[int]:
     reorders are of one word.
     """
     return [at for at, letter in enumerate(text) for _ in unicodedata.normalize("NFD", letter)]
-
-
-# --- all answers of all questions in one pass ---------------------------------------------------------------
-
-_CODE = 3  # characters that encode a word in the automaton
-_UNKNOWN = "\0" * _CODE
-_PLAIN = frozenset(string.ascii_letters + string.digits + " ")
-_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[\d,]*\}|.", re.DOTALL)
-_OPAQUE = re.compile(r"\(\?[^:]|\\[0-9xuUN]")  # inline flags, look-around, named groups; character codes
-# the characters beyond ASCII that `re` takes for ASCII letters when it ignores case
-_FOLD = str.maketrans("İıſK", "iisk")
-
-
-class AnswerMatcher:
-    """Finds the answers of all questions in one pass over a passage (Aho-Corasick): exactly those that
-    `answer_spans` finds for each question."""
-
-    def __init__(self, questions: Sequence[Question]) -> None:
-        self._questions = tuple(questions)
-        asking: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        holding: dict[str, list[int]] = defaultdict(list)
-        self._always: list[int] = []  # questions whose patterns require no literal: tried on every passage
-        for index, question in enumerate(self._questions):
-            if question.is_regex:
-                literals = required_literals(question.answers)  # plain letters, which decomposition leaves
-                for literal in literals:
-                    holding[literal].append(index)
-                if not literals:
-                    self._always.append(index)
-            else:
-                for words in filter(None, _answer_words(question)):
-                    asking[words].append(index)
-        # Words become codes of equal length: division of a hit's position gives its word, no node of the
-        # automaton has many children (which are searched one by one), and it is 1.6 times as fast as with
-        # words joined by spaces.
-        different = sorted({word for words in asking for word in words})
-        self._codes = {word: _code(number) for number, word in enumerate(different)}
-        self._answers = _automaton(
-            {
-                "".join(map(self._codes.__getitem__, words)): (len(words), indices)
-                for words, indices in asking.items()
-            }
-        )
-        self._literals = _automaton(holding)
-
-    def find(self, text: str) -> list[tuple[int, int, int]]:
-        """The index of the question, start and end of every occurrence, sorted, each once."""
-        return sorted(set(self._find_words(text) + self._find_patterns(text)))
-
-    def _find_words(self, text: str) -> list[tuple[int, int, int]]:
-        if self._answers is None:
-            return []
-        found = []
-        words, bounds = _words(text)
-        code_of = self._codes.get
-        encoded = "".join([code_of(word, _UNKNOWN) for word in words])
-        for end, (length, indices) in self._answers.iter(encoded):
-            last = end // _CODE
-            start = bounds[2 * (last - length + 1)]
-            stop = bounds[2 * last + 1]
-            found += [(index, start, stop) for index in indices]
-        return found
-
-    def _find_patterns(self, text: str) -> list[tuple[int, int, int]]:
-        candidates = set(self._always)
-        if self._literals is not None:
-            plain = unicodedata.normalize("NFD", text).translate(_FOLD).lower()
-            for _, indices in self._literals.iter(plain):
-                candidates.update(indices)
-        spans = {index: _pattern_spans(text, self._questions[index]) for index in candidates}
-        return [(index, start, end) for index, found in spans.items() for start, end in found]
-
-
-def _automaton(values: dict[str, Any]) -> Any:
-    """An automaton that finds the keys and gives their values; None if there are no keys."""
-    if not values:
-        return None
-    automaton = require("ahocorasick", extra="match", why="finding all answers in all passages").Automaton()
-    for key, value in values.items():
-        automaton.add_word(key, value)
-    automaton.make_automaton()
-    return automaton
-
-
-def _code(number: int) -> str:
-    """The code of a word. Each of its characters is from another range, so that it is never found across the
-    border of two codes."""
-    return chr(0x1000 + number // 4096) + chr(0x100 + number // 64 % 64) + chr(0x200 + number % 64)
-
-
-def required_literals(patterns: Iterable[str]) -> set[str]:
-    """Lower-case strings, one of which is in every match of any of the patterns; none if that is not certain.
-
-    They are made of characters outside groups and classes that no quantifier makes optional.
-    """
-    found = set()
-    for pattern in patterns:
-        if _OPAQUE.search(pattern):
-            return set()
-        runs = [""]
-        depth = 0
-        for atom in [*_ATOM.findall(pattern), "|"]:
-            if depth == 0 and atom in _PLAIN:
-                runs[-1] += atom
-            elif depth == 0 and atom == "|":
-                longest = max(runs, key=len)
-                if not longest:
-                    return set()
-                found.add(longest.lower())
-                runs = [""]
-            else:
-                if atom[0] in "?*{":
-                    runs[-1] = runs[-1][:-1]
-                depth += (atom == "(") - (atom == ")")
-                runs.append("")
-    return found

@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -14,13 +15,14 @@ from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
-from realmlm.evaluation.answers import f1, is_correct
 from realmlm.evaluation.clozes import is_cloze, source_copies, widen_masks
-from realmlm.evaluation.matching import Recall, contains_answer
+from realmlm.evaluation.judge import Batch, Reading, judge, make_judge
+from realmlm.evaluation.matching import Recall
 from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
+from realmlm.parallel import cores, ordered_map
 from realmlm.reading.answer import Answer, Answerer
 from realmlm.reading.retrieve import (
     BM25Retriever,
@@ -38,6 +40,8 @@ from realmlm.settings import Evaluate
 from realmlm.storage.artefacts import read_manifest, refuse_existing, write_text
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
+_MOST_JUDGES = 8  # processes; each is done with some thousand questions a second
+_FEW = 4  # batches; fewer are judged here, sooner than processes could start
 
 
 def evaluate(
@@ -134,80 +138,89 @@ def measure(
         same = f"every passage of {answerer.corpus.folder} has the same words"
         raise NotEnough(f"{same}: none is left to search for a sentence of theirs")
     depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
-    at_once = answerer.at_once if read else SEARCHED_AT_ONCE
-    with progress("evaluating", len(questions), unit="questions") as bar:
-        for first in range(0, len(questions), at_once):
-            some = slice(first, first + at_once)
-            yield from _measure_batch(
-                answerer,
-                questions[some],
-                own[some],
-                depth=depth,
-                read=read,
-                recall=recall,
-                with_mask=with_mask,
-            )
-            bar.advance(len(questions[some]))
+    at_once = answerer.at_once if any(map(is_cloze, questions)) else answerer.spans_at_once
+    at_once = at_once if read else SEARCHED_AT_ONCE
+    slices = [slice(first, first + at_once) for first in range(0, len(questions), at_once)]
+
+    def read_ahead() -> Iterator[Batch]:
+        """Batches that were read; a GPU is given the next one before it is waited for."""
+        waiting = None
+        for some in slices:
+            queries = _queries(answerer, questions[some], own[some], with_mask=with_mask)
+            ahead = _read_batch(answerer, questions[some], queries, depth=depth, read=read)
+            if waiting is not None:
+                yield waiting()
+            waiting = ahead
+        if waiting is not None:
+            yield waiting()
+
+    with (
+        progress("evaluating", len(questions), unit="questions") as bar,
+        closing(_judged(answerer, read_ahead(), recall=recall)) as judged,
+    ):
+        for outcomes in judged:
+            yield from outcomes
+            bar.advance(len(outcomes))
 
 
-def _measure_batch(
-    answerer: Answerer,
-    questions: list[Question],
-    own: list[tuple[int, ...]],
-    *,
-    depth: int,
-    read: int,
-    recall: Recall,
-    with_mask: bool,
-) -> Iterable[Outcome]:
-    cloze = np.array([is_cloze(question) for question in questions])
+def _judged(
+    answerer: Answerer, batches: Iterator[Batch], *, recall: Recall
+) -> Generator[list[Outcome], None, None]:
+    """The outcomes of batches: beside a GPU by other processes, which one alone would keep waiting."""
+    combiner = answerer.combiner
+    if answerer.model.device.type != "cuda":
+        yield from (judge(combiner, batch, recall=recall) for batch in batches)
+        return
+    corpus = combiner.corpus
+    setting = (corpus.folder, corpus.edits, combiner.max_query, combiner.released, combiner.calibration)
+    workers = min(cores(), _MOST_JUDGES)
+    yield from ordered_map(make_judge, (*setting, recall), batches, workers=workers, few=_FEW)
+
+
+def _queries(
+    answerer: Answerer, questions: list[Question], own: list[tuple[int, ...]], *, with_mask: bool
+) -> list[Query]:
     ending = " [MASK]" if with_mask else ""
-    queries = [
-        widen_masks(question, sources, answerer.model.wordpieces, max_query=answerer.model.config.max_query)
-        if masked
-        else answerer.query(question.text + ending)
-        for question, sources, masked in zip(questions, own, cloze, strict=True)
+    plain = iter(answerer.queries([item.text + ending for item in questions if not is_cloze(item)]))
+    model = answerer.model
+    return [
+        widen_masks(question, sources, model.wordpieces, max_query=model.config.max_query)
+        if is_cloze(question)
+        else next(plain)
+        for question, sources in zip(questions, own, strict=True)
     ]
+
+
+def _read_batch(
+    answerer: Answerer, questions: list[Question], queries: list[Query], *, depth: int, read: int
+) -> Callable[[], Batch]:
+    """Retrieve and read; a GPU may still be at it until what this gives is called."""
     retrieved = retrieve(answerer.retriever, queries, depth)
-    readings: dict[int, _Read] = {}
-    for rows, way in ((np.flatnonzero(cloze), _fill), (np.flatnonzero(~cloze), _answer)):
-        if len(rows) and (read or depth == 0):
-            null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
-            offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
-            some = way(answerer, [questions[row] for row in rows], [queries[row] for row in rows], offered)
-            readings |= dict(zip(rows.tolist(), some, strict=True))
-    for row, question in enumerate(questions):
-        reading = readings.get(row, _Read(None))
-        ids = retrieved.ids_BK[row].tolist()
-        words = "" if reading.answer is None else reading.answer.answer
-        yield Outcome(
-            question=question,
-            answer=reading.answer,
-            correct=is_correct(words, question),
-            f1=None if question.is_regex else f1(words, question.answers),
-            log_p=reading.log_p,
-            utility=reading.utility,
-            found=[contains_answer(answerer.corpus[number].text, question, recall=recall) for number in ids],
-            gold=[number in question.gold for number in ids],
-        )
-
-
-@dataclass(frozen=True)
-class _Read:
-    answer: Answer | None
-    log_p: float | None = None
-    utility: float | None = None
-
-
-def _answer(
-    answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
-) -> list[_Read]:
-    return [_Read(answer) for answer in answerer.read_spans(queries, offered)]
+    known: dict[int, Reading] = {}
+    spans = None
+    cloze = np.array([is_cloze(question) for question in questions])
+    asked = np.flatnonzero(~cloze)
+    for rows in (np.flatnonzero(cloze), asked):
+        if not len(rows) or not (read or depth == 0):
+            continue
+        null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
+        offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
+        some = [queries[row] for row in rows]
+        if rows is not asked:
+            filled = _fill(answerer, [questions[row] for row in rows], some, offered)
+            known |= dict(zip(rows.tolist(), filled, strict=True))
+        elif offered.ids_BK.shape[1]:
+            spans = answerer.read_passages(some, offered)
+        else:
+            known |= dict(zip(rows.tolist(), map(Reading, answerer.read_spans(some, offered)), strict=True))
+    ids_BK = retrieved.ids_BK.numpy()
+    arrays = (lambda: None) if spans is None else spans.arrays
+    return lambda: Batch(questions, ids_BK, known, asked.tolist(), arrays())
 
 
 def _fill(
     answerer: Answerer, questions: list[Question], queries: list[Query], offered: Retrieved
-) -> list[_Read]:
+) -> list[Reading]:
     """Answers, and how likely what is hidden was: with what was offered, and with the null document alone."""
     read = answerer.read_masks(queries, offered)
     targets = [answerer.model.wordpieces.encode(question.answers[0]) for question in questions]
@@ -217,7 +230,7 @@ def _fill(
     readings = []
     for row, answer in enumerate(answerer.fill_from(read, offered)):
         whole = len(targets[row]) == read.masks[row]  # else the masks do not stand for this answer
-        readings.append(_Read(answer, log_p_B[row].item(), utility_B[row]) if whole else _Read(answer))
+        readings.append(Reading(answer, log_p_B[row].item(), utility_B[row]) if whole else Reading(answer))
     return readings
 
 
@@ -234,5 +247,11 @@ def _prediction(outcome: Outcome) -> dict[str, Any]:
         "log_p": outcome.log_p,
         "utility": outcome.utility,
         "first_passage_with_answer": next((n for n, hit in enumerate(outcome.found, 1) if hit), None),
-        **(asdict(outcome.answer) if outcome.answer else {}),
+        **(_record(outcome.answer) if outcome.answer else {}),
     }
+
+
+def _record(answer: Answer) -> dict[str, Any]:
+    """`asdict` of an answer, without copying every text."""
+    evidence = [vars(read) for read in answer.evidence]
+    return vars(answer) | {"evidence": evidence, "others": [vars(other) for other in answer.others]}

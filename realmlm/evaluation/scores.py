@@ -8,7 +8,7 @@ import numpy as np
 from realmlm.corpus.questions import Question
 from realmlm.evaluation.intervals import bootstrap_interval
 from realmlm.evaluation.matching import Recall
-from realmlm.reading.answer import Answer
+from realmlm.reading.records import Answer
 
 CUTOFFS = (1, 5, 20, 50)
 
@@ -23,7 +23,7 @@ class Outcome:
     f1: float | None  # None: the answers are patterns
     log_p: float | None  # log p(y|x) of what a masked sentence hides
     utility: float | None  # retrieval utility: log p(y|x) − log p(y|∅,x)
-    found: list[bool]  # does a passage contain the answer? For those retrieved, best first
+    found: list[bool]  # is it the first passage that contains the answer? For those retrieved, best first
     gold: list[bool]  # is it a gold passage?
 
 

@@ -5,23 +5,31 @@ span widths, V vocabulary.
 """
 
 import re
-import string
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from realmlm.corpus.store import Corpus, Passage
+from realmlm.corpus.store import Corpus
 from realmlm.defaults import READ
 from realmlm.errors import BadInput
+from realmlm.model.inputs import send
 from realmlm.model.marginal import hidden_log_p, joint_reading
 from realmlm.model.realm import Realm
-from realmlm.reading.confidence import UNSURE, Calibration
+from realmlm.reading.combine import (
+    NOWHERE,
+    Combiner,
+    Place,
+    ReadSpans,
+    by_share,
+    evidence_of,
+    same_words,
+)
+from realmlm.reading.confidence import Calibration
 from realmlm.reading.read import join, read_masks, read_spans
-from realmlm.reading.records import CONTROL, Answer, Evidence, MaskWords, Words
+from realmlm.reading.records import Answer, Evidence, MaskWords, Words
 from realmlm.reading.retrieve import (
     LearnedRetriever,
     NoRetriever,
@@ -31,21 +39,16 @@ from realmlm.reading.retrieve import (
     Retriever,
     retrieve,
 )
-from realmlm.reading.units import units, widened
+from realmlm.reading.units import widened
 
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
-OTHERS = 5  # answers named beside the best
-_AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
-_YES_OR_NO = re.compile(
-    r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
-)
+_EMPTY = "the question is empty; ask with words: Who …?"
 MOST_MASKS = 20  # of a sentence that is filled in
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
-_Place = tuple[int, int] | tuple[None, None]  # the first character and the one past the last
-_NOWHERE = (None, None)
 # questions
 AT_ONCE = 16
 AT_ONCE_GPU = 96
+SPANS_AT_ONCE_GPU = 256  # no vocabulary for each mask is held
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,41 @@ class ReadSentences:
         return joint_reading(token_BKM, valid_BM)
 
 
+@dataclass(frozen=True)
+class ReadPassages:
+    """Questions that were read with what was retrieved for them: the likeliest spans of each passage, on
+    their way from the device."""
+
+    queries: list[Query]
+    retrieved: Retrieved
+    weight_N: Tensor
+    """What weighs the passages of a question against each other."""
+    log_NS: Tensor
+    """log p(s|z,x), best first; −inf where there is no span."""
+    first_NS: Tensor
+    """The first wordpiece of a span, in its passage."""
+    more_NS: Tensor
+    """How many wordpieces follow in it."""
+    there: torch.cuda.Event | None
+    """When all has arrived; None: it has."""
+
+    def arrays(self) -> ReadSpans:
+        """The same without torch, when it has arrived."""
+        if self.there is not None:
+            self.there.synchronize()
+        ids_BK = self.retrieved.ids_BK
+        return ReadSpans(
+            questions=[query.text for query in self.queries],
+            wordpieces=[len(query.tokens) for query in self.queries],
+            ids_BK=ids_BK.numpy(),
+            relevance_B=self.retrieved.scores_BK.amax(1).numpy(),
+            p_BK=self.weight_N.view_as(ids_BK).softmax(-1).numpy(),
+            first_NS=self.first_NS.numpy(),
+            more_NS=self.more_NS.numpy(),
+            p_NS=self.log_NS.exp().float().numpy(),
+        )
+
+
 class Answerer:
     """Model, corpus and a way to retrieve, ready for questions and for sentences with [MASK]."""
 
@@ -96,12 +134,24 @@ class Answerer:
         """Questions to read for together."""
         return AT_ONCE_GPU if self.model.device.type == "cuda" else AT_ONCE
 
+    @property
+    def spans_at_once(self) -> int:
+        """Questions to read for together where none is a sentence with [MASK]."""
+        return SPANS_AT_ONCE_GPU if self.model.device.type == "cuda" else AT_ONCE
+
     def query(self, text: str) -> Query:
         """A question, or a sentence with [MASK], in wordpieces; an empty one is refused."""
         tokens = self.model.wordpieces.encode_query(text)
         if not len(tokens):
-            raise BadInput("the question is empty; ask with words: Who …?")
+            raise BadInput(_EMPTY)
         return Query(text, tokens)
+
+    def queries(self, texts: list[str]) -> list[Query]:
+        """Several questions in wordpieces, made in parallel."""
+        encoded = self.model.wordpieces.encode_queries(texts)
+        if not all(map(len, encoded)):
+            raise BadInput(_EMPTY)
+        return [Query(text, tokens) for text, tokens in zip(texts, encoded, strict=True)]
 
     def sentence(self, text: str) -> Query:
         """A sentence that someone wants filled in."""
@@ -132,98 +182,58 @@ class Answerer:
         batches = [queries[first : first + self.at_once] for first in range(0, len(queries), self.at_once)]
         return [answer for batch in batches for answer in way(batch, retrieve(self.retriever, batch, read))]
 
-    @torch.inference_mode()
     def read_spans(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
         """Answers from what was retrieved; without any passage, from the reader's own memory."""
         if retrieved.ids_BK.shape[1] == 0:
             return self._closed_book(queries)
-        k = retrieved.ids_BK.shape[1]
-        ids_N = retrieved.ids_BK.flatten().tolist()
-        weight_N = retrieved.scores_BK.flatten().clone()
-        spans: dict[int, list[tuple[int, int, float]]] = {}
+        return self.answers_from(self.read_passages(queries, retrieved))
+
+    @torch.inference_mode()
+    def read_passages(self, queries: list[Query], retrieved: Retrieved) -> ReadPassages:
+        """Read what was retrieved. A GPU may still be at it when this returns."""
+        device = self.model.device
         offered = Offered(self.corpus, retrieved.ids_BK.numpy(), null=False)
-        inputs = join(self.model, [query.tokens for query in queries], offered).to(self.model.device)
+        inputs = join(self.model, [query.tokens for query in queries], offered).to(device)
+        weight_N = send(retrieved.scores_BK.flatten(), device)
+        parts = []
         for pairs in inputs.alike():
             alike = inputs.rows(pairs)
-            reading = read_spans(self.model, alike, weight_N[pairs].to(self.model.device))
-            weight_N[pairs] = reading.weight_N.cpu()
-            passages = [ids_N[pair] for pair in pairs]
-            best = self._best_spans(reading.log_NLW.cpu(), passages, alike.second_N.cpu())
-            spans.update(zip(pairs.tolist(), best, strict=True))
-        p_BK = weight_N.unflatten(0, (-1, k)).softmax(-1).tolist()
-        best_B = retrieved.scores_BK.amax(1).tolist()
-        answers = []
-        for row, (query, ids) in enumerate(zip(queries, retrieved.ids_BK.tolist(), strict=True)):
-            answer = self._combine(ids, p_BK[row], [spans[row * k + column] for column in range(k)])
-            answers.append(self._judged(query, answer, best_B[row]))
-        return answers
+            places = send(torch.from_numpy(pairs), device)
+            reading = read_spans(self.model, alike, weight_N[places])
+            widths = reading.log_NLW.shape[2]
+            top = reading.log_NLW.flatten(1).topk(min(SPANS_KEPT, reading.log_NLW[0].numel()))
+            first_NS = top.indices // widths - alike.second_N[:, None]
+            parts.append((places, reading.weight_N, top.values, first_NS, top.indices % widths))
+        groups, weights, values, firsts, more = zip(*parts, strict=True)
+        order_N = torch.cat(groups).argsort()
+        most = max(values_NS.shape[1] for values_NS in values)
 
-    def _judged(self, query: Query, answer: Answer, relevance: float) -> Answer:
-        """The answer with a caution and, if calibrated for the retriever used, its confidence."""
-        fitted = self.model.config.calibration if isinstance(self.retriever, LearnedRetriever) else None
-        confidence = Calibration(**fitted).confidence(answer.probability, relevance) if fitted else None
-        longest = self.model.config.max_query
-        cautions = []
-        if len(query.tokens) > longest:
-            cautions.append(f"only the first {longest} wordpieces of the question were read")
-        if _YES_OR_NO.match(query.text):
-            cautions.append("yes or no is for you to say: answers are words of a passage")
-        if confidence is not None and confidence < UNSURE:
-            cautions.append("unsure: the documents may not say this")
-        return replace(answer, relevance=relevance, confidence=confidence, caution="; ".join(cautions))
+        def whole(groups: tuple[Tensor, ...], *, missing: float) -> Tensor:
+            """The rows of all groups in the order of the pairs, on their way from the device."""
+            padded = [nn.functional.pad(rows, (0, most - rows.shape[1]), value=missing) for rows in groups]
+            return torch.cat(padded)[order_N].to("cpu", non_blocking=True)
 
-    def _best_spans(
-        self, log_NLW: Tensor, passages: list[int], second_N: Tensor
-    ) -> list[list[tuple[int, int, float]]]:
-        """Of each passage the character spans with their probability p(s|z,x), best first."""
-        widths = log_NLW.shape[2]
-        top = log_NLW.flatten(1).topk(min(SPANS_KEPT, log_NLW[0].numel()))
-        first_NS = top.indices // widths - second_N[:, None]
-        last_NS = first_NS + top.indices % widths
-        best = zip(first_NS.numpy(), last_NS.numpy(), top.values.exp().numpy(), strict=True)
-        found = []
-        for number, (first_S, last_S, p_S) in zip(passages, best, strict=True):
-            chars = self.corpus.token_chars(number)
-            likely = p_S > 0
-            starts = chars[first_S[likely], 0].tolist()
-            ends = chars[last_S[likely], 1].tolist()
-            found.append(list(zip(starts, ends, p_S[likely].tolist(), strict=True)))
-        return found
+        return ReadPassages(
+            queries,
+            retrieved,
+            weight_N=torch.cat(weights)[order_N].to("cpu", torch.float32, non_blocking=True),
+            log_NS=whole(values, missing=-torch.inf),
+            first_NS=whole(firsts, missing=0),
+            more_NS=whole(more, missing=0),
+            there=torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None,
+        )
 
-    def _combine(self, ids: list[int], p_K: list[float], spans: list[list[tuple[int, int, float]]]) -> Answer:
-        """p(y|x), summed over passages and places with the same words; `released` takes the best place."""
-        passages = [self.corpus[number] for number in ids]
-        released = self.model.config.reading == "released"
-        total: defaultdict[str, float] = defaultdict(float)
-        likeliest: defaultdict[str, float] = defaultdict(float)
-        reading: defaultdict[tuple[str, int], float] = defaultdict(float)
-        place: dict[tuple[str, int], tuple[int, int]] = {}
-        surface: dict[str, str] = {}
-        for number, (passage, found) in enumerate(zip(passages, spans, strict=True)):
-            whole = [] if released else units(passage.text)
-            for start, end, probability in found:
-                start, end = widened(start, end, whole)
-                span = passage.text[start:end]
-                words = _same_words(span)
-                if not words and not released:  # punctuation alone answers nothing
-                    continue
-                weighed = p_K[number] * probability
-                total[words] += weighed
-                likeliest[words] = max(likeliest[words], weighed)
-                reading[words, number] += probability
-                place.setdefault((words, number), (start, end))
-                surface.setdefault(words, " ".join(CONTROL.sub(" ", span).split()))
-        if not total:
-            return Answer("", 0.0, ())
-        chosen_by = likeliest if released else total
-        best = max(chosen_by, key=lambda words: chosen_by[words])
-        evidence = [
-            _evidence(passage, place.get((best, number), _NOWHERE), p_K[number], reading[best, number])
-            for number, passage in enumerate(passages)
-        ]
-        rest = sorted((words for words in total if words != best), key=lambda words: -total[words])[:OTHERS]
-        others = tuple(Words(surface[words], total[words]) for words in rest)
-        return Answer(surface[best], total[best], _by_share(evidence), others)
+    def answers_from(self, read: ReadPassages) -> list[Answer]:
+        """Answers from what was read."""
+        return self.combiner.answers(read.arrays())
+
+    @property
+    def combiner(self) -> Combiner:
+        """What makes answers of what was read, without the model."""
+        config = self.model.config
+        fitted = config.calibration if isinstance(self.retriever, LearnedRetriever) else None
+        calibration = Calibration(**fitted) if fitted else None
+        return Combiner(self.corpus, config.max_query, config.reading == "released", calibration)
 
     def _closed_book(self, queries: list[Query]) -> list[Answer]:
         """Each question followed by masks, as many as serve it best."""
@@ -297,44 +307,24 @@ class Answerer:
                 evidence.append(Evidence(None, "", "", None, None, p, reading))
                 continue
             passage = self.corpus[number]
-            evidence.append(_evidence(passage, _place(words, passage.text), p, reading))
-        ordered = _by_share(evidence)
+            evidence.append(evidence_of(passage, _place(words, passage.text), p, reading))
+        ordered = by_share(evidence)
         whole = _longer(words, ordered)
         part = f"perhaps a part of “{whole}”: each [MASK] is one piece of a word" if whole else ""
         return Answer(words, float(np.dot(p_K, reading_K)), ordered, caution=part)
 
 
-def _evidence(passage: Passage, place: _Place, p: float, reading: float) -> Evidence:
-    """A passage that was read, where the answer stands in it, p(z|x) and p(y|z,x)."""
-    start, end = place
-    return Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file)
-
-
-def _by_share(evidence: list[Evidence]) -> tuple[Evidence, ...]:
-    """First what the answer comes from most, p(z|x) p(y|z,x)."""
-
-    def rank(item: Evidence) -> tuple[float, float]:
-        p = item.retrieval_probability
-        return -p * item.reading_probability, -p
-
-    return tuple(sorted(evidence, key=rank))
-
-
-def _place(words: str, text: str) -> _Place:
+def _place(words: str, text: str) -> Place:
     """Where words stand in a text, or a longer word or number that begins with them."""
     ahead = rf"(?<!\w){re.escape(words)}"
     whole = re.search(rf"{ahead}(?!\w)", text, re.IGNORECASE)
     match = whole or re.search(rf"{ahead}\w*", text, re.IGNORECASE)
-    return widened(*match.span(), units(text)) if match else _NOWHERE
+    return widened(*match.span(), text) if match else NOWHERE
 
 
 def _longer(words: str, evidence: tuple[Evidence, ...]) -> str:
     """The word or number that these words are a part of, in the passage that says so most; else nothing."""
     first = evidence[0] if evidence else None
     span = first.passage[first.start : first.end] if first and first.start is not None else words
-    return span if _same_words(span) != _same_words(words) else ""
-
-
-def _same_words(text: str) -> str:
-    """Answers are the same if this is: letter case, spaces and punctuation around the words do not count."""
-    return " ".join(text.casefold().strip(_AROUND).split())
+    same = same_words([span, words])
+    return span if same[0] != same[1] else ""

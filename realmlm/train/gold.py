@@ -5,18 +5,22 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.questions import Question
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import MAX_CHARACTERS, Corpus
 from realmlm.errors import BadInput
-from realmlm.evaluation.matching import AnswerMatcher, Span, answer_spans
+from realmlm.evaluation.locate import AnswerMatcher, AnswerWords, Asked
+from realmlm.evaluation.matching import answer_spans
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
+from realmlm.storage.arrays import map_arrays, save_arrays
 
-_CHUNK = 1024  # passages a worker searches at once
+_CHUNK = 512  # passages a worker searches at once
+_APART = 2 * MAX_CHARACTERS  # between two texts that are looked at as one
 _RARE = 16  # passages to one candidate of a question, above which patterns are looked up when they are needed
 _NO_SPANS = np.zeros((0, 2), dtype=np.int64)
 _FEW = 8  # chunks; fewer are searched here, sooner than workers could start
@@ -51,6 +55,7 @@ class Gold:
             self._look_up(question, ids_C)
             return np.array([(question, passage) in self._found for passage in ids_C.tolist()])
         found = self._passages[self._borders[question] : self._borders[question + 1]]
+        ids_C = ids_C.astype(found.dtype)
         place = np.searchsorted(found, ids_C)  # found is ascending; np.isin would sort it at every step
         return (place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids_C)
 
@@ -69,8 +74,11 @@ class Gold:
         before = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
         new = np.setdiff1d(ids_C, before)
         for passage in new.tolist():
-            found = answer_spans(self._corpus[passage].text, self._asked[question])
-            spans = _in_wordpieces(self._corpus.token_chars(passage), found)
+            found = answer_spans(self._corpus.text(passage), self._asked[question])
+            starts_n, ends_n = np.array(found, dtype=np.int64).reshape(-1, 2).T
+            chars = [self._corpus.token_chars(passage)]
+            spans = _in_wordpieces(chars, np.zeros_like(starts_n), starts_n, ends_n)
+            spans = spans[spans[:, 0] < spans[:, 1]]
             if len(spans):
                 self._found[question, passage] = spans
         if len(new):
@@ -96,14 +104,15 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
         return _locate(corpus, questions)
 
     arrays = kept_beside(corpus, "answers", sought="questions", fingerprint=fingerprint, find=find)
-    found = np.unique(arrays["questions"])
+    firsts = np.flatnonzero(np.diff(arrays["questions"], prepend=-1))
+    found = arrays["questions"][firsts]
     if not len(found) and not patterns:
         nothing = "none of the answers occurs in the corpus: nothing to learn from"
         raise BadInput(f"{nothing}; give questions about these documents")
     say(f"{len(found):,} of {len(questions):,} questions have an answer in the corpus")
     if patterns:
         say(f"{len(patterns):,} more have patterns, which are looked for in the passages retrieved")
-    borders = np.append(np.searchsorted(arrays["questions"], found), len(arrays["questions"]))
+    borders = np.append(firsts, len(arrays["questions"]))
     answers = [
         _first_answer(corpus, arrays, int(first), questions[number])
         for number, first in zip(found, borders, strict=False)
@@ -113,12 +122,18 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
     return Gold(corpus, asked, answers, arrays | {"borders": borders})
 
 
-def _in_wordpieces(chars_T2: np.ndarray, spans: list[Span]) -> np.ndarray:
-    """Spans of characters as spans of the wordpieces they touch [n, 2], without those that touch none."""
-    starts_N, ends_N = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    firsts_N = np.searchsorted(chars_T2[:, 1], starts_N, side="right")
-    lasts_N = np.searchsorted(chars_T2[:, 0], ends_N, side="left")
-    return np.stack([firsts_N, lasts_N], axis=1)[firsts_N < lasts_N]
+def _in_wordpieces(
+    chars: list[np.ndarray], text_N: np.ndarray, starts_N: np.ndarray, ends_N: np.ndarray
+) -> np.ndarray:
+    """Spans of characters in texts as spans of the wordpieces they touch [N, 2]; those that touch none end
+    where they begin, or before. `chars` has the characters of each text's wordpieces."""
+    lengths_P = np.array([len(chars_T2) for chars_T2 in chars])
+    texts_T = np.repeat(np.arange(len(chars)), lengths_P)
+    chars_T2 = np.concatenate(chars) + texts_T[:, None] * _APART  # as if the texts were one
+    firsts_N = np.searchsorted(chars_T2[:, 1], starts_N + text_N * _APART, side="right")
+    lasts_N = np.searchsorted(chars_T2[:, 0], ends_N + text_N * _APART, side="left")
+    begins_P = np.cumsum(lengths_P) - lengths_P
+    return np.stack([firsts_N, lasts_N], axis=1) - begins_P[text_N, None]
 
 
 def _worth_finding(question: Question) -> Question:
@@ -140,31 +155,39 @@ def _first_answer(corpus: Corpus, arrays: dict[str, np.ndarray], row: int, quest
 def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
     """Every place where an answer stands, by question, passage and place; one pass in parallel."""
     chunks = [corpus.ids[first : first + _CHUNK] for first in range(0, len(corpus), _CHUNK)]
-    setting = (corpus.folder, corpus.edits, questions)
-    tables = [np.zeros((0, 4), dtype=np.int64)]
-    found = ordered_map(_finder, setting, chunks, workers=default_workers(), few=_FEW)
-    with closing(found) as results, progress("locating answers", len(corpus), unit="passages") as bar:
-        for chunk, table_N4 in zip(chunks, results, strict=True):
-            tables.append(table_N4)
-            bar.advance(len(chunk))
+    asked = Asked.by(questions)
+    tables = [np.zeros((0, 4), dtype=np.int32)]
+    with TemporaryDirectory() as scratch:
+        # a file that all map: what is sent to a process must arrive before the next one is started
+        words = Path(scratch) / "words.safetensors"
+        save_arrays(words, asked.words._asdict())
+        setting = (corpus.folder, corpus.edits, words, asked.patterns)
+        found = ordered_map(_finder, setting, chunks, workers=default_workers(), few=_FEW)
+        with closing(found) as results, progress("locating answers", len(corpus), unit="passages") as bar:
+            for chunk, table_N4 in zip(chunks, results, strict=True):
+                tables.append(table_N4)
+                bar.advance(len(chunk))
     table_N4 = np.concatenate(tables)
-    table_N4 = table_N4[np.lexsort(table_N4.T[::-1])]
-    columns = {"questions": table_N4[:, 0], "passages": table_N4[:, 1], "spans": table_N4[:, 2:]}
-    return {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    places = asked.by_question(table_N4[:, 3])
+    question_M = np.repeat(np.arange(len(questions), dtype=np.int32), [len(places_n) for places_n in places])
+    table_M4 = np.concatenate([table_N4[:0], *(table_N4.take(places_n, axis=0) for places_n in places)])
+    spans_M2 = table_M4[:, 1:3].astype(np.uint16)  # a passage has no more characters
+    return {"questions": question_M, "passages": table_M4[:, 0], "spans": spans_M2}
 
 
-def _finder(folder: Path, edits: int, questions: list[Question]) -> Callable[[np.ndarray], np.ndarray]:
+def _finder(
+    folder: Path, edits: int, words: Path, patterns: dict[int, Question]
+) -> Callable[[np.ndarray], np.ndarray]:
     corpus = Corpus.open(folder, edits=edits)
-    matcher = AnswerMatcher(questions)
+    matcher = AnswerMatcher(AnswerWords(**map_arrays(words)), patterns)
 
-    def find(ids: np.ndarray) -> np.ndarray:
-        """(question, passage, first wordpiece, past the last) of every place in these passages."""
-        rows = []
-        for number in ids.tolist():
-            chars_T2 = corpus.token_chars(number)
-            for question, start, end in matcher.find(corpus[number].text):
-                spans_n2 = _in_wordpieces(chars_T2, [(start, end)])
-                rows += [(question, number, first, last) for first, last in spans_n2.tolist()]
-        return np.array(rows, dtype=np.int64).reshape(-1, 4)
+    def find(ids_P: np.ndarray) -> np.ndarray:
+        """(passage, first wordpiece, past the last, answer) of every place in these passages, in order."""
+        numbers = ids_P.tolist()
+        chars = [corpus.token_chars(number) for number in numbers]
+        answer_N, text_N, starts_N, ends_N = matcher.find([corpus.text(number) for number in numbers]).T
+        spans_N2 = _in_wordpieces(chars, text_N, starts_N, ends_N)
+        table_N4 = np.column_stack([ids_P[text_N], spans_N2, answer_N])[spans_N2[:, 0] < spans_N2[:, 1]]
+        return table_N4[np.lexsort(table_N4.T[::-1])].astype(np.int32)
 
     return find

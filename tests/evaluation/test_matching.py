@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.questions import Question
 from realmlm.errors import BadInput, MissingExtra
-from realmlm.evaluation import matching
-from realmlm.evaluation.matching import AnswerMatcher, answer_spans, contains_answer, required_literals
+from realmlm.evaluation import locate, matching
+from realmlm.evaluation.locate import AnswerMatcher, Asked, required_literals
+from realmlm.evaluation.matching import answer_spans, contains_answer
 
 pytest.importorskip("ahocorasick")
 # letters with and without accents, a ligature of case folding, symbols that decompose, marks to reorder, gaps
@@ -28,7 +29,7 @@ ODD = [
     "new york",
     "New York City",
 ]
-LETTERS = [*"abAB1 é,.-_ßİ", *ODD]
+LETTERS = [*"abAB1 é,.-_ßİσςΣ", *ODD]
 texts = st.lists(st.sampled_from(LETTERS), max_size=12).map("".join)
 questions = st.lists(
     st.lists(texts, max_size=3).map(lambda answers: Question("q", tuple(answers))), max_size=4
@@ -131,31 +132,87 @@ def test_patterns():
         answer_spans("x", Question("q", ("(",), is_regex=True))
 
 
-# --- the automaton ------------------------------------------------------------------------------------------
+# --- many texts at once -------------------------------------------------------------------------------------
 
 
-def one_by_one(text, asked):
+def one_by_one(texts, asked):
     return [
-        (index, start, end)
+        (index, place, start, end)
         for index, question in enumerate(asked)
+        for place, text in enumerate(texts)
         for start, end in answer_spans(text, question)
     ]
 
 
-@given(questions, st.lists(texts, max_size=3))
-@settings(max_examples=300)
+def all_at_once(texts, questions):
+    asked = Asked.by(questions)
+    found = AnswerMatcher(asked.words, asked.patterns).find(texts)
+    return sorted(
+        (index, *found[place, 1:].tolist())
+        for index, places in enumerate(asked.by_question(found[:, 0]))
+        for place in places
+    )
+
+
+@given(questions, st.lists(texts, max_size=4))
+@settings(max_examples=500)
 def test_matcher_finds_what_one_by_one_finds(asked, passages):
-    matcher = AnswerMatcher(asked)
-    for text in passages:
-        assert matcher.find(text) == one_by_one(text, asked)
+    assert all_at_once(passages, asked) == one_by_one(passages, asked)
 
 
-def test_matcher_with_more_words_than_one_place_of_a_code_counts():
-    asked = [Question("q", (f"w{number} w{number + 1}",)) for number in range(0, 9000, 3)]
-    text = " ".join(f"w{number}" for number in range(0, 9000, 2))  # w0 w2 w4 …: no answer
-    text += " " + " ".join(f"w{number} w{number + 1}" for number in range(0, 9000, 7))
-    spans = [(number // 3, text.index(f" w{number} w{number + 1} ") + 1) for number in range(0, 8990, 21)]
-    assert [(index, start) for index, start, _ in AnswerMatcher(asked).find(text + " .")] == spans
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.data())
+@settings(max_examples=300)
+def test_matcher_finds_the_words_of_any_text(passages, data):
+    """Answers are parts of the texts, whatever characters they are made of."""
+    parts = st.sampled_from(passages).flatmap(
+        lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(
+            lambda span: text[min(span) : max(span)]
+        )
+    )
+    asked = data.draw(st.lists(parts.map(lambda answer: Question("q", (answer,))), max_size=4))
+    assert all_at_once(passages, asked) == one_by_one(passages, asked)
+
+
+def test_every_character_makes_the_same_words_as_in_one_text():
+    """Each assigned character, within and without a word, and in upper case."""
+    points = [chr(code) for code in range(sys.maxunicode + 1)]
+    assigned = [letter for letter in points if unicodedata.category(letter) not in ("Cn", "Co", "Cs")]
+    passages = [
+        "".join(f"a{letter} {letter}b{letter.upper()} " for letter in assigned[first : first + 256])
+        for first in range(0, len(assigned), 256)
+    ]
+    flat = locate._flat_words(passages)
+    letters = "".join(map(chr, flat.letters_C.tolist()))
+    words = [letters[first:past] for first, past in zip(flat.first_W, flat.past_W, strict=True)]
+    expected = [matching._words(text) for text in passages]
+    assert words == [word for text_words, _ in expected for word in text_words]
+    assert flat.starts_W.tolist() == [start for _, bounds in expected for start in bounds[0:-1:2]]
+    assert flat.ends_W.tolist() == [end for _, bounds in expected for end in bounds[1::2]]
+    assert flat.text_W.tolist() == [place for place, (found, _) in enumerate(expected) for _ in found]
+
+
+def test_words_that_share_a_key_are_told_apart():
+    """Σ letter · base^place modulo 2**64 is the same for a Thue-Morse word and its opposite, for any odd
+    base."""
+    bits = [number.bit_count() % 2 for number in range(2048)]
+    word, opposite, third = ("".join(pair[bit] for bit in bits) for pair in ("ab", "ba", "ac"))
+    for answers in ([word], [opposite], [word, opposite], [word, opposite, third]):
+        asked = [Question("q", (f"x {answer}", f"{answer} y")) for answer in answers]
+        passages = [f"x {word} y", f"x {opposite}", f"{third} y"]
+        assert all_at_once(passages, asked) == one_by_one(passages, asked)
+    keys = [locate._flat_words([text]).keys_W[0] for text in (word, opposite, third)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_answers_do_not_reach_over_the_border_of_two_texts():
+    asked = [Question("q", ("a b",)), Question("q", ("b", "c"))]
+    assert all_at_once(["c a", "b", "", "a b"], asked) == [
+        (0, 3, 0, 3),
+        (1, 0, 0, 1),
+        (1, 1, 0, 1),
+        (1, 3, 2, 3),
+    ]
+    assert all_at_once([], asked) == all_at_once(["a b"], []) == []
 
 
 pieces = st.sampled_from(
@@ -212,7 +269,7 @@ def test_matcher_tries_every_pattern_that_could_match(patterns, text):
     asked = [Question("q", (pattern,), is_regex=True) for pattern in patterns] + [
         Question("q", tuple(patterns), is_regex=True)
     ]
-    assert AnswerMatcher(asked).find(text) == one_by_one(text, asked)
+    assert all_at_once([text, "", text], asked) == one_by_one([text, "", text], asked)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +294,12 @@ def test_required_literals(pattern, literals):
 def test_fold_knows_every_character_that_matches_an_ascii_letter():
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     for letter in set(re.findall("[a-z0-9 ]", everything, re.IGNORECASE)):
-        assert re.fullmatch(re.escape(letter.translate(matching._FOLD).lower()), letter, re.IGNORECASE)
-        assert letter.translate(matching._FOLD).lower().isascii()
+        assert re.fullmatch(re.escape(letter.translate(locate._FOLD).lower()), letter, re.IGNORECASE)
+        assert letter.translate(locate._FOLD).lower().isascii()
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ahocorasick", None)
     with pytest.raises(MissingExtra, match=r"pip install 'realmlm\[match\]'"):
-        AnswerMatcher([Question("q", ("a",))])
-    assert AnswerMatcher([]).find("a") == []
+        all_at_once(["a"], [Question("q", ("a",), is_regex=True)])
+    assert all_at_once(["a"], [Question("q", ("a",))]) == [(0, 0, 0, 1)]

@@ -1,13 +1,21 @@
 """The report names the definition of its recall, and counts by it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, NotEnough
-from realmlm.evaluation.matching import Recall
+from realmlm.evaluation.judge import Batch, make_judge
+from realmlm.evaluation.matching import Recall, first_with_answer
+from realmlm.evaluation.measure import measure
+from realmlm.model.realm import Realm
+from realmlm.parallel import ordered_map
+from realmlm.reading.answer import Answerer
+from realmlm.reading.retrieve import LearnedRetriever, Retrieved, index_of, retrieve
 from tests.calls import build_corpus, evaluate
 
 # in every passage, whichever is retrieved: letters within words (orqa), an answer without words (dpr), a full
@@ -136,3 +144,37 @@ def test_copies_of_a_sentences_own_passage_are_not_searched_either(
             limit=1,
             device="cpu",
         )
+
+
+def test_processes_judge_as_this_one_does(knowledge: Corpus, tiny_model: Realm, world: Path) -> None:
+    """What is read and retrieved goes to them without the model, and comes back the same."""
+    asked = read_questions(world / "questions-held-out.jsonl")[:24]
+    index = index_of(tiny_model, knowledge, kind="exact").index
+    answerer = Answerer(tiny_model, knowledge, LearnedRetriever.settled(tiny_model, index))
+    here = list(measure(answerer, asked, read=3, recall="dpr"))
+    batches = []
+    for some in (asked[:16], asked[16:]):
+        queries = answerer.queries([question.text for question in some])
+        found = retrieve(answerer.retriever, queries, 50)
+        read = Retrieved(found.ids_BK[:, :3], found.scores_BK[:, :3], found.null_B)
+        spans = answerer.read_passages(queries, read).arrays()
+        batches.append(Batch(some, found.ids_BK.numpy(), {}, list(range(len(some))), spans))
+    combiner = answerer.combiner
+    setting = (knowledge.folder, 0, combiner.max_query, combiner.released, combiner.calibration, "dpr")
+    there = ordered_map(make_judge, setting, batches, workers=2, few=1)
+    assert [outcome for outcomes in there for outcome in outcomes] == here
+    assert any(any(outcome.found) for outcome in here)
+
+
+def test_recall_looks_no_further_than_the_first_passage_with_the_answer() -> None:
+    seen: list[str] = []
+
+    def texts() -> Iterator[str]:
+        for text in ("a heron's nest", "the Herons", "no bird", "two herons", "herons again"):
+            seen.append(text)
+            yield text
+
+    assert first_with_answer(texts(), Question("q", ("two  HERONS", "otter")), recall="dpr") == 3
+    assert seen[-1] == "two herons"
+    assert first_with_answer(["Heron", "no heron"], Question("q", ("heron",)), recall="orqa") == 1
+    assert first_with_answer(["a", "b"], Question("q", ("c",)), recall="dpr") is None

@@ -1,6 +1,8 @@
 """Answers against the plain sum over passages and spans, one passage at a time."""
 
 import json
+import string
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import Corpus, Passage
 from realmlm.errors import BadInput
 from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
+from realmlm.reading.combine import GAPS, OTHERS, Spans, combine, same_words
 from realmlm.reading.records import Evidence
 from realmlm.reading.retrieve import (
     LearnedRetriever,
@@ -26,7 +31,7 @@ from realmlm.reading.retrieve import (
     fresh_scores,
     index_of,
 )
-from realmlm.reading.units import units, widened
+from realmlm.reading.units import all_widened, units, widened
 from tests.calls import build_corpus
 
 Model = Realm
@@ -45,7 +50,7 @@ def test_an_answer_is_the_sum_over_passages_and_places(
 ) -> None:
     """Two passages of the same words, in which some stand twice."""
     monkeypatch.setattr("realmlm.reading.answer.SPANS_KEPT", 10_000)
-    monkeypatch.setattr("realmlm.reading.answer.OTHERS", 10_000)
+    monkeypatch.setattr("realmlm.reading.combine.OTHERS", 10_000)
     texts = ["heron otter heron", "otter heron otter heron"]
     (tmp_path / "beasts.jsonl").write_text(
         "\n".join(json.dumps({"title": "Beasts", "text": text}) for text in texts), "utf-8"
@@ -259,8 +264,32 @@ def test_an_answer_does_not_end_within_a_number_a_code_or_an_address(
     text: str, span: str, whole: str
 ) -> None:
     start = text.rindex(span)
-    first, past = widened(start, start + len(span), units(text))
+    first, past = widened(start, start + len(span), text)
     assert text[first:past] == whole
+
+
+@given(
+    st.lists(
+        st.sampled_from([*"aBv1½_.,:/-−+@ é\n", "11", "ab:", "+47 22 85", "a.b@c.de", "X1/Y2"]), max_size=12
+    )
+    .map("".join)
+    .filter(bool),
+    st.data(),
+)
+@settings(max_examples=500)
+def test_a_span_is_made_longer_by_the_units_of_the_whole_text(text: str, data: st.DataObject) -> None:
+    """Whether pieces of the text are looked at or all of it, for one span or for many."""
+    spans = [(start, end) for start in range(len(text)) for end in range(start, len(text) + 1)]
+    longer = []
+    for start, end in spans:
+        for first, past in units(text):
+            start, end = first if first < start < past else start, past if first < end < past else end
+        longer.append((start, end))
+    assert [widened(start, end, text) for start, end in spans] == longer
+    starts, ends = np.array(spans).T
+    others = data.draw(st.lists(st.sampled_from(["", "1", "a+1", text]), max_size=2))
+    found = all_widened(starts, ends, [*others, text, *others], np.full(len(spans), len(others)))
+    assert list(zip(*(places.tolist() for places in found), strict=True)) == longer
 
 
 def test_what_should_be_known_before_an_answer_is_believed_is_said(answerer: Answerer) -> None:
@@ -290,19 +319,65 @@ def test_the_passage_that_an_answer_comes_from_most_stands_first(answerer: Answe
         assert shares == sorted(shares, reverse=True)
 
 
-def test_punctuation_alone_is_no_answer_and_white_space_is_one_space(
-    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number = int(answerer.corpus.ids[0])
-    passage = replace(answerer.corpus[number], text="It came on 14\n October 1687.")
-    monkeypatch.setattr(type(answerer.corpus), "__getitem__", lambda *_: passage)
-    spans = [
-        (passage.text.index("."), len(passage.text), 0.7),
-        (passage.text.index("14"), passage.text.index("."), 0.2),
-    ]
-    answer = answerer._combine([number], [1.0], [spans])
+def test_punctuation_alone_is_no_answer_and_white_space_is_one_space() -> None:
+    passage = Passage(3, "", "It came on 14\n October 1687.")
+    starts = [passage.text.index("."), passage.text.index("14")]
+    ends = [len(passage.text), passage.text.index(".")]
+    spans = Spans(np.array([starts]), np.array([ends]), np.array([[0.7, 0.2]]))
+    answer = combine([passage], np.ones(1), spans, released=False)
     assert (answer.answer, answer.probability, answer.others) == ("14 October 1687", 0.2, ())
     assert answer.evidence[0].quote() == ("It came on ", "14  October 1687", ".")
+    released = combine([passage], np.ones(1), spans, released=True)
+    assert (released.answer, released.probability) == (".", 0.7)
+
+
+def slow_combine(
+    passages: list[Passage], p_K: list[float], spans: list[list[tuple[int, int, float]]]
+) -> dict[str, float]:
+    """p(y|x) by words, one span after the other."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for passage, weight, found in zip(passages, p_K, spans, strict=True):
+        for start, end, p in found:
+            words = passage.text[start:end].casefold().strip(string.punctuation + " \t\n«»“”„‘’–—…")
+            total[" ".join(words.split())] += weight * p
+    return {words: p for words, p in total.items() if words and p > 0}
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_answers_are_summed_by_their_words(data: st.DataObject) -> None:
+    pieces = st.sampled_from(
+        ["heron", "Heron", "otter", "ß", "SS", " ", "  ", "\n", "\xa0", "\u3000", ",", "“", "—"]
+    )
+    texts = data.draw(st.lists(st.lists(pieces, min_size=1, max_size=8).map("".join), min_size=1, max_size=3))
+    passages = [Passage(number, "", text) for number, text in enumerate(texts)]
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    p_K = rng.dirichlet(np.ones(len(texts)))
+    starts = np.array([[rng.integers(0, len(text)) for _ in range(6)] for text in texts])
+    ends = np.array(
+        [[rng.integers(a, len(t)) + 1 for a in row] for row, t in zip(starts, texts, strict=True)]
+    )
+    p_KS = -np.sort(-rng.random((len(texts), 6)), axis=1) * (rng.random((len(texts), 6)) < 0.8)
+    spans = [
+        list(zip(*rows, strict=True))
+        for rows in zip(starts.tolist(), ends.tolist(), p_KS.tolist(), strict=True)
+    ]
+    total = slow_combine(passages, p_K.tolist(), spans)
+    answer = combine(passages, p_K, Spans(starts, ends, p_KS), released=False)
+    best = sorted(total.values(), reverse=True)[: 1 + len(answer.others)]
+    assert len(answer.others) == max(0, min(OTHERS, len(total) - 1))
+    assert [answer.probability, *(other.probability for other in answer.others)] == pytest.approx(
+        best or [0.0]
+    )
+    places = [read.passage[read.start : read.end] for read in answer.evidence if read.start is not None]
+    assert len(set(same_words(places))) == (1 if total else 0)
+    shares = sum(read.retrieval_probability * read.reading_probability for read in answer.evidence)
+    assert shares == pytest.approx(answer.probability)
+
+
+def test_every_white_space_is_a_gap() -> None:
+    spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
+    assert set(GAPS) == spaces - {" "} | {"  "}
 
 
 def test_long_quotes_are_cut_between_words_and_say_so() -> None:

@@ -1,0 +1,188 @@
+"""From the likeliest spans of each passage to an answer: p(y|x) is summed over places with the same words.
+
+None of it needs torch, so that other processes can do it. B questions, K passages each, N = B · K pairs, S
+spans of each, U different passages, T wordpieces.
+"""
+
+import re
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from realmlm.corpus.store import Corpus, Passage
+from realmlm.reading.confidence import UNSURE, Calibration
+from realmlm.reading.records import CONTROL, Answer, Evidence, Words
+from realmlm.reading.units import all_widened
+
+OTHERS = 5  # answers named beside the best
+_AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
+_YES_OR_NO = re.compile(
+    r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
+)
+Place = tuple[int, int] | tuple[None, None]  # the first character and the one past the last
+NOWHERE = (None, None)
+# what `split` would change in the middle of a text: white space other than one space
+GAPS = (
+    *("  ", "\t", "\n", "\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\xa0", "\u1680"),
+    *map(chr, range(0x2000, 0x200B)),
+    *("\u2028", "\u2029", "\u202f", "\u205f", "\u3000"),
+)
+
+
+class ReadSpans(NamedTuple):
+    """The likeliest spans that the reader found for some questions, in wordpieces."""
+
+    questions: list[str]
+    wordpieces: list[int]
+    """How many each question has."""
+    ids_BK: np.ndarray
+    """The passages that were read."""
+    relevance_B: np.ndarray
+    """max f(x,z)."""
+    p_BK: np.ndarray
+    """p(z|x)."""
+    first_NS: np.ndarray
+    """The first wordpiece of each span, in its passage."""
+    more_NS: np.ndarray
+    """How many follow in it."""
+    p_NS: np.ndarray
+    """p(s|z,x), best first; 0 where there is no span."""
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """Makes answers of what was read."""
+
+    corpus: Corpus
+    max_query: int
+    released: bool
+    """As the authors' code does: the best place of an answer counts, spans stay as they are."""
+    calibration: Calibration | None
+
+    def answers(self, read: ReadSpans) -> list[Answer]:
+        """An answer to each question."""
+        ids_U, place_N = np.unique(read.ids_BK.flatten(), return_inverse=True)
+        passages = self.corpus.passages(ids_U.tolist())
+        starts_NS, ends_NS = self._characters(read, ids_U, place_N)
+        if not self.released:
+            texts = [passage.text for passage in passages]
+            starts_NS, ends_NS = all_widened(starts_NS, ends_NS, texts, place_N[:, None])
+        spans = Spans(starts_NS, ends_NS, read.p_NS)
+        k = read.ids_BK.shape[1]
+        answers = []
+        for row, (question, wordpieces) in enumerate(zip(read.questions, read.wordpieces, strict=True)):
+            pairs = slice(row * k, (row + 1) * k)
+            offered = [passages[place] for place in place_N[pairs].tolist()]
+            answer = combine(offered, read.p_BK[row], spans.rows(pairs), released=self.released)
+            answers.append(self._judged(answer, question, wordpieces, float(read.relevance_B[row])))
+        return answers
+
+    def _characters(
+        self, read: ReadSpans, ids_U: np.ndarray, place_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The first character of each span and the one past its last."""
+        chars = [self.corpus.token_chars(number) for number in ids_U.tolist()]
+        lengths_U = np.array([len(chars_T2) for chars_T2 in chars])
+        begins_N = (np.cumsum(lengths_U) - lengths_U)[place_N]
+        flat_T2 = np.concatenate([*chars, np.zeros((1, 2), dtype=np.uint16)])
+        first_NS = np.where(read.p_NS > 0, read.first_NS + begins_N[:, None], -1)
+        last_NS = np.where(read.p_NS > 0, first_NS + read.more_NS, -1)
+        return flat_T2[first_NS, 0], flat_T2[last_NS, 1]
+
+    def _judged(self, answer: Answer, question: str, wordpieces: int, relevance: float) -> Answer:
+        """The answer with a caution and, if calibrated for the retriever used, its confidence."""
+        fitted = self.calibration
+        confidence = None if fitted is None else fitted.confidence(answer.probability, relevance)
+        cautions = []
+        if wordpieces > self.max_query:
+            cautions.append(f"only the first {self.max_query} wordpieces of the question were read")
+        if _YES_OR_NO.match(question):
+            cautions.append("yes or no is for you to say: answers are words of a passage")
+        if confidence is not None and confidence < UNSURE:
+            cautions.append("unsure: the documents may not say this")
+        return replace(answer, relevance=relevance, confidence=confidence, caution="; ".join(cautions))
+
+
+class Spans(NamedTuple):
+    """Spans of passages, of each the likeliest first."""
+
+    starts_KS: np.ndarray
+    """The first character in the passage's text."""
+    ends_KS: np.ndarray
+    """The one past the last."""
+    p_KS: np.ndarray
+    """p(s|z,x); 0 where there is no span."""
+
+    def rows(self, some: slice) -> "Spans":
+        """Those of some of the passages."""
+        return Spans(*(part_KS[some] for part_KS in self))
+
+
+def combine(passages: list[Passage], p_K: np.ndarray, spans: Spans, *, released: bool) -> Answer:
+    """The likeliest answer, with the others and the evidence for it.
+
+    p(y|x) is summed over passages and places with the same words; `released` takes the best place.
+    """
+    likely_KS = spans.p_KS > 0
+    numbers = np.nonzero(likely_KS)[0].tolist()
+    starts, ends, p = (part_KS[likely_KS].tolist() for part_KS in spans)
+    texts = [passage.text for passage in passages]
+    shown = [texts[number][start:end] for number, start, end in zip(numbers, starts, ends, strict=True)]
+    words = same_words(shown)
+    weighed_KS = p_K[:, None].astype(np.float64) * spans.p_KS
+    total: dict[str, float] = {}
+    likeliest: dict[str, float] = {}
+    for word, weighed in zip(words, weighed_KS[likely_KS].tolist(), strict=True):
+        total[word] = total.get(word, 0.0) + weighed
+        if released:
+            likeliest[word] = max(likeliest.get(word, 0.0), weighed)
+    if not released:
+        total.pop("", None)  # punctuation alone answers nothing
+    if not total:
+        return Answer("", 0.0, ())
+    ordered = sorted(total, key=total.__getitem__, reverse=True)
+    best = max(likeliest, key=likeliest.__getitem__) if released else ordered[0]
+    others = [word for word in ordered[: OTHERS + 1] if word != best][:OTHERS]
+    reading = [0.0] * len(passages)
+    places: list[Place] = [NOWHERE] * len(passages)
+    for place in (place for place, word in enumerate(words) if word == best):
+        number = numbers[place]
+        reading[number] += p[place]
+        if places[number] is NOWHERE:
+            places[number] = (starts[place], ends[place])
+    evidence = map(evidence_of, passages, places, p_K.tolist(), reading)
+    surface, *surfaces = (_on_one_line(shown[words.index(word)]) for word in (best, *others))
+    named = tuple(Words(other, total[word]) for other, word in zip(surfaces, others, strict=True))
+    return Answer(surface, total[best], by_share(evidence), named)
+
+
+def _on_one_line(span: str) -> str:
+    return " ".join(CONTROL.sub(" ", span).split())
+
+
+def evidence_of(passage: Passage, place: Place, p: float, reading: float) -> Evidence:
+    """A passage that was read, where the answer stands in it, p(z|x) and p(y|z,x)."""
+    start, end = place
+    return Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file)
+
+
+def by_share(evidence: Iterable[Evidence]) -> tuple[Evidence, ...]:
+    """First what the answer comes from most, p(z|x) p(y|z,x)."""
+
+    def rank(item: Evidence) -> tuple[float, float]:
+        p = item.retrieval_probability
+        return -p * item.reading_probability, -p
+
+    return tuple(sorted(evidence, key=rank))
+
+
+def same_words(texts: list[str]) -> list[str]:
+    """Answers are the same if this is: letter case, spaces and punctuation around the words do not count."""
+    words = [text.casefold().strip(_AROUND) for text in texts]
+    joined = "".join(words)
+    for gap in (gap for gap in GAPS if gap in joined):
+        words = [" ".join(word.split()) if gap in word else word for word in words]
+    return words
