@@ -66,7 +66,8 @@ def ordered_map(
             yield pending.popleft().result()
     except BrokenProcessPool as error:
         died = f"one of {workers} worker processes died, probably for lack of memory"
-        raise NotEnough(f"{died}; try fewer: --workers 1") from error
+        guard = "in a program of yours, what it does must stand under `if __name__ == '__main__':`"
+        raise NotEnough(f"{died}; try fewer: --workers 1 ({guard})") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -59,6 +59,8 @@ def evaluate(
     """
     realm = Realm.from_pretrained(settings.model) if model is None else model
     realm = realm.to(pick_device(settings.device)).eval()
+    if model is None and realm.device.type == "cuda":
+        realm.compute_quickly()
     if corpus is None and settings.corpus is None:
         raise BadInput("say what to search: --corpus CORPUS")
     corpus = Corpus.open(settings.corpus or "") if corpus is None else corpus

@@ -5,8 +5,10 @@ span widths, V vocabulary.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from realmlm.errors import BadInput
 from realmlm.model.inputs import send
 from realmlm.model.marginal import hidden_log_p, joint_reading
 from realmlm.model.realm import Realm
+from realmlm.model.resident import Queries, Resident
 from realmlm.reading.combine import (
     NOWHERE,
     Combiner,
@@ -28,7 +31,8 @@ from realmlm.reading.combine import (
     same_words,
 )
 from realmlm.reading.confidence import Calibration
-from realmlm.reading.read import join, read_masks, read_spans
+from realmlm.reading.packed import lay_out, pair_size, read_spans_packed, rows_of
+from realmlm.reading.read import SpanReading, join, read_masks, read_spans
 from realmlm.reading.records import Answer, Evidence, MaskWords, Words
 from realmlm.reading.retrieve import (
     LearnedRetriever,
@@ -49,6 +53,7 @@ CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 AT_ONCE = 16
 AT_ONCE_GPU = 96
 SPANS_AT_ONCE_GPU = 256  # no vocabulary for each mask is held
+_WORDPIECES = 2**19  # of packed pairs that are read at once, at most
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,24 @@ class ReadPassages:
             more_NS=self.more_NS.numpy(),
             p_NS=self.log_NS.exp().float().numpy(),
         )
+
+
+class _BestSpans(NamedTuple):
+    """The likeliest spans of some pairs' passages."""
+
+    pairs_n: Tensor
+    weight_n: Tensor
+    log_nS: Tensor
+    first_nS: Tensor
+    more_nS: Tensor
+
+    @classmethod
+    def of(cls, pairs_n: Tensor, reading: SpanReading, second_n: Tensor) -> "_BestSpans":
+        """Of what was read; a body begins in column `second_n`."""
+        widths = reading.log_NLW.shape[2]
+        top = reading.log_NLW.flatten(1).topk(min(SPANS_KEPT, reading.log_NLW[0].numel()))
+        first_nS = top.indices // widths - second_n[:, None]
+        return cls(pairs_n, reading.weight_N, top.values, first_nS, top.indices % widths)
 
 
 class Answerer:
@@ -192,36 +215,63 @@ class Answerer:
     def read_passages(self, queries: list[Query], retrieved: Retrieved) -> ReadPassages:
         """Read what was retrieved. A GPU may still be at it when this returns."""
         device = self.model.device
-        offered = Offered(self.corpus, retrieved.ids_BK.numpy(), null=False)
-        inputs = join(self.model, [query.tokens for query in queries], offered).to(device)
+        tokens = [query.tokens for query in queries]
         weight_N = send(retrieved.scores_BK.flatten(), device)
-        parts = []
-        for pairs in inputs.alike():
-            alike = inputs.rows(pairs)
-            places = send(torch.from_numpy(pairs), device)
-            reading = read_spans(self.model, alike, weight_N[places])
-            widths = reading.log_NLW.shape[2]
-            top = reading.log_NLW.flatten(1).topk(min(SPANS_KEPT, reading.log_NLW[0].numel()))
-            first_NS = top.indices // widths - alike.second_N[:, None]
-            parts.append((places, reading.weight_N, top.values, first_NS, top.indices % widths))
-        groups, weights, values, firsts, more = zip(*parts, strict=True)
-        order_N = torch.cat(groups).argsort()
-        most = max(values_NS.shape[1] for values_NS in values)
+        ids_BK = retrieved.ids_BK.numpy()
+        read = self._read_padded if self.resident is None else self._read_packed
+        rows = list(read(tokens, ids_BK, weight_N))
+        order_N = torch.cat([some.pairs_n for some in rows]).argsort()
+        most = max(some.log_nS.shape[1] for some in rows)
 
-        def whole(groups: tuple[Tensor, ...], *, missing: float) -> Tensor:
+        def whole(groups: list[Tensor], *, missing: float) -> Tensor:
             """The rows of all groups in the order of the pairs, on their way from the device."""
-            padded = [nn.functional.pad(rows, (0, most - rows.shape[1]), value=missing) for rows in groups]
+            padded = [nn.functional.pad(part, (0, most - part.shape[1]), value=missing) for part in groups]
             return torch.cat(padded)[order_N].to("cpu", non_blocking=True)
 
+        weights_N = torch.cat([some.weight_n for some in rows])[order_N]
         return ReadPassages(
             queries,
             retrieved,
-            weight_N=torch.cat(weights)[order_N].to("cpu", torch.float32, non_blocking=True),
-            log_NS=whole(values, missing=-torch.inf),
-            first_NS=whole(firsts, missing=0),
-            more_NS=whole(more, missing=0),
+            weight_N=weights_N.to("cpu", torch.float32, non_blocking=True),
+            log_NS=whole([some.log_nS for some in rows], missing=-torch.inf),
+            first_NS=whole([some.first_nS for some in rows], missing=0),
+            more_NS=whole([some.more_nS for some in rows], missing=0),
             there=torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None,
         )
+
+    @cached_property
+    def resident(self) -> Resident | None:
+        """The corpus on the device, if the reader reads packed there."""
+        encoder = self.model.reader.encoder
+        return lay_out(self.model, self.corpus, [encoder], bf16=encoder.quick)
+
+    def _read_padded(
+        self, queries: list[np.ndarray], ids_BK: np.ndarray, weight_N: Tensor
+    ) -> Iterator[_BestSpans]:
+        inputs = join(self.model, queries, Offered(self.corpus, ids_BK, null=False)).to(weight_N.device)
+        for pairs in inputs.alike():
+            alike = inputs.rows(pairs)
+            pairs_n = send(torch.from_numpy(pairs), weight_N.device)
+            reading = read_spans(self.model, alike, weight_N[pairs_n])
+            yield _BestSpans.of(pairs_n, reading, alike.second_N)
+
+    def _read_packed(
+        self, queries: list[np.ndarray], ids_BK: np.ndarray, weight_N: Tensor
+    ) -> Iterator[_BestSpans]:
+        resident = self.resident
+        assert resident is not None
+        k = ids_BK.shape[1]
+        few = max(1, _WORDPIECES // (k * self.model.config.max_joint))  # questions
+        for first in range(0, len(queries), few):
+            some = queries[first : first + few]
+            ids_bK = ids_BK[first : first + few]
+            size = pair_size(self.model, self.corpus, some, ids_bK)
+            held = Queries.of(some, width=self.model.config.max_query, device=resident.device)
+            ids = send(torch.from_numpy(ids_bK), resident.device)
+            packed = resident.pairs(held, rows_of(ids), ids.flatten(), size)
+            pairs_n = torch.arange(first * k, first * k + ids.numel(), device=resident.device)
+            reading = read_spans_packed(self.model, packed, weight_N[pairs_n])
+            yield _BestSpans.of(pairs_n, reading, torch.zeros_like(pairs_n))
 
     def answers_from(self, read: ReadPassages) -> list[Answer]:
         """Answers from what was read."""

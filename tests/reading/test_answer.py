@@ -17,6 +17,7 @@ from realmlm.corpus.store import Corpus, Passage
 from realmlm.errors import BadInput
 from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.realm import Realm
+from realmlm.model.resident import Resident
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
 from realmlm.reading.combine import GAPS, OTHERS, Spans, combine, same_words
@@ -414,3 +415,22 @@ def test_what_a_document_says_cannot_steer_a_terminal() -> None:
         ord(letter) < 32 or 127 <= ord(letter) < 160
         for letter in "".join(evidence.quote()) + evidence.where()
     )
+
+
+def test_packed_reading_gives_the_same_answers(answerer: Answerer) -> None:
+    questions = [
+        "Which food is Tekebra famous for?",
+        "Who?",
+        "Where does the heron live in the town of Tekebra?",
+    ]
+    padded = answerer.ask(questions, read=7)
+    model = answerer.model
+    packed = Answerer(model, answerer.corpus, answerer.retriever)
+    assert packed.resident is None, "not on a CPU"
+    device = torch.device("cpu")
+    packed.resident = Resident.of(answerer.corpus, model.config, model.wordpieces, device=device)
+    for one, other in zip(padded, packed.ask(questions, read=7), strict=True):
+        assert other.answer == one.answer
+        assert other.probability == pytest.approx(one.probability, rel=1e-4)
+        assert [item.passage_id for item in other.evidence] == [item.passage_id for item in one.evidence]
+        assert [item.start for item in other.evidence] == [item.start for item in one.evidence]
