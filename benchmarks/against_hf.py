@@ -31,7 +31,7 @@ from material import make_corpus, make_questions
 
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
-from realmlm.device import cpu_has_bfloat16
+from realmlm.device import cpu_has_bfloat16, release_memory
 from realmlm.engine import Engine
 from realmlm.interop.importing import import_hf
 from realmlm.model.encoders import Encoder
@@ -224,6 +224,7 @@ def main() -> None:
     print(f"{datetime.date.today()}  {cpu_name()}, {threads}, {blocks}")
     try:
         answers = answering(options, peer, asked)
+        release_memory()
         theirs, ours = fine_tuning(options, peer, asked)
     finally:
         peer.close()
