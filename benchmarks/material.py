@@ -9,6 +9,8 @@ P passages, A articles, T wordpieces, S sentences.
 """
 
 import re
+from collections.abc import Callable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,7 @@ from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Block, Corpus, SegmentWriter
 from realmlm.corpus.taggers import KINDS
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.parallel import default_workers, ordered_map
 from realmlm.storage.arrays import ArrayWriter
 from realmlm.storage.artefacts import publish
 
@@ -71,10 +74,12 @@ def make_corpus(folder: Path, passages: int, *, longest: int) -> Corpus:
     with publish(folder, kind="corpus") as draft:
         wordpieces.save(draft.path / "tokenizer.json")
         writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
-        for first, past in pairwise([*range(0, passages, PART), passages]):
-            block, marked = _block(words, range(first, past), longest)
-            writer.append(block)
-            marks.append(marked)
+        parts = [range(first, past) for first, past in pairwise([*range(0, passages, PART), passages])]
+        made = ordered_map(_maker, (words, longest), parts, workers=default_workers(), few=2)
+        with closing(made) as blocks:
+            for block, marked in blocks:
+                writer.append(block)
+                marks.append(marked)
         writer.close()
         draft.config |= {"sources": ["made up"], "max_wordpieces": longest, "tokenizer": "mini's"}
         draft.counts |= {name: getattr(writer, name) for name in ("passages", "articles", "wordpieces")}
@@ -90,6 +95,10 @@ class _Marks(NamedTuple):
     passages_S: np.ndarray
     bounds_S2: np.ndarray
     spans_S2: np.ndarray
+
+
+def _maker(words: Words, longest: int) -> Callable[[range], tuple[Block, _Marks]]:
+    return lambda numbers: _block(words, numbers, longest)
 
 
 def _block(words: Words, numbers: range, longest: int) -> tuple[Block, _Marks]:

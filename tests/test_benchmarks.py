@@ -59,4 +59,4 @@ def test_the_gpu_table_in_miniature(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_rows_of_the_gpu_table_in_miniature(tmp_path: Path) -> None:
-    measured(tmp_path, "search", "embed", "joint", "warmup", "evaluate", "answers", "serve")
+    measured(tmp_path, "search", "embed", "joint", "warmup", "evaluate", "answers", "serve", "refresh")
