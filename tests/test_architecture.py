@@ -464,7 +464,8 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 WITH_FASTAPI = ("http", "routes", "runs", "shapes")  # of serve: they are FastAPI itself
-WITH_TRITON = ("fused", "kernels", "attention_kernels")  # they are for GPUs
+# they are for GPUs
+WITH_TRITON = ("fused", "kernels", "attention_kernels", "norm_kernels", "dropout_kernels")
 
 
 def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None:

@@ -81,16 +81,33 @@ def _attend(
     line = None if distance is None else distance.line()
     if not _by_kernels(parts[0]):
         return _plain(parts, borders, dropped, line)
-    seed = None
-    if dropped > 0:
-        seed = torch.randint(_SEEDS, (1,), dtype=torch.int32, device=borders.device)
+    seed = dropout_seed(dropped, borders.device)
     seen, _ = _forward(parts, borders, seed, line, longest, dropped)
     return seen
 
 
 def _by_kernels(part: Tensor) -> bool:
+    return INTERPRETED or (for_kernels(part) and part.shape[-1] in HEADS)
+
+
+def for_kernels(part: Tensor) -> bool:
+    """Is it in half precision on a GPU, with Triton installed, or are kernels interpreted?"""
     half = part.dtype in (torch.float16, torch.bfloat16)
-    return INTERPRETED or (_TRITON and part.is_cuda and half and part.shape[-1] in HEADS)
+    return INTERPRETED or (_TRITON and part.is_cuda and half)
+
+
+def dropout_seed(dropped: float, device: torch.device) -> Tensor | None:
+    """What kernels draw from; nothing waits for it."""
+    return torch.randint(_SEEDS, (1,), dtype=torch.int32, device=device) if dropped > 0 else None
+
+
+def dropout_options(seed: Tensor | None, dropped: float) -> dict[str, Any]:
+    """What kernels that drop take."""
+    return {
+        "border": round(dropped * 2**32) - 2**31,  # of signed numbers
+        "kept": 1 / (1 - dropped),
+        "DROPS": seed is not None,
+    }
 
 
 def _three(parts: list[Tensor]) -> list[Tensor]:
@@ -259,15 +276,13 @@ def _shared(
     """What both kernels take."""
     return {
         "reach": 0 if line is None else line.shape[1] // 2 + 1,
-        "border": round(dropped * 2**32) - 2**31,  # of signed numbers
-        "kept": 1 / (1 - dropped),
+        **dropout_options(seed, dropped),
         "scale": 1 / math.sqrt(size),
         "A": heads,
         "C": size,
         "M": tiles.queries,
         "N": tiles.keys,
         "FILLING": _FILLING,
-        "DROPS": seed is not None,
         "LINE": line is not None,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,

@@ -9,35 +9,9 @@ M queries and N keys. Scores and their sums are in units of log 2, for a GPU has
 import triton
 import triton.language as tl
 
+from realmlm.model.dropout_kernels import column_keys, row_keys, stay, table_key
+
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _mixed(number):
-    """Numbers of 32 bits that look drawn: each bit of the input moves each of the output."""
-    number = (number ^ (number >> 16)) * 0x6A09E667
-    number = (number ^ (number >> 15)) * 0xB7E15163
-    return number ^ (number >> 16)
-
-
-@triton.jit
-def _row_keys(Seed, pair, rows):
-    """What a query brings into the draw of its row: the seed, the sequence and head, and its place."""
-    seed = tl.load(Seed).to(tl.uint32)
-    return _mixed(_mixed(seed + pair.to(tl.uint32) * 0x9E3779B1) ^ (rows.to(tl.uint32) * 0x9E3779B1))
-
-
-@triton.jit
-def _column_keys(columns):
-    return _mixed(columns.to(tl.uint32) + 0x9E3779B1)
-
-
-@triton.jit
-def _stay(row_keys, column_keys, border):
-    """Which probabilities are not dropped: all of the draw that is done for each of them is these lines."""
-    drawn = (row_keys ^ column_keys) * 0x6A09E667
-    drawn = (drawn ^ (drawn >> 15)) * 0xB7E15163
-    return drawn.to(tl.int32, bitcast=True) >= border
 
 
 @triton.jit
@@ -118,7 +92,7 @@ def forward(
     rows = tile * M + tl.arange(0, M)
     query = _rows(Query + first * query_row + head * query_head, rows, columns, query_row, length)
     if DROPS:
-        row_keys = _row_keys(Seed, pair, rows)
+        queries = row_keys(table_key(Seed, pair), rows)
     highest = tl.full((M,), float("-inf"), dtype=tl.float32)
     sums = tl.zeros((M,), dtype=tl.float32)
     seen = tl.zeros((M, C), dtype=tl.float32)
@@ -135,7 +109,7 @@ def forward(
         weights = tl.exp2(scores - higher[:, None])
         sums = sums * shrunk + tl.sum(weights, axis=1)
         if DROPS:
-            weights = tl.where(_stay(row_keys[:, None], _column_keys(keys)[None, :], border), weights, 0.0)
+            weights = tl.where(stay(queries[:, None], column_keys(keys)[None, :], border), weights, 0.0)
         seen = tl.dot(weights.to(value.dtype), value, seen * shrunk[:, None])
         highest = higher
     seen = seen * (kept / sums)[:, None]
@@ -238,10 +212,10 @@ def backward(
             weights = tl.exp2(tl.where(keys[:, None] < length, scores, float("-inf")))
             dweights = tl.dot(value, tl.trans(grad))
             if DROPS:
-                row_keys = _row_keys(Seed, pair, rows)
-                stay = _stay(row_keys[None, :], _column_keys(keys)[:, None], border)
-                dweights = tl.where(stay, dweights * kept, 0.0)
-                dvalue = tl.dot(tl.where(stay, weights * kept, 0.0).to(grad.dtype), grad, dvalue)
+                queries = row_keys(table_key(Seed, pair), rows)
+                stays = stay(queries[None, :], column_keys(keys)[:, None], border)
+                dweights = tl.where(stays, dweights * kept, 0.0)
+                dvalue = tl.dot(tl.where(stays, weights * kept, 0.0).to(grad.dtype), grad, dvalue)
             else:
                 dvalue = tl.dot(weights.to(grad.dtype), grad, dvalue)
             dscores = weights * (dweights - mean[None, :])

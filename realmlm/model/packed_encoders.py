@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.model.attention import HEADS, Distance, attend, attend_qkv
+from realmlm.model.norms import add_norm
 from realmlm.model.packed import Packed
 
 _POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")  # LayerNorm after each sum
@@ -194,13 +195,9 @@ def post_norm_layer(
     if places_R is not None:
         seen_TH = seen_TH.index_select(0, places_R)
         hidden_TH = hidden_TH.index_select(0, places_R)
-    size = hidden_TH.shape[1:]
 
     def add(new_TH: Tensor, norm: _Affine, old_TH: Tensor) -> Tensor:
-        sum_TH = F.dropout(new_TH, given["dropped"]) + old_TH
-        with torch.autocast(sum_TH.device.type, enabled=False):  # it would copy all of it to float32 first
-            weight, bias = (part.to(sum_TH.dtype) for part in norm)
-            return F.layer_norm(sum_TH, size, weight, bias, given["eps"])
+        return add_norm(new_TH, old_TH, *norm, eps=given["eps"], dropped=given["dropped"])
 
     hidden_TH = add(F.linear(seen_TH, *weights.output), weights.norm, hidden_TH)
     inner = F.gelu(F.linear(hidden_TH, *weights.inner))
