@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +38,6 @@ from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.evaluation.measure import evaluate
 from realmlm.index.build import Embedding, build_index
 from realmlm.index.exact import ExactIndex
 from realmlm.model.create import create_model
@@ -48,7 +47,6 @@ from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.retrieve import index_of
 from realmlm.settings import (
     BuildCorpus,
-    Evaluate,
     JointOptim,
     Loop,
     MakeModel,
@@ -78,7 +76,7 @@ class Size:
     blocks: int = 65_536  # passages of up to 288 wordpieces
     warm: int = 4_096  # passages embedded before time is taken
     questions: int = 58_428
-    asked: int = 4_096  # of them in `evaluate`
+    asked: int = 16_384  # of them in `evaluate`
     clients: int = 64
     batches: int = 1  # by which batches are divided
     seconds: float = 25.0  # that steady training is measured for
@@ -396,26 +394,24 @@ def embedding(bench: Bench, name: str, corpus_name: str, warm: str) -> Found:
 
 
 def evaluation(bench: Bench) -> Found:
-    """`evaluate` over an index that is there, 20 passages read."""
+    """`realmlm evaluate` over an index that is there, 20 passages read; opening the index counts."""
     corpus = bench.corpus("passages")
     model = Realm.from_pretrained(bench.model("mini")).to(bench.device)
     index_of(model, corpus)
-    settings = Evaluate(
-        model=bench.model("mini"),
-        corpus=corpus.folder,
-        questions=bench.questions(),
-        read=20,
-        limit=bench.size.asked,
-        device=bench.device,
-    )
-    evaluate(replace(settings, limit=bench.size.asked // 8))
+    questions = bench.questions()
+    file = bench.run_folder("evaluate").with_suffix(".json")
+    file.unlink(missing_ok=True)
+    options = {"model": bench.model("mini"), "corpus": corpus.folder, "questions": questions, "read": 20}
+    options |= {"limit": bench.size.asked, "device": bench.device, "report": file}
+    flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     begun = time.perf_counter()
-    report = evaluate(settings)
+    subprocess.run([sys.executable, "-m", "realmlm", "evaluate", *flags], check=True)
     whole = time.perf_counter() - begun
-    query = np.mean([len(corpus.wordpieces.encode(q.text)) for q in read_questions(settings.questions)[:500]])
+    seconds = json.loads(file.read_text("utf-8"))["seconds"]
+    query = np.mean([len(corpus.wordpieces.encode(q.text)) for q in read_questions(questions)[:500]])
     pairs_N = Lengths.of(corpus, query=float(query)).pairs_N(read_titles=model.config.read_titles)
     flops = 20 * forward(model.reader.encoder, pairs_N) + forward(model.query.encoder, query + 2)
-    rate = bench.size.asked / report.seconds
+    rate = bench.size.asked / seconds
     return {"questions/s": {"value": rate, "flops": flops, "with loading": bench.size.asked / whole}}
 
 
@@ -442,14 +438,10 @@ def service(bench: Bench) -> Found:
 def refreshing(bench: Bench) -> Found:
     """benchmarks/refresh_stall.py: how long training stood still, and its speed while the corpus is embedded
     beside it."""
-    options = ["--tiny", "--minutes", "0.2"] if bench.size.tiny else ["--compile", "--minutes", "2"]
-    said = program("refresh_stall.py", *options)
-    beside = re.search(r"while it embeds.* (\d+)%", said)
-    still = re.search(r"stood_still.*longest in a row +([\d.,]+) ms", said)
-    assert beside is not None, "no refresh was measured"
-    assert still is not None, "it does not say how long training stood still"
-    seconds = float(still[1].replace(",", "")) / 1000
-    return {"stall": {"value": seconds}, "beside": {"value": float(beside[1])}}
+    options = ["--compile", "--minutes", "1", "--passages", str(bench.size.blocks)]
+    said = program("refresh_stall.py", *(["--tiny", "--minutes", "0.2"] if bench.size.tiny else options))
+    record = json.loads(said.splitlines()[-1])
+    return {"stall": {"value": record["stall_s"]}, "beside": {"value": 100 * record["speed_beside"]}}
 
 
 def program(name: str, *options: str) -> str:

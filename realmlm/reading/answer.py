@@ -52,7 +52,7 @@ CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
 # questions
 AT_ONCE = 16
 AT_ONCE_GPU = 96
-SPANS_AT_ONCE_GPU = 256  # no vocabulary for each mask is held
+SPANS_AT_ONCE_GPU = 512  # no vocabulary for each mask is held
 _WORDPIECES = 2**19  # of packed pairs that are read at once, at most
 
 
