@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -531,8 +532,12 @@ def watch_row(name: str, options: argparse.Namespace) -> None:
             code = process.wait(options.limit)
             why = log.read_text("utf-8", errors="replace").strip().splitlines()[-1:] if code else []
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # and what it started
             why = [f"not done after {options.limit:.0f} s"]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # and what it started: the next row wants the GPU alone
     if why:
         append(options.out, {"row": name, "error": why[0][-200:]})
     said = why[0] if why else "done"
@@ -559,6 +564,7 @@ def main() -> None:
     if options.table:
         print(table(options.table))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a row does not outlive it
     options.work.mkdir(parents=True, exist_ok=True)
     options.out = options.out or options.work / "results.jsonl"
     if options.alone:

@@ -2,6 +2,7 @@
 one."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import ExactIndex
-from realmlm.log import read_metrics
-from realmlm.settings import JointOptim, Loop, Refresh
-from tests.calls import finetune, pretrain
+from realmlm.log import Clock, read_metrics
+from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
+from realmlm.train.data import SentenceSource
+from realmlm.train.objectives.joint import JointPretraining
+from tests.calls import create_model, finetune, pretrain
+from tests.conftest import TINY_MODEL
 from tests.train.test_resume import Cut, cut_at, same, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -130,3 +134,42 @@ def test_packed_sequences_are_read_as_padded_ones(
         monkeypatch.setattr(Encoder, "packs", lambda *_: False)
         padded = model.reader.encoder(inputs)[seen].float()
     assert (together - padded).norm() < 0.02 * padded.norm()
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_packed_step_is_a_padded_one_within_what_bfloat16_allows(
+    family: str, knowledge: Corpus, tmp_path: Path
+) -> None:
+    how = {**TINY_MODEL, "family": family, "read_titles": True}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).cuda().eval()
+    source = SentenceSource(knowledge, "salient", max_query=32, seed=0)
+    vectors = torch.randn(len(knowledge), 32, generator=torch.Generator().manual_seed(0))
+    index = ExactIndex(vectors, torch.from_numpy(knowledge.ids), device="cuda")
+    settings = Pretrain(out=Path("unused"), k=4, pointing=1.0, own_passage=True)
+    gradients = []
+    losses = []
+    for packed in (False, True):
+        live = SimpleNamespace(index=index)
+        objective = JointPretraining(settings, model, knowledge, source, live)  # type: ignore[arg-type]
+        if packed:
+            objective.prepare(model)
+            assert objective.resident is not None
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss, _ = objective.loss(objective.draw(0, 64), 9999, Clock())
+        loss.backward()
+        learned = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+        gradients.append(torch.cat(learned))
+        losses.append(float(loss.detach()))
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+    assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
+
+
+def test_recorded_steps_learn_what_steps_as_they_are_learn(joint: dict[str, Any], tmp_path: Path) -> None:
+    def losses(name: str, compiled: bool) -> list[float]:
+        loop = Loop(log_every=1, threads=1, device="cuda", compile=compiled)
+        optim = JointOptim(steps=12, batch=8, lr=1e-3, retriever_lr=1e-4)
+        pretrain(out=tmp_path / name, optim=optim, loop=loop, refresh=Refresh(every_steps=0), **joint)
+        return [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+
+    assert losses("recorded", True) == pytest.approx(losses("plain", False), rel=2e-2)
