@@ -26,7 +26,8 @@ from realmlm.storage.artefacts import write_text
 
 FORMATS = """\
   JSON lines   {"question": "…", "answer": ["…", …]} per line (NQ-open);
-               "answers", "id", "gold" (passage ids) and "source" are also read
+               "answers", "id", "gold" (passage ids) and "source" are also read, and
+               "context", the paragraph that it is asked of, with "title" and "start"
   JSON         [{"qId": "…", "qText": "…", "answers": ["…", …]}, …] (WebQuestions)
   SQuAD        {"data": [{"paragraphs": [{"qas": [{"question": "…", "answers": [{"text": "…"}]}]}]}]}
   TSV          question<TAB>['answer', …] (DPR)
@@ -49,6 +50,12 @@ class Question:
     """Ids of passages that contain the answer, if the set names them."""
     source: int | None = None
     """Id of the passage that a masked sentence was taken from; it is never retrieved for that sentence."""
+    context: str = ""
+    """The paragraph that it is asked of, if the set has it: fine-tuning reads it; nothing else does."""
+    title: str = ""
+    """That paragraph's title."""
+    start: int | None = None
+    """The character of the paragraph at which the first answer begins."""
 
 
 @lru_cache(maxsize=16384)
@@ -150,7 +157,7 @@ def _from_record(where: str, record: Any) -> Question:
     if source is not None and type(source) is not int:
         raise BadInput(f"{where}: 'source' must be the id of a passage (a whole number), found {source!r}")
     question = _question(where, fields["text"], fields["answers"], id=str(fields["id"]), gold=tuple(gold))
-    return replace(question, source=source)
+    return _with_context(where, replace(question, source=source), record, start=record.get("start"))
 
 
 def _read_squad(path: Path, data: Any) -> Iterator[Question]:
@@ -164,7 +171,11 @@ def _read_squad(path: Path, data: Any) -> Iterator[Question]:
                     number += 1
                     if answers := [answer["text"] for answer in entry["answers"]]:
                         where = f"{path}: question {number}"
-                        yield _question(where, entry["question"], answers, id=str(entry.get("id", "")))
+                        question = _question(where, entry["question"], answers, id=str(entry.get("id", "")))
+                        told = {"title": article.get("title", ""), "context": paragraph.get("context", "")}
+                        yield _with_context(
+                            where, question, told, start=entry["answers"][0].get("answer_start")
+                        )
     except (KeyError, TypeError, AttributeError) as error:
         raise _unknown(f"{path}: not nested as in SQuAD, after question {number} ({error!r})") from error
 
@@ -239,6 +250,17 @@ def _question(
     if not different:
         raise BadInput(f"{where}: the question has no answer; add one or remove the question")
     return Question(text=text, answers=different, is_regex=is_regex, id=id, gold=gold)
+
+
+def _with_context(where: str, question: Question, told: dict[str, Any], *, start: Any) -> Question:
+    """The question with the paragraph that it comes with, if any."""
+    texts = {name: told.get(name, "") for name in ("context", "title")}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise BadInput(f"{where}: '{name}' must be text, found {text!r}; correct or remove it")
+    if start is not None and type(start) is not int:
+        raise BadInput(f"{where}: 'start' must be a place in the context (a whole number), found {start!r}")
+    return replace(question, **texts, start=start) if texts["context"].strip() else question
 
 
 def _unknown(what: str) -> BadInput:

@@ -502,6 +502,21 @@ class Corpus:
                 draft.parents["corpus"] = self.fingerprint
         return now.newest(), new
 
+    def with_passages(self, articles: Sequence[Article]) -> tuple["Corpus", list[list[int]]]:
+        """The corpus and beside it, in memory alone, the passages of these articles; gives their ids too.
+        They are read like any other, but no index has them."""
+        from realmlm.corpus.build import cut_articles  # build itself imports this module
+
+        block = cut_articles(list(articles), self.wordpieces, max_wordpieces=self.max_wordpieces)
+        more = Corpus(self.folder, self.manifest, self.edits, before=self)
+        first = int(max([len(self._base) - 1, *self._overlay])) + 1
+        segment = Segment(_edit_arrays([block]))
+        more._overlay |= {first + row: (segment, row) for row in range(len(segment))}
+        ids: list[list[int]] = [[] for _ in articles]
+        for row, article in enumerate(block.articles.tolist()):
+            ids[article].append(first + row)
+        return more, ids
+
     def _editable(self, changing: set[int]) -> "Corpus":
         """The newest state of the corpus, unless someone else has changed one of these passages since this
         one was opened. The lock must be held."""

@@ -157,7 +157,9 @@ class Finetune(Settings):
     corpus: Annotated[Path | None, required("PATH")] = None
     """The corpus to search."""
     questions: Annotated[tuple[Path, ...], required("PATH …")]
-    """Questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD .json."""
+    """Questions with answers: NQ-open .jsonl, DPR .tsv, WebQuestions .json, CuratedTREC .tsv, SQuAD .json.
+    Those that come with the paragraph they are asked of ("context") read it, among passages without the
+    answer."""
     out: Path
     """Folder for the run; the model is saved in its `model/`."""
     retriever: Literal["learned", "bm25"] = "learned"

@@ -17,6 +17,7 @@ from realmlm.evaluation.locate import AnswerMatcher, AnswerWords, Asked
 from realmlm.evaluation.matching import answer_spans
 from realmlm.log import progress, say
 from realmlm.parallel import default_workers, ordered_map
+from realmlm.sources.article import Article
 from realmlm.storage.arrays import map_arrays, save_arrays
 
 _CHUNK = 512  # passages a worker searches at once
@@ -30,17 +31,25 @@ class Gold:
     """Questions in wordpieces, and the passages and spans (in wordpieces) that equal one of their answers."""
 
     def __init__(
-        self, corpus: Corpus, asked: list[Question], answers: list[np.ndarray], arrays: dict[str, np.ndarray]
+        self,
+        corpus: Corpus,
+        asked: list[Question],
+        answers: list[np.ndarray],
+        arrays: dict[str, np.ndarray],
+        given_Q: np.ndarray,
     ) -> None:
-        """Rows borders[i] to borders[i + 1] of `passages` and `spans` are the i-th question's places;
-        questions beyond the last border have patterns, looked for in a passage when it is asked about."""
+        """Rows firsts[i] to lasts[i] of `passages` and `spans` are the i-th question's places; questions
+        beyond them have patterns, looked for in a passage when it is asked about. `given_Q` are the passages
+        that questions came with, −1 for those that came alone: the corpus has them beside its own."""
+        self.corpus = corpus
+        self.given_Q = given_Q
         self.texts = [question.text for question in asked]
         self.answers = answers
         self.questions = [corpus.wordpieces.encode(text) for text in self.texts]
-        self._borders = arrays["borders"]
+        self._firsts = arrays["firsts"]
+        self._lasts = arrays["lasts"]
         self._passages = arrays["passages"]
         self._spans = arrays["spans"]
-        self._corpus = corpus
         self._asked = asked
         # by question the passages looked at, ascending: 8 bytes each, for most have nothing
         self._looked_up: dict[int, np.ndarray] = {}
@@ -51,21 +60,23 @@ class Gold:
 
     def holds(self, question: int, ids_C: np.ndarray) -> np.ndarray:
         """Which of these passages hold an answer of the question."""
-        if question >= len(self._borders) - 1:
+        if question >= len(self._firsts):
             self._look_up(question, ids_C)
             return np.array([(question, passage) in self._found for passage in ids_C.tolist()])
-        found = self._passages[self._borders[question] : self._borders[question + 1]]
+        found = self._passages[self._firsts[question] : self._lasts[question]]
+        if not len(found):
+            return np.zeros(len(ids_C), dtype=bool)
         ids_C = ids_C.astype(found.dtype)
         place = np.searchsorted(found, ids_C)  # found is ascending; np.isin would sort it at every step
         return (place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids_C)
 
     def spans(self, question: int, passage: int) -> np.ndarray:
         """Spans [n, 2] of the answers in a passage."""
-        if question >= len(self._borders) - 1:
+        if question >= len(self._firsts) or passage == self.given_Q[question]:
             self._look_up(question, np.array([passage]))
             return self._found.get((question, passage), _NO_SPANS)
-        first = self._borders[question]
-        last = self._borders[question + 1]
+        first = self._firsts[question]
+        last = self._lasts[question]
         start, end = np.searchsorted(self._passages[first:last], [passage, passage + 1]) + first
         return self._spans[start:end]
 
@@ -74,9 +85,9 @@ class Gold:
         before = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
         new = np.setdiff1d(ids_C, before)
         for passage in new.tolist():
-            found = answer_spans(self._corpus.text(passage), self._asked[question])
+            found = answer_spans(self.corpus.text(passage), self._asked[question])
             starts_n, ends_n = np.array(found, dtype=np.int64).reshape(-1, 2).T
-            chars = [self._corpus.token_chars(passage)]
+            chars = [self.corpus.token_chars(passage)]
             spans = _in_wordpieces(chars, np.zeros_like(starts_n), starts_n, ends_n)
             spans = spans[spans[:, 0] < spans[:, 1]]
             if len(spans):
@@ -104,22 +115,58 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
         return _locate(corpus, questions)
 
     arrays = kept_beside(corpus, "answers", sought="questions", fingerprint=fingerprint, find=find)
-    firsts = np.flatnonzero(np.diff(arrays["questions"], prepend=-1))
-    found = arrays["questions"][firsts]
-    if not len(found) and not patterns:
+    found = arrays["questions"][np.flatnonzero(np.diff(arrays["questions"], prepend=-1))]
+    corpus, given = with_given(corpus, questions)
+    kept = np.union1d(found, list(given)).astype(np.int64)
+    if not len(kept) and not patterns:
         nothing = "none of the answers occurs in the corpus: nothing to learn from"
         raise BadInput(f"{nothing}; give questions about these documents")
     say(f"{len(found):,} of {len(questions):,} questions have an answer in the corpus")
+    if given:
+        say(f"{len(given):,} come with the paragraph that they are asked of, and read it")
     if patterns:
         say(f"{len(patterns):,} more have patterns, which are looked for in the passages retrieved")
-    borders = np.append(firsts, len(arrays["questions"]))
+    firsts, lasts = (np.searchsorted(arrays["questions"], kept, side=side) for side in ("left", "right"))
     answers = [
         _first_answer(corpus, arrays, int(first), questions[number])
-        for number, first in zip(found, borders, strict=False)
+        for number, first in zip(kept, firsts, strict=True)
     ]
     answers += [np.zeros(0, dtype=np.int64)] * len(patterns)  # not known: nothing to learn by heart
-    asked = [*(questions[number] for number in found), *patterns]
-    return Gold(corpus, asked, answers, arrays | {"borders": borders})
+    asked = [*(questions[number] for number in kept), *patterns]
+    given_Q = np.array([given.get(number, -1) for number in kept.tolist()] + [-1] * len(patterns))
+    return Gold(corpus, asked, answers, arrays | {"firsts": firsts, "lasts": lasts}, given_Q)
+
+
+def with_given(corpus: Corpus, questions: list[Question]) -> tuple[Corpus, dict[int, int]]:
+    """The corpus with the paragraphs that questions come with beside its own passages, and by question the
+    passage of its paragraph in which the answer stands; without those where it does not."""
+    numbers = [number for number, question in enumerate(questions) if question.context]
+    if not numbers:
+        return corpus, {}
+    articles = {number: Article(questions[number].title, questions[number].context) for number in numbers}
+    different = list(dict.fromkeys(articles.values()))
+    more, ids = corpus.with_passages(different)
+    passages = dict(zip(different, ids, strict=True))
+    found = {}
+    for number, article in articles.items():
+        if (passage := _passage_of(more, passages[article], questions[number])) is not None:
+            found[number] = passage
+    if missing := len(numbers) - len(found):
+        say(f"{missing:,} do not have their answer in their paragraph; they are asked without it")
+    return more, found
+
+
+def _passage_of(corpus: Corpus, passages: list[int], question: Question) -> int | None:
+    """The passage in which the answer begins where it is said to, or the first in which it stands."""
+    holding = [passage for passage in passages if answer_spans(corpus.text(passage), question)]
+    past = 0
+    for passage in passages:
+        text = corpus.text(passage)
+        begins = question.context.find(text, past)
+        past = begins + len(text)
+        if question.start is not None and begins <= question.start < past and passage in holding:
+            return passage
+    return holding[0] if holding else None
 
 
 def _in_wordpieces(

@@ -76,7 +76,17 @@ def test_squad_leaves_out_the_unanswerable(write, indent):
         "version": "v2.0",
         "data": [{"title": "t", "paragraphs": [{"context": "c", "qas": [answered, unanswerable]}]}],
     }
-    assert read_questions(write(json.dumps(document, indent=indent))) == [Question("who?", ("Ida",), id="s1")]
+    expected = Question("who?", ("Ida",), id="s1", context="c", title="t", start=3)
+    assert read_questions(write(json.dumps(document, indent=indent))) == [expected]
+
+
+def test_a_question_comes_with_its_paragraph(write):
+    row = {"question": "who?", "answer": ["Ida"], "context": "It was Ida.", "title": "News", "start": 7}
+    expected = Question("who?", ("Ida",), context="It was Ida.", title="News", start=7)
+    assert read_questions(write(json.dumps(row))) == [expected]
+    for wrong in ({"context": 7}, {"title": ["x"]}, {"start": "7"}):
+        with pytest.raises(BadInput, match=f"'{next(iter(wrong))}' must be"):
+            read_questions(write(json.dumps(row | wrong)))
 
 
 @pytest.mark.parametrize(

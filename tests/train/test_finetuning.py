@@ -4,6 +4,7 @@ import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from realmlm.cli import main
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import Mismatch
-from realmlm.index.exact import ExactIndex
+from realmlm.index.exact import ExactIndex, Hits
 from realmlm.log import Clock, read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
 from realmlm.model.realm import Realm
+from realmlm.reading.retrieve import Offered
 from realmlm.settings import Finetune, JointOptim, Loop
 from realmlm.train import stages
 from realmlm.train.gold import locate_answers
@@ -329,3 +331,102 @@ def test_a_run_does_not_go_on_with_other_questions(
     asked.write_text("".join(lines[:4]), "utf-8")
     with pytest.raises(Mismatch, match=r"asked\.jsonl was changed since"):
         run_finetune(settings)
+
+
+# --- questions that come with their paragraph ---------------------------------------------------------------
+
+OTHER = "Nothing is said here of what was asked. " * 20
+PARAGRAPH = OTHER + "In the north the quoll is kept by Zelda Quim of Tekebra. " + OTHER
+TOLD = Question(
+    "Who keeps the quoll?", ("Zelda Quim",), context=PARAGRAPH, title="Quolls", start=len(OTHER) + 36
+)
+
+
+def test_the_passage_of_a_paragraph_that_holds_the_answer(knowledge: Corpus, capsys: Any) -> None:
+    absent = replace(TOLD, context=OTHER)
+    twice = replace(TOLD, context="Zelda Quim. " + PARAGRAPH, start=len(OTHER) + 48)
+    gold = locate_answers(knowledge, [absent, TOLD, TOLD, twice])
+    said = capsys.readouterr().err
+    assert "3 come with the paragraph" in said
+    assert "1 do not have their answer in their paragraph" in said
+    assert len(gold) == 3, "the answer of the first stands nowhere"
+    for question, number in enumerate(gold.given_Q.tolist()):
+        assert number not in knowledge
+        assert "the quoll is kept by Zelda Quim" in gold.corpus[number].text
+        assert gold.corpus[number].title == "Quolls"
+        ((first, last),) = gold.spans(question, number).tolist()
+        words = gold.corpus.tokens(number)[first:last]
+        assert knowledge.wordpieces.decode(words.tolist()).lower() == "zelda quim"
+    assert gold.given_Q[0] == gold.given_Q[1], "a paragraph is cut once"
+    assert gold.given_Q[2] != gold.given_Q[0]
+
+
+@pytest.mark.parametrize("retriever", ["learned", "bm25"])
+def test_a_given_paragraph_is_read_among_passages_without_the_answer(
+    retriever: str, tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    model = Realm.from_pretrained(tiny_model_folder)
+    open_question = read_questions(world / "questions-train.jsonl")[0]
+    answer = open_question.answers[0]
+    told = replace(open_question, context=f"It is widely known: {answer}.", start=None)
+    gold = locate_answers(knowledge, [told, open_question])
+    settings = Finetune(questions=(), out=Path("unused"), candidates=9, read=4, closed_book=0.0)
+    holding = [n for n in knowledge.ids.tolist() if gold.holds(0, np.array([n]))[0]]
+    lacking = [n for n in knowledge.ids.tolist() if n not in holding]
+    ids = np.array([*holding[:1], *lacking[:8]])
+
+    def search(queries: torch.Tensor, k: int) -> Hits:
+        return Hits(torch.zeros(len(queries), k), torch.from_numpy(np.stack([ids[:k]] * len(queries))))
+
+    vectors = torch.randn(len(knowledge), 32, generator=torch.Generator().manual_seed(0))
+    index = ExactIndex(vectors, torch.from_numpy(knowledge.ids))
+    live: Any = SimpleNamespace(index=SimpleNamespace(search=search, vectors=index.vectors))
+    scores = np.tile(np.linspace(2, 0, 9, dtype=np.float32), (2, 1))
+    matched = Candidates(np.stack([ids, ids]), scores) if retriever == "bm25" else None
+    objective = QuestionAnswering(settings, model, knowledge, live, gold, learning=[], given=matched)
+    objective.prepare(model)
+    seen: list[np.ndarray] = []
+
+    class Watched(Offered):
+        def __init__(self, corpus: Corpus, ids_BK: np.ndarray, *, null: bool) -> None:
+            seen.append(ids_BK)
+            super().__init__(corpus, ids_BK, null=null)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("realmlm.train.objectives.questions.Offered", Watched)
+        loss, row = objective.loss(np.array([0, 1]), 0, Clock())
+    assert torch.isfinite(loss)
+    assert float(row["gold_read"]) == 1.0
+    assert float(row["recall@1"]) == 1.0, "what was retrieved first holds it"
+    assert seen[0].tolist() == [[int(gold.given_Q[0]), *lacking[:3]], ids[:4].tolist()]
+
+
+def test_a_reader_learns_from_paragraphs_alone(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    """None of these answers stands in the corpus."""
+    rows = [
+        {
+            "question": f"Who keeps the quoll {word}?",
+            "answer": [f"Zelda {word}"],
+            "context": f"{OTHER} Zelda {word} does.",
+        }
+        for word in ("Ana", "Bob", "Cid", "Dee")
+    ]
+    (tmp_path / "told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    settings = Finetune(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=(tmp_path / "told.jsonl",),
+        out=tmp_path / "run",
+        read=2,
+        candidates=5,
+        closed_book=0.0,
+        optim=JointOptim(steps=30, batch=4, lr=3e-3, retriever_lr=1e-3),
+        loop=LOOP,
+    )
+    run_finetune(settings)
+    metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert all(row["gold_read"] == 1.0 for row in metrics)
+    assert metrics[-1]["log_p"] > metrics[0]["log_p"] + 1
+    assert metrics[-1]["retriever"] > metrics[0]["retriever"]

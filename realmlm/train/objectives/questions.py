@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from realmlm.corpus.store import Corpus
+from realmlm.index.exact import Index
 from realmlm.log import Clock
 from realmlm.model.inputs import Inputs, mask_queries
 from realmlm.model.marginal import (
@@ -26,6 +27,7 @@ from realmlm.model.marginal import (
     span_mask,
 )
 from realmlm.model.realm import Realm
+from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.read import join, read_masks, read_spans
 from realmlm.reading.retrieve import Offered, fresh_scores
 from realmlm.settings import Finetune
@@ -33,6 +35,8 @@ from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective
+
+_EMBEDDED = 512  # paragraphs at once
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,19 @@ class QuestionAnswering(Objective):
         self._learning = learning
         self._given = given
         self._candidates = min(settings.candidates, len(corpus))
+        self._told_GD: Tensor | None = None  # vectors of the paragraphs that questions came with
+        self._first_told = 0  # the first one's id
+
+    def prepare(self, model: Realm) -> None:
+        """Embed the paragraphs that questions came with: no index has them."""
+        super().prepare(model)
+        told_G = np.unique(self.gold.given_Q[self.gold.given_Q >= 0])
+        if len(told_G) and self._given is None:
+            encode = DocumentEncoder.of(model)
+            self._first_told = int(told_G[0])
+            ids_G = np.arange(self._first_told, int(told_G[-1]) + 1)
+            parts = np.array_split(ids_G, -(-len(ids_G) // _EMBEDDED))
+            self._told_GD = torch.cat([encode(self.gold.corpus, some) for some in parts])
 
     def groups(self) -> dict[str, Group]:
         optim = self.settings.optim
@@ -117,8 +134,10 @@ class QuestionAnswering(Objective):
         read = self.settings.read
         if self._given is not None:
             ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, self._given.ids[numbers])
-            offered = Offered(self.corpus, ids_BC[:, :read], null=False)
+            offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
             given_BC = np.take_along_axis(self._given.scores[numbers], order_BC, axis=1)
+            told_B = self.gold.given_Q[numbers] >= 0
+            given_BC[told_B, 0] = given_BC[told_B].max(1)  # as good as the best: no one has scored it
             scores_BC = torch.from_numpy(given_BC).to(model.device)
         else:
             clock("embed")
@@ -127,10 +146,9 @@ class QuestionAnswering(Objective):
             clock("search")
             hits = index.search(query_BD.detach().float(), self._candidates)
             ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, hits.ids_QK.cpu().numpy())
-            offered = Offered(self.corpus, ids_BC[:, :read], null=False)
+            offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
             clock("embed")
-            vectors_ND = index.vectors(torch.from_numpy(ids_BC.flatten()))
-            scores_BC = inner_products(query_BD, vectors_ND.view(*ids_BC.shape, -1).to(query_BD))
+            scores_BC = inner_products(query_BD, self._vectors(index, ids_BC).to(query_BD))
             if self.settings.refresh.every_steps:  # the document tower learns too
                 fresh_BK = fresh_scores(model, query_BD, offered)
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
@@ -144,10 +162,12 @@ class QuestionAnswering(Objective):
         found does.
 
         Reading teaches nothing where no passage holds the answer: with `read_gold` the best that does takes
-        the last place.
+        the last place. A question that came with its paragraph reads that one and the best that do not hold
+        the answer.
         """
         pairs = zip(numbers.tolist(), ids_BC, strict=True)
         holds_BC = np.stack([self.gold.holds(number, ids) for number, ids in pairs])
+        first_B = holds_BC[:, 0].copy()
         order_BC = np.broadcast_to(np.arange(ids_BC.shape[1]), ids_BC.shape).copy()
         read = self.settings.read
         if self.settings.read_gold:
@@ -155,8 +175,29 @@ class QuestionAnswering(Objective):
             for row in np.flatnonzero(missing_B):
                 best = holds_BC[row].argmax()
                 order_BC[row, [read - 1, best]] = order_BC[row, [best, read - 1]]
+        given_B = self.gold.given_Q[numbers]
+        ids_BC = ids_BC.copy()
+        for row in np.flatnonzero(given_B >= 0):  # it takes the place of the last candidate
+            ids_BC[row, -1] = given_B[row]
+            holds_BC[row, -1] = True
+            lacking = np.flatnonzero(~holds_BC[row])[: read - 1]
+            rest = np.setdiff1d(np.arange(ids_BC.shape[1] - 1), lacking)
+            order_BC[row] = np.concatenate([[ids_BC.shape[1] - 1], lacking, rest])
         ordered_ids = np.take_along_axis(ids_BC, order_BC, axis=1)
-        return ordered_ids, order_BC, np.take_along_axis(holds_BC, order_BC, axis=1), holds_BC[:, 0]
+        return ordered_ids, order_BC, np.take_along_axis(holds_BC, order_BC, axis=1), first_B
+
+    def _vectors(self, index: Index, ids_BC: np.ndarray) -> Tensor:
+        """Of candidates [B, C, D]: the index's, or in column 0 those of given paragraphs."""
+        if self._told_GD is None:
+            return index.vectors(torch.from_numpy(ids_BC.flatten())).view(*ids_BC.shape, -1)
+        told_B = ids_BC[:, 0] >= self._first_told
+        there_BC = ids_BC.copy()
+        there_BC[told_B, 0] = self.corpus.ids[0]  # one that the index has
+        vectors_BCD = index.vectors(torch.from_numpy(there_BC.flatten())).view(*ids_BC.shape, -1).clone()
+        places = torch.from_numpy(ids_BC[told_B, 0] - self._first_told).to(self._told_GD.device)
+        rows = torch.from_numpy(np.flatnonzero(told_B)).to(vectors_BCD.device)
+        vectors_BCD[rows, 0] = self._told_GD[places].to(vectors_BCD)
+        return vectors_BCD
 
     def _read(
         self, numbers: np.ndarray, questions: list[np.ndarray], found: _Retrieved
