@@ -67,10 +67,11 @@ class MaskedBatch:
         hidden = (rows_S, positions_S, places_S, targets_S, valid_S > 0)
         return cls(seen, queries, wide[4], wide[5][:, 0], wide[6], *hidden)
 
-    def fitting(self, needed: int, *, longest: int) -> Size:
-        """Room for so many wordpieces."""
+    def fitting(self, needed: int, *, longest: int, more: int = 0) -> Size:
+        """Room for so many wordpieces, of which as many as `more` may not be needed after all."""
         grain = max(_LEAST, len(self.run_lengths_B) * _GRAIN)
-        return Size.fitting(needed, grain=grain, longest=longest)
+        size = Size.fitting(needed, grain=grain, longest=longest)
+        return Size(size.total, longest, size.filling + more)
 
     def room(self, held: int, *, of: int) -> int:
         """How many of the pairs are looked at where so many hold the hidden words."""

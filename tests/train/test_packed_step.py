@@ -1,6 +1,7 @@
 """A step with everything on the device is the step it stands in for: same loss, same numbers, same gradients."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.index.duplicates import SameWords
-from realmlm.index.exact import Hits
+from realmlm.index.exact import ExactIndex, Hits
 from realmlm.log import Clock
 from realmlm.model import packed_heads
 from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
@@ -21,12 +23,14 @@ from realmlm.model.resident import Queries, Resident
 from realmlm.reading.packed import pair_size, read_spans_packed, rows_of
 from realmlm.reading.read import join, read_spans
 from realmlm.reading.retrieve import Offered
-from realmlm.settings import Pretrain, Warmup
+from realmlm.settings import Finetune, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
 from realmlm.train.data import ReadingPairs, SentenceSource
+from realmlm.train.gold import locate_answers
 from realmlm.train.objective import Objective
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
+from realmlm.train.objectives.questions import Candidates, QuestionAnswering
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
 
@@ -200,3 +204,42 @@ def test_the_same_spans(
         assert torch.allclose(found.log_NLW[row, :length], one, atol=1e-5)
         assert torch.equal(found.log_NLW[row, :length] > -torch.inf, one > -torch.inf)
         assert (found.log_NLW[row, length:] == -torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"closed_book": 0.1},
+        {"objective": "hard-em", "read_gold": True},
+        {"refresh": Refresh(every_steps=5)},
+        {"retriever": "bm25"},
+    ],
+    ids=["frozen index", "hard EM", "both towers", "matched words"],
+)
+def test_the_same_fine_tuning(
+    changed: dict[str, Any], knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    how = {**TINY_MODEL, "family": "bert", "read_titles": True, "reading": "together"}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
+    asked = read_questions(world / "questions-train.jsonl")[:12]
+    answer = asked[0].answers[0]
+    asked.append(
+        replace(asked[0], context=f"It is said that {answer} is meant, {answer} alone.", title="Said")
+    )
+    gold = locate_answers(knowledge, asked)
+    settings = Finetune(questions=(), out=Path("unused"), candidates=30, read=4, **changed)
+    vectors = torch.randn(len(knowledge), 32, generator=torch.Generator().manual_seed(0))
+    live: Any = SimpleNamespace(index=ExactIndex(vectors, torch.from_numpy(knowledge.ids)))
+    matched = None
+    if settings.retriever == "bm25":
+        ids = np.tile(knowledge.ids[:30], (len(gold), 1))
+        matched = Candidates(ids, np.tile(np.linspace(3, 0, 30, dtype=np.float32), (len(gold), 1)))
+
+    def one_step(packed: bool) -> Stepped:
+        objective = QuestionAnswering(settings, model, knowledge, live, gold, learning=[], given=matched)
+        objective.prepare(model)
+        objective.resident = resident_of(model, gold.corpus) if packed else None
+        return stepped(model, objective, np.arange(len(gold)))
+
+    numbers = same_step(one_step(packed=False), one_step(packed=True))
+    assert numbers["gold_read"] > 0

@@ -4,17 +4,19 @@ B questions, K passages read, C candidates, N = B · K pairs, L wordpieces, W sp
 size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.corpus.store import Corpus
 from realmlm.index.exact import Index
 from realmlm.log import Clock
-from realmlm.model.inputs import Inputs, mask_queries
+from realmlm.model.inputs import Masked, mask_queries, send
 from realmlm.model.marginal import (
     answer_log_likelihood,
     best_span_log_likelihood,
@@ -26,15 +28,28 @@ from realmlm.model.marginal import (
     mean_where,
     span_mask,
 )
+from realmlm.model.packed import Size
 from realmlm.model.realm import Realm
+from realmlm.model.resident import Resident
 from realmlm.model.snapshot import DocumentEncoder
+from realmlm.reading.packed import (
+    MaskedBatch,
+    embed_seen,
+    flatten,
+    lay_out,
+    pair_size,
+    read_packed,
+    read_spans_packed,
+    rows_of,
+)
 from realmlm.reading.read import join, read_masks, read_spans
 from realmlm.reading.retrieve import Offered, fresh_scores
 from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Objective
+from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.recorded import Recorded, Work
 
 _EMBEDDED = 512  # paragraphs at once
 
@@ -54,7 +69,7 @@ class _Retrieved:
     ids_BK: np.ndarray  # the passages that are read
     offered: Offered  # the same, looked up
     scores_BC: Tensor  # f(x,z) of all candidates, those that are read first, with gradient
-    holds_BC: Tensor  # which of them hold an answer
+    holds_BC: np.ndarray  # which of them hold an answer
     first_B: np.ndarray  # does the one that was retrieved first hold one?
 
 
@@ -83,10 +98,18 @@ class QuestionAnswering(Objective):
         self._candidates = min(settings.candidates, len(corpus))
         self._told_GD: Tensor | None = None  # vectors of the paragraphs that questions came with
         self._first_told = 0  # the first one's id
+        self.resident: Resident | None = None
+        """The corpus on the device, where everything is read packed."""
+        self._embed: Work = self._embed_seen
 
     def prepare(self, model: Realm) -> None:
         """Embed the paragraphs that questions came with: no index has them."""
         super().prepare(model)
+        if type(self).loss is QuestionAnswering.loss:
+            encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
+            self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
+        if self.resident is not None and self.settings.loop.compile:
+            self._embed = Recorded(self._embed_seen)
         told_G = np.unique(self.gold.given_Q[self.gold.given_Q >= 0])
         if len(told_G) and self._given is None:
             encode = DocumentEncoder.of(model)
@@ -107,17 +130,29 @@ class QuestionAnswering(Objective):
         return epoch_positions(len(self.gold), seed=self.settings.loop.seed, first=first, count=count)
 
     def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+        if (staged := self.stage(numbers, step, clock)) is not None:
+            clock("read")
+            return self.compute(staged)
         questions = [self.gold.questions[number] for number in numbers]
         found = self._retrieve(numbers, questions, clock)
         clock("read")
-        retriever_B = evidence_log_likelihood(found.scores_BC, found.holds_BC)
         weight_BK, reader_BK = self._read(numbers, questions, found)
+        memory_B = self._closed_book(numbers, questions)
+        holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
+        loss, row = self._taught(weight_BK, reader_BK, found.scores_BC, holds_BC, memory_B)
+        return loss, row | {"recall@1": torch.from_numpy(found.first_B).float().mean()}
+
+    def _taught(
+        self, weight_BK: Tensor, reader_BK: Tensor, scores_BC: Tensor, holds_BC: Tensor, memory_B: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics from what weighs the passages and log p(y|z,x), f(x,z) of the candidates and
+        which of them hold an answer, and log p(y|∅,x)."""
+        retriever_B = evidence_log_likelihood(scores_BC, holds_BC)
         any_B = (reader_BK > -torch.inf).any(-1)
-        some_B = found.holds_BC.any(-1)
+        some_B = holds_BC.any(-1)
         # a question without its answer teaches nothing: no gradient, no NaN
         readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
         answer_B = marginal_log_likelihood(weight_BK, readable_BK)
-        memory_B = self._closed_book(numbers, questions)
         # divided by all examples, not those with an answer: a batch in parts must give the same gradient
         taught_B = torch.where(any_B, answer_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
         loss = -(taught_B + self.settings.closed_book * memory_B).mean()
@@ -126,18 +161,14 @@ class QuestionAnswering(Objective):
             "retriever": mean_where(some_B, retriever_B),
             "closed_book": memory_B.mean(),
             "gold_read": any_B.float().mean(),
-            "recall@1": torch.from_numpy(found.first_B).float().mean(),
         }
 
     def _retrieve(self, numbers: np.ndarray, questions: list[np.ndarray], clock: Clock) -> _Retrieved:
         model = self.model
         read = self.settings.read
         if self._given is not None:
-            ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, self._given.ids[numbers])
+            ids_BC, given_BC, holds_BC, first_B = self._matched(numbers)
             offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
-            given_BC = np.take_along_axis(self._given.scores[numbers], order_BC, axis=1)
-            told_B = self.gold.given_Q[numbers] >= 0
-            given_BC[told_B, 0] = given_BC[told_B].max(1)  # as good as the best: no one has scored it
             scores_BC = torch.from_numpy(given_BC).to(model.device)
         else:
             clock("embed")
@@ -152,8 +183,17 @@ class QuestionAnswering(Objective):
             if self.settings.refresh.every_steps:  # the document tower learns too
                 fresh_BK = fresh_scores(model, query_BD, offered)
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
-        holds = torch.from_numpy(holds_BC).to(model.device)
-        return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds, first_B)
+        return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds_BC, first_B)
+
+    def _matched(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Another retriever's candidates in the order they are read, their scores, which hold an answer, and
+        whether the first found does."""
+        assert self._given is not None
+        ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, self._given.ids[numbers])
+        scores_BC = np.take_along_axis(self._given.scores[numbers], order_BC, axis=1)
+        told_B = self.gold.given_Q[numbers] >= 0
+        scores_BC[told_B, 0] = scores_BC[told_B].max(1)  # as good as the best: no one has scored it
+        return ids_BC, scores_BC, holds_BC, first_B
 
     def _first_to_read(
         self, numbers: np.ndarray, ids_BC: np.ndarray
@@ -205,41 +245,143 @@ class QuestionAnswering(Objective):
         """What weighs the passages, and log p(y|z,x), −inf without the answer in the passage; both [B, K]."""
         scores_BK = found.scores_BC[:, : self.settings.read]
         inputs = join(self.model, questions, found.offered)
-        gold_N3 = self._gold_spans(numbers, found.ids_BK, inputs)
+        gold_N3 = self._gold_spans(numbers, found.ids_BK)
+        gold_N3[:, 1] += inputs.second_N.numpy()[gold_N3[:, 0]]
+        gold_N3 = gold_N3[gold_N3[:, 1] < inputs.tokens_NL.shape[1]]
         reading = read_spans(self.model, inputs.to(self.model.device), scores_BK.flatten())
         gold_NLW = span_mask(gold_N3, reading.allowed_NLW)
-        hard = self.settings.objective == "hard-em"
-        likelihood = best_span_log_likelihood if hard else answer_log_likelihood
-        reader_N = likelihood(reading.log_NLW, gold_NLW)
+        reader_N = self._likelihood(reading.log_NLW, gold_NLW)
         return reading.weight_N.view_as(scores_BK), reader_N.view_as(scores_BK)
 
-    def _gold_spans(self, numbers: np.ndarray, ids_BK: np.ndarray, inputs: Inputs) -> np.ndarray:
-        """(pair, start, width − 1) of every place where an answer stands in what is read, [spans, 3]."""
+    @property
+    def _likelihood(self) -> Callable[[Tensor, Tensor], Tensor]:
+        hard = self.settings.objective == "hard-em"
+        return best_span_log_likelihood if hard else answer_log_likelihood
+
+    def _gold_spans(self, numbers: np.ndarray, ids_BK: np.ndarray) -> np.ndarray:
+        """(pair, start, width − 1) of every place where an answer stands in a passage's body, [spans, 3]."""
         pairs = zip(numbers.repeat(ids_BK.shape[1]).tolist(), ids_BK.flatten().tolist(), strict=True)
         found = []
-        for pair, ((number, passage), second) in enumerate(zip(pairs, inputs.second_N.tolist(), strict=True)):
+        for pair, (number, passage) in enumerate(pairs):
             spans_n2 = self.gold.spans(number, passage)
-            found += [(pair, start + second, end - start - 1) for start, end in spans_n2.tolist()]
+            found += [(pair, start, end - start - 1) for start, end in spans_n2.tolist()]
         spans_N3 = np.array(found, dtype=np.int64).reshape(-1, 3)
-        fits_N = spans_N3[:, 1] < inputs.tokens_NL.shape[1]
-        return spans_N3[fits_N & (spans_N3[:, 2] < self.model.config.max_answer)]
+        return spans_N3[spans_N3[:, 2] < self.model.config.max_answer]
 
     def _closed_book(self, numbers: np.ndarray, questions: list[np.ndarray]) -> Tensor:
         """log p(y|∅,x) [B]: the question followed by masks in the answer's place."""
-        config = self.model.config
         device = self.model.device
-        answers = [self.gold.answers[number][: config.max_answer] for number in numbers]
-        texts = []
-        places = []
-        for question, answer in zip(questions, answers, strict=True):
-            texts.append(np.concatenate([question[: config.max_query - len(answer)], answer]))
-            places.append(np.arange(len(texts[-1]) - len(answer), len(texts[-1])))
-        masked = mask_queries(texts, places, self.model.wordpieces)
+        masked = self._without_passage(numbers)
         positions_BM, targets_BM, valid_BM = masked.tensors(device)
-        alone = Offered(self.corpus, np.full((len(texts), 1), -1), null=False)
+        alone = Offered(self.corpus, np.full((len(numbers), 1), -1), null=False)
         inputs = join(self.model, masked.queries, alone).to(device)
         token_B1M = hidden_log_p(read_masks(self.model, inputs, positions_BM).log_BKMV, targets_BM)
         return joint_reading(token_B1M, valid_BM)[:, 0]
+
+    def _without_passage(self, numbers: np.ndarray) -> Masked:
+        """The questions, each followed by masks in the answer's place."""
+        config = self.model.config
+        texts = []
+        places = []
+        for number in numbers:
+            answer = self.gold.answers[number][: config.max_answer]
+            question = self.gold.questions[number][: config.max_query - len(answer)]
+            texts.append(np.concatenate([question, answer]))
+            places.append(np.arange(len(question), len(texts[-1])))
+        return mask_queries(texts, places, self.model.wordpieces)
+
+    # --- the same with everything on the device -------------------------------------------------------------
+
+    def stage(self, numbers: np.ndarray, step: int, clock: Clock) -> Staged | None:
+        """Search for the candidates of packed questions, and find out where their answers stand."""
+        resident = self.resident
+        if resident is None:
+            return None
+        model = self.model
+        device = resident.device
+        config = model.config
+        asked = [self.gold.questions[number] for number in numbers]
+        masked = self._without_passage(numbers)
+        array, shape = flatten(
+            masked, asked, np.full((len(asked), 1), -1), max_query=config.max_query, widths=config.max_answer
+        )
+        flat = send(torch.from_numpy(array), device)
+        tensors = {"flat": flat}
+        if self._given is not None:
+            ids_BC, scores_BC, holds_BC, first_B = self._matched(numbers)
+            tensors["scores"] = send(torch.from_numpy(scores_BC), device)
+        else:
+            clock("embed")
+            query_BD = self._embed(Staged({"flat": flat}, (shape,)))["query"]
+            clock("search")
+            hits = self.live.index.search(query_BD, self._candidates)
+            ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, hits.ids_QK.cpu().numpy())
+            clock("embed")
+            tensors["vectors"] = self._vectors(self.live.index, ids_BC).to(device)
+        ids_BK = ids_BC[:, : self.settings.read]
+        tensors["ids"] = send(torch.from_numpy(np.ascontiguousarray(ids_BK)), device)
+        tensors["holds"] = send(torch.from_numpy(holds_BC), device)
+        tensors["first"] = send(torch.from_numpy(first_B), device)
+        spans_S3 = self._gold_spans(numbers, ids_BK)
+        grain = 4 * ids_BK.size
+        nothing = np.array([ids_BK.size, 0, 0])  # a place of its own
+        filled_S3 = np.tile(nothing, (-(-max(1, len(spans_S3)) // grain) * grain, 1))
+        filled_S3[: len(spans_S3)] = spans_S3
+        tensors["spans"] = send(torch.from_numpy(filled_S3), device)
+        batch = MaskedBatch.of(flat, shape)
+        size = pair_size(model, self.gold.corpus, asked, ids_BK)
+        pairs = batch.fitting(size.total, longest=size.longest, more=size.filling)
+        lengths = int(self.gold.corpus.lengths_of(ids_BK.flatten()).sum())
+        lengths += ids_BK.size * model.wordpieces.pair.special
+        documents = batch.fitting(lengths, longest=config.max_document)
+        return Staged(tensors, (shape, pairs, documents))
+
+    def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+        model = self.model
+        resident = self.resident
+        assert resident is not None
+        shape, pair_room, document_room = staged.sizes
+        tensors = staged.tensors
+        batch = MaskedBatch.of(tensors["flat"], shape)
+        ids_BK = tensors["ids"]
+        read = ids_BK.shape[1]
+        if "scores" in tensors:
+            scores_BC = tensors["scores"]
+        else:
+            query_BD = embed_seen(model, resident, batch)
+            scores_BC = inner_products(query_BD, tensors["vectors"].to(query_BD.dtype))
+            if self.settings.refresh.every_steps:  # the document tower learns too
+                vectors_ND = model.document(resident.documents(ids_BK.flatten(), document_room))
+                fresh_BK = inner_products(query_BD, vectors_ND.unflatten(0, ids_BK.shape))
+                scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
+        scores_BK = scores_BC[:, :read]
+        packed = resident.pairs(batch.seen, rows_of(ids_BK), ids_BK.flatten(), pair_room)
+        reading = read_spans_packed(model, packed, scores_BK.flatten())
+        gold_NJW = torch.zeros_like(F.pad(reading.allowed_NLW, (0, 0, 0, 0, 0, 1)))
+        gold_NJW = gold_NJW.index_put(tensors["spans"].unbind(1), torch.ones_like(gold_NJW[0, 0, 0]))[:-1]
+        reader_N = self._likelihood(reading.log_NLW, gold_NJW & reading.allowed_NLW)
+        weight_BK = reading.weight_N.view_as(scores_BK)
+        memory_B = self._recalled(resident, batch)
+        reader_BK = reader_N.view_as(scores_BK)
+        loss, row = self._taught(weight_BK, reader_BK, scores_BC, tensors["holds"], memory_B)
+        return loss, row | {"recall@1": tensors["first"].float().mean()}
+
+    def _recalled(self, resident: Resident, batch: MaskedBatch) -> Tensor:
+        """log p(y|∅,x) [B]."""
+        nothing_B1 = torch.full_like(batch.queries.lengths_B, -1)[:, None]
+        count, width = batch.queries.tokens_BQ.shape
+        longest = width + self.model.wordpieces.pair.special
+        size = Size(count * longest, longest, count * longest)
+        packed = resident.pairs(batch.queries, rows_of(nothing_B1), nothing_B1[:, 0], size)
+        token_S1, _, _ = read_packed(self.model.reader, packed, batch, None, k=1, room=0)
+        token_B1M, valid_BM = batch.by_mask(token_S1)
+        return joint_reading(token_B1M, valid_BM)[:, 0]
+
+    def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
+        assert self.resident is not None
+        batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
+        with torch.no_grad():
+            return {"query": embed_seen(self.model, self.resident, batch).float()}
 
     def before_step(self, step: int) -> dict[str, Any]:
         return {} if self._given is not None else self.live.before_step(step)
