@@ -98,7 +98,7 @@ def test_the_clean_track_ends_with_answers(data: Path, tmp_path: Path) -> None:
     assert "−log p(y|x)" in reports["pretrain-held-out"]["nats"]
 
 
-SIDE_BY_SIDE = [("realm", "realm-reader"), ("warmup", "bm25")]  # the second needs the first's reader
+SIDE_BY_SIDE = [("realm", "realm-reader"), ("warmup", "bm25")]  # realm-reader needs realm
 
 
 def arms(base: Path, data: Path, *several: str) -> None:
