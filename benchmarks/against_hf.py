@@ -224,21 +224,22 @@ def main() -> None:
     print(f"{datetime.date.today()}  {cpu_name()}, {threads}, {blocks}")
     try:
         answers = answering(options, peer, asked)
+        print("\n| | theirs, questions/s | ours | ratio |\n| --- | --- | --- | --- |")
+        for name, rate in answers.items():
+            if name != "theirs":
+                row(f"answering, {name}", answers["theirs"], rate)
         release_memory()
         theirs, ours = fine_tuning(options, peer, asked)
     finally:
         peer.close()
-    print("\n| | theirs, questions/s | ours | ratio |\n| --- | --- | --- | --- |")
-    for name, rate in answers.items():
-        if name != "theirs":
-            row(f"answering, {name}", answers["theirs"], rate)
     row("fine-tuning", theirs, ours.ours)
     phases = ", ".join(f"{name} {value:.2f} s" for name, value in ours.phases.items())
     print(f"\nOur last step of {options.batch} questions: {phases}")
 
 
 def row(name: str, theirs: Rate, ours: Rate) -> None:
-    print(f"| {name} | {theirs.value:.3g} | {ours.value:.3g} | {ours.value / theirs.value:.1f} |")
+    ratio = ours.value / theirs.value
+    print(f"| {name} | {theirs.value:.3g} | {ours.value:.3g} | {ratio:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def seconds(value: float) -> str:
-    return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+    return f"{1000 * value:.3g} ms" if value < 1 else f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
 def size(value: int) -> str:

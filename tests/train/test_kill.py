@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,28 @@ def arguments(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus) -> 
 
 
 @pytest.fixture(scope="module")
+def doomed(arguments: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+    """A run whose refreshers are killed, and its folder. It is under way beside the others: each of them
+    leaves a core idle."""
+    folder = tmp_path_factory.mktemp("doomed")
+    rng = random.Random(1)
+    deaths = [
+        *(["/index/.step", rng.randint(1, 12)] for _ in range(4)),  # shards of the build
+        *([".tmp/", number] for number in (1, 3, 6)),  # in the middle of publishing
+        ["/snapshots/step", rng.randint(1, 3)],
+        *(["", rng.randint(1, 30)] for _ in range(2)),
+    ]
+    rng.shuffle(deaths)
+    (folder / "plan").write_text(json.dumps(deaths))
+    run = {**arguments, "out": folder / "run"}
+    process = begun(killers.train_with_doomed_refreshers, run, folder / "plan")
+    yield process, folder
+    process.kill()
+
+
+@pytest.fixture(scope="module")
 def undisturbed(
-    arguments: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    arguments: dict[str, Any], doomed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], list[str]]:
     """Weights of a run that nobody killed, and the file operations of its trainer."""
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -67,11 +88,19 @@ def undisturbed(
 
 def live(life: Any, *arguments: Any) -> int | None:
     """Run a life in a process of its own to its end; gives the exit code."""
+    return ended(begun(life, *arguments))
+
+
+def begun(life: Any, *arguments: Any) -> Any:
     process = CONTEXT.Process(target=life, args=arguments)
     process.start()
+    return process
+
+
+def ended(process: Any) -> int | None:
     process.join(120)
     assert process.exitcode is not None, "the process hangs"
-    return process.exitcode
+    return int(process.exitcode)
 
 
 def test_the_trainer_is_killed_ten_times(
@@ -101,23 +130,13 @@ def test_the_trainer_is_killed_ten_times(
 
 
 def test_the_refresher_is_killed_ten_times(
-    arguments: dict[str, Any], undisturbed: tuple[dict[str, Any], list[str]], tmp_path: Path
+    doomed: tuple[Any, Path], undisturbed: tuple[dict[str, Any], list[str]]
 ) -> None:
-    weights, _ = undisturbed
-    rng = random.Random(1)
-    deaths = [
-        *(["/index/.step", rng.randint(1, 12)] for _ in range(4)),  # shards of the build
-        *([".tmp/", number] for number in (1, 3, 6)),  # in the middle of publishing
-        ["/snapshots/step", rng.randint(1, 3)],
-        *(["", rng.randint(1, 30)] for _ in range(2)),
-    ]
-    rng.shuffle(deaths)
-    plan = tmp_path / "plan"
-    plan.write_text(json.dumps(deaths))
-    assert live(killers.train_with_doomed_refreshers, {**arguments, "out": tmp_path / "run"}, plan) == 0
-    assert json.loads(plan.read_text()) == [], "each of the ten must have been started"
-    assert same(load_file(tmp_path / "run" / "model" / "model.safetensors"), weights)
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    process, folder = doomed
+    assert ended(process) == 0
+    assert json.loads((folder / "plan").read_text()) == [], "each of the ten must have been started"
+    assert same(load_file(folder / "run" / "model" / "model.safetensors"), undisturbed[0])
+    rows = read_metrics(folder / "run" / "metrics.jsonl")
     assert rows[-1]["restarts"] == 10
 
 
