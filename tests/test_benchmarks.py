@@ -82,6 +82,7 @@ def test_the_gpu_table_in_miniature(gpu: ModuleType, tmp_path: Path) -> None:
         assert sentence.spans.max() < sentence.end - sentence.start
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("in the way")
     table = run(tmp_path, "embed-mini", "answers")

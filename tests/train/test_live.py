@@ -269,6 +269,7 @@ def test_closing_lets_the_snapshot_end(
     assert [path.name for path in (trainer.run.folder / "snapshots").iterdir()] == ["step-00000002"]
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "refresh_stall.py"), "--tiny"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
