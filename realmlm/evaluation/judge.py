@@ -41,7 +41,8 @@ def judge(combiner: Combiner, batch: Batch, *, recall: Recall) -> list[Outcome]:
     readings = dict(batch.known)
     if batch.spans is not None:
         readings |= zip(batch.asked, map(Reading, combiner.answers(batch.spans)), strict=True)
-    ids_U, place_BK = np.unique(batch.ids_BK, return_inverse=True)
+    ids_U, place_N = np.unique(batch.ids_BK.flatten(), return_inverse=True)
+    place_BK = place_N.reshape(batch.ids_BK.shape)
     texts = combiner.corpus.texts(ids_U.tolist())
     outcomes = []
     for row, (question, ids) in enumerate(zip(batch.questions, batch.ids_BK.tolist(), strict=True)):
