@@ -214,6 +214,7 @@ _FARTHEST = 128
 
 
 @cache
+@torch.inference_mode(False)  # what is kept from embedding an index is needed for gradients later
 def _buckets(longest: int, device: torch.device) -> Tensor:
     """The bucket of each distance from 1 − longest to longest − 1, as MPNet counts them: exact when near, in
     growing steps when far, those behind apart from those ahead."""

@@ -69,6 +69,16 @@ def test_the_same_vectors_and_gradients_as_with_padding(family: str) -> None:
         assert torch.allclose(one, other, atol=2e-6 * max(1, float(one.abs().max())), rtol=1e-4)
 
 
+def test_an_encoder_that_has_embedded_can_learn() -> None:
+    encoder = encoder_of("mpnet", max_position_embeddings=62)
+    packed = Packed.of(some_inputs([7, 1, 20], pad=1))
+    with torch.inference_mode():
+        embedded = encoder(packed).clone()
+    hidden, *gradients = vectors_and_gradients(encoder, packed, slice(None))
+    assert torch.equal(hidden, embedded)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_pooled_alike(pooling: str) -> None:
     encoder = encoder_of("bert")
