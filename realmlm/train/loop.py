@@ -70,6 +70,18 @@ def make_optimizer(groups: dict[str, Group], optim: Optim, *, recorded: bool = F
     return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6, **how)
 
 
+def make_room(optimizer: torch.optim.Optimizer) -> None:
+    """Moments for all parameters that have none yet. A recorded step that made room for some, those of a
+    retriever that was frozen until then for instance, would empty it again each time it is played back."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     state = optimizer.state_dict()["state"]
     return {f"{number}.{name}": value for number, entry in state.items() for name, value in entry.items()}
@@ -203,6 +215,8 @@ def fit(
     clock = Clock(torch.cuda.synchronize if device.type == "cuda" else None)
     rows = _Rows()
     start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
+    if recorded:
+        make_room(optimizer)
     # what was measured before the first step will be again
     metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1)
     bar = Progress(title, optim.steps, unit="steps", start=start)

@@ -14,10 +14,11 @@ from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.index.exact import ExactIndex
 from realmlm.reading.read import places_of
-from realmlm.settings import JointOptim, Refresh
+from realmlm.settings import JointOptim, Optim, Refresh
 from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions
 from realmlm.train.gold import locate_answers
-from realmlm.train.loop import learning_rate
+from realmlm.train.loop import learning_rate, make_optimizer, make_room
+from realmlm.train.objective import Group
 from tests.train.test_resume import joint_run
 
 
@@ -142,3 +143,26 @@ def test_words_are_found_as_a_whole() -> None:
     for absent in ([6, 5], [8, 5], [5, 6, 7, 5, 8, 9], [5, 6, 7, 5, 8, 5, 6]):
         assert places_of(np.array(absent), tokens).tolist() == []
     assert places_of(np.array([5, 6, 7, 8]), tokens[:2]).tolist() == []
+
+
+def test_room_made_ahead_changes_no_step() -> None:
+    """Nor does it for a parameter that gets its first gradient later, as those of a frozen retriever do."""
+
+    def learned(*, ahead: bool) -> list[torch.Tensor]:
+        weights = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(2))]
+        optimizer = make_optimizer({"all": Group(weights, 0.1)}, Optim(), recorded=ahead)
+        if ahead:
+            make_room(optimizer)
+            room = [optimizer.state[weight]["exp_avg"] for weight in weights]
+        for step in range(4):
+            weights[0].grad = torch.full((3, 2), step + 1.0)
+            weights[1].grad = torch.tensor([0.5, step]) if step > 1 else None
+            optimizer.step()
+        if ahead:
+            kept = [optimizer.state[weight]["exp_avg"] for weight in weights]
+            assert all(one is other for one, other in zip(room, kept, strict=True))
+            assert all(moments.any() for moments in kept)
+        return [weight.detach() for weight in weights]
+
+    for one, other in zip(learned(ahead=False), learned(ahead=True), strict=True):
+        assert torch.equal(one, other)
