@@ -184,7 +184,10 @@ class JointPretraining(Objective):
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
         batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
         with torch.no_grad():
-            return {"query": embed_seen(self.model, self._laid_out(), batch).float()}
+            query_BD = embed_seen(self.model, self._laid_out(), batch).float()
+        # before torch 2.11, weights that were cast to bfloat16 here would be kept without a gradient
+        torch.clear_autocast_cache()
+        return {"query": query_BD}
 
     def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
         batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
