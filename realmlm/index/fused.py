@@ -225,6 +225,10 @@ class Repeated:
         self._lock = Lock()
 
     def search(self, queries_QD: Tensor, k: int, live_N: Tensor | None) -> Found:
+        with torch.cuda.device_of(self._vectors_ND):  # Triton takes the current GPU, whatever these are on
+            return self._search(queries_QD, k, live_N)
+
+    def _search(self, queries_QD: Tensor, k: int, live_N: Tensor | None) -> Found:
         key = (len(queries_QD), k, 0 if live_N is None else live_N.data_ptr())
         small = 4 * len(queries_QD) * -(-len(self._vectors_ND) // GROUP) <= _RECORDED_BYTES
         if not small or torch.cuda.is_current_stream_capturing():

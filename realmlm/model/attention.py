@@ -309,7 +309,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     parts = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
     tiles = forward_tiles(parts[0].shape[-1], line=line is not None)
-    return launch_forward(parts, borders, seed, line, longest, dropped, tiles)
+    with torch.cuda.device_of(parts[0]):  # Triton takes the current GPU, whatever the tensors are on
+        return launch_forward(parts, borders, seed, line, longest, dropped, tiles)
 
 
 @_forward.register_fake
@@ -337,7 +338,8 @@ def _backward(
 ) -> list[Tensor]:
     parts = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
     tiles = backward_tiles(parts[0].shape[-1], line_learns=line_learns)
-    return launch_backward(kept, parts, borders, seed, line, line_learns, (longest, dropped), tiles)
+    with torch.cuda.device_of(parts[0]):
+        return launch_backward(kept, parts, borders, seed, line, line_learns, (longest, dropped), tiles)
 
 
 @_backward.register_fake

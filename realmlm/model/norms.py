@@ -186,7 +186,8 @@ def _forward(
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tiles = forward_tiles(new.shape[1])
-    return launch_forward([new, old, weight, bias], seed, eps, dropped, learns, tiles)
+    with torch.cuda.device_of(new):  # Triton takes the current GPU, whatever the tensors are on
+        return launch_forward([new, old, weight, bias], seed, eps, dropped, learns, tiles)
 
 
 @_forward.register_fake
@@ -213,7 +214,8 @@ def _backward(
     affine_learns: bool,
 ) -> list[Tensor]:
     tiles = backward_tiles(sums.shape[1])
-    return launch_backward([grad, sums, moments], weight, seed, dropped, affine_learns, tiles)
+    with torch.cuda.device_of(sums):
+        return launch_backward([grad, sums, moments], weight, seed, dropped, affine_learns, tiles)
 
 
 @_backward.register_fake

@@ -356,13 +356,13 @@ class _Steps:
         self._groups = groups
         self._optim = optim
         self._clock = clock
-        device = next(parameter.device.type for group in groups.values() for parameter in group.parameters)
-        half = loop.bf16 and device == "cuda"
+        device = next(parameter.device for group in groups.values() for parameter in group.parameters)
+        half = loop.bf16 and device.type == "cuda"
         # weights that were cast once must not be kept: what is recorded would not see them change
         self._precision = partial(
-            torch.autocast, device, dtype=torch.bfloat16, enabled=half, cache_enabled=not recorded
+            torch.autocast, device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=not recorded
         )
-        self._recorded = Recorded(self._learn) if recorded else None
+        self._recorded = Recorded(self._learn, device) if recorded else None
 
     def __call__(self, step: int, drawn: Iterator[Any]) -> dict[str, Tensor]:
         """Make a step with what is drawn next; gives the means for the row."""

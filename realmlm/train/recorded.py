@@ -21,15 +21,20 @@ class Recorded:
     and all that follows is done as it is.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, device: torch.device) -> None:
         self._work = work
-        self._stream = torch.cuda.Stream()
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
         self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Staged, dict[str, Tensor]]] = {}
         self._begun = False
         self._records = True
 
     def __call__(self, staged: Staged) -> dict[str, Tensor]:
         """Do it."""
+        with torch.cuda.device(self._device):  # streams and graphs are those of the current GPU
+            return self._do(staged)
+
+    def _do(self, staged: Staged) -> dict[str, Tensor]:
         key = (staged.sizes, tuple((name, tensor.shape) for name, tensor in staged.tensors.items()))
         if self._begun and self._records and key not in self._recorded:
             self._record(key, staged)

@@ -99,8 +99,8 @@ class JointPretraining(Objective):
             encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
             self.resident = lay_out(model, self.corpus, encoders, bf16=self.settings.loop.bf16)
         if self.resident is not None and self.settings.loop.compile:
-            self._embed = Recorded(self._embed_seen)
-            self._offer = Recorded(self._offer_found)
+            self._embed = Recorded(self._embed_seen, self._device)
+            self._offer = Recorded(self._offer_found, self._device)
 
     def draw(self, first: int, count: int) -> Drawn:
         """Masked sentences, and what the query tower is given of them; to be read packed, in one array."""
