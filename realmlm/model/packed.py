@@ -137,7 +137,9 @@ def pack(pieces: Sequence[Piece], *, layout: Layout, body: int, size: "Size") ->
     starts_N = starts_M.view(count, columns)[:, 0]
     ends_N = ends_M.view(count, columns)[:, -1]
     beyond_T = place_T - used
-    columns_T = torch.where(filling_T, beyond_T % size.longest, place_T - starts_N[row_T])
+    # an encoder may have fewer positions than the limits add up to, never fewer than a sequence has
+    most = (ends_N - starts_N).amax().clamp(min=1, max=size.longest)
+    columns_T = torch.where(filling_T, beyond_T % most, place_T - starts_N[row_T])
     more = torch.arange(1, size.spare + 1, device=device) * size.longest
     borders = torch.cat([starts_N[:1], ends_N, (used + more).clamp(max=size.total)])
     return Packed(

@@ -69,6 +69,15 @@ def test_the_same_vectors_and_gradients_as_with_padding(family: str) -> None:
         assert torch.allclose(one, other, atol=2e-6 * max(1, float(one.abs().max())), rtol=1e-4)
 
 
+def test_filling_takes_no_position_that_an_encoder_lacks() -> None:
+    encoder = encoder_of("bert", max_position_embeddings=20)
+    layout = Layout(before=(), between=(), after=(), first=0, second=0, cls=0)
+    text = Text(torch.arange(4, 44), torch.tensor([0, 5]), torch.tensor([20, 7]), 0)
+    packed = pack([text], layout=layout, body=0, size=Size(27 + 50, 22, 50))
+    assert int(packed.columns_T.max()) == 19
+    assert encoder(packed).shape == (77, encoder.hidden)
+
+
 def test_an_encoder_that_has_embedded_can_learn() -> None:
     encoder = encoder_of("mpnet", max_position_embeddings=62)
     packed = Packed.of(some_inputs([7, 1, 20], pad=1))
