@@ -167,6 +167,15 @@ def embed_seen(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:
     return model.query(resident.queries(batch.seen, size))
 
 
+def embed_to_search(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:
+    """The same to search with: float32, without gradient."""
+    with torch.no_grad():
+        query_BD = embed_seen(model, resident, batch).float()
+    # before torch 2.11, weights that were cast to bfloat16 here would be used later on without a gradient
+    torch.clear_autocast_cache()
+    return query_BD
+
+
 class Offer(NamedTuple):
     """The passages offered to each sentence, each looked at once however many sentences it is offered to."""
 

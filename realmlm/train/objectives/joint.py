@@ -34,6 +34,7 @@ from realmlm.reading.packed import (
     Offer,
     Shape,
     embed_seen,
+    embed_to_search,
     flatten,
     lay_out,
     offer,
@@ -183,11 +184,7 @@ class JointPretraining(Objective):
 
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
         batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
-        with torch.no_grad():
-            query_BD = embed_seen(self.model, self._laid_out(), batch).float()
-        # before torch 2.11, weights that were cast to bfloat16 here would be kept without a gradient
-        torch.clear_autocast_cache()
-        return {"query": query_BD}
+        return {"query": embed_to_search(self.model, self._laid_out(), batch)}
 
     def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
         batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)

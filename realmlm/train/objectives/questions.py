@@ -35,6 +35,7 @@ from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.packed import (
     MaskedBatch,
     embed_seen,
+    embed_to_search,
     flatten,
     lay_out,
     pair_size,
@@ -109,7 +110,7 @@ class QuestionAnswering(Objective):
             encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
         if self.resident is not None and self.settings.loop.compile:
-            self._embed = Recorded(self._embed_seen)
+            self._embed = Recorded(self._embed_seen, model.device)
         told_G = np.unique(self.gold.given_Q[self.gold.given_Q >= 0])
         if len(told_G) and self._given is None:
             encode = DocumentEncoder.of(model)
@@ -380,8 +381,7 @@ class QuestionAnswering(Objective):
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
         assert self.resident is not None
         batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
-        with torch.no_grad():
-            return {"query": embed_seen(self.model, self.resident, batch).float()}
+        return {"query": embed_to_search(self.model, self.resident, batch)}
 
     def before_step(self, step: int) -> dict[str, Any]:
         return {} if self._given is not None else self.live.before_step(step)
