@@ -46,7 +46,8 @@ check: install ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy realmlm tests benchmarks tools runs
 
-bench: install ## benchmarks, printed with hardware and date
+bench: install ## benchmarks of the CPU, printed with hardware and date; PEER=PYTHON has sentence-transformers, onnxruntime and onnx
+	$(BIN)/python benchmarks/cpu.py $(if $(PEER),--peer-python $(PEER))
 	$(BIN)/python benchmarks/exact_search.py
 
 docs: install ## the documentation with the API reference as static HTML, in site/

@@ -31,10 +31,11 @@ from material import make_corpus, make_questions
 
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
-from realmlm.device import cpu_has_bfloat16, release_memory
+from realmlm.device import release_memory
 from realmlm.engine import Engine
 from realmlm.interop.importing import import_hf
 from realmlm.model.encoders import Encoder
+from realmlm.model.quick import fastest
 from realmlm.settings import Finetune, ImportHf, JointOptim, Loop
 from realmlm.train.callbacks import Callback
 from realmlm.train.stages import finetune
@@ -116,7 +117,7 @@ def answering(options: argparse.Namespace, peer: Peer, asked: list[Question]) ->
     """Answers of both, in turns; ours in float32 too, in which they must be the same."""
     engine = Engine(options.work / "model", options.work / "corpus", device="cpu")
     encoders = [module for module in engine.model.modules() if isinstance(module, Encoder)]
-    arms = {"float32": False} | ({"bfloat16": True} if cpu_has_bfloat16() else {})
+    arms = {"float32": False} | ({"bfloat16": True} if fastest(int8=False) else {})
     rates = {name: Rate() for name in ("theirs", *arms)}
     same = dict.fromkeys(arms, 0)
     for turn in range(options.turns + 1):  # the first warms up

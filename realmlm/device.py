@@ -26,12 +26,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def cpu_has_bfloat16() -> bool:
-    """Does this CPU multiply bfloat16 matrices natively (AVX-512 BF16, AMX)? No, if torch cannot tell."""
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
 def release_memory() -> None:
     """Give back the GPU memory that torch has cached: another process may want it."""
     gc.collect()

@@ -44,8 +44,8 @@ TINY_MODEL = {
 
 @pytest.fixture(autouse=True)
 def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers on every CPU: none computes in bfloat16, unless a test asks for it."""
-    monkeypatch.setattr("realmlm.model.realm.cpu_has_bfloat16", lambda: False)
+    """The same numbers on every CPU: all compute in float32, unless a test asks for another way."""
+    monkeypatch.setattr("realmlm.model.encoders.fastest", lambda int8: None)
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,10 @@ from realmlm.errors import BadInput
 from realmlm.model.attention import LONGEST
 from realmlm.model.bert import Bert, BertSettings
 from realmlm.model.inputs import Inputs
+from realmlm.model.int8 import holds_int8
 from realmlm.model.packed import Packed
 from realmlm.model.packed_encoders import can_pack, encode
+from realmlm.model.quick import QuickBert, fastest
 
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
 _CAPABILITY = (8, 0)  # of a GPU: older ones have no bfloat16
@@ -157,7 +159,11 @@ class Encoder(nn.Module):
         self.compiled = False
         """Are functions that compute what it computes to be compiled too?"""
         self.quick = False
-        """Compute in bfloat16 without being asked by autocast; what comes out is float32."""
+        """Compute in bfloat16 without being asked by autocast, on a CPU as is fastest there; what comes out
+        is float32."""
+        self.finely = False
+        """Round less while at it."""
+        self._quick_bert: QuickBert | None = None
 
     @property
     def hidden(self) -> int:
@@ -218,8 +224,9 @@ class Encoder(nn.Module):
             return self._wide(encode(self.body, packed, compiled=self.compiled, places_R=places_R))
 
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
-        """On a GPU encode sequences of like length together: less padding."""
-        groups = inputs.alike() if inputs.tokens_NL.is_cuda else []
+        """On a GPU encode sequences of like length together: less padding. So does a CPU in quick mode, whose
+        cache is small."""
+        groups = inputs.alike() if inputs.on_gpu or self.quick else []
         if len(groups) < 2:
             return encode(inputs)
         back_N = torch.from_numpy(np.argsort(np.concatenate(groups))).to(inputs.tokens_NL.device)
@@ -241,6 +248,8 @@ class Encoder(nn.Module):
         return hidden_NLH[rows_N, inputs.attention_NL.sum(1) + place]  # XLNet's stands last
 
     def _run(self, inputs: Inputs) -> Any:
+        if self.quick and not inputs.on_gpu and not torch.is_grad_enabled() and (quick := self._quick()):
+            return quick(inputs.tokens_NL, inputs.attention_NL, inputs.segments_NL)
         given: dict[str, Tensor] = {"input_ids": inputs.tokens_NL, "attention_mask": inputs.attention_NL}
         if self._segments:
             given["token_type_ids"] = inputs.segments_NL
@@ -255,8 +264,15 @@ class Encoder(nn.Module):
         with self._precision(inputs.tokens_NL.device.type):
             return self.body(**given)
 
+    def _quick(self) -> QuickBert | None:
+        """What computes a BERT on a CPU that is not fastest in float32."""
+        if self._quick_bert is None and isinstance(self.body, Bert):
+            way = fastest(int8=holds_int8(self.body.encoder))
+            self._quick_bert = QuickBert(self.body, way, finely=self.finely) if way else None
+        return self._quick_bert
+
     def _precision(self, device: str) -> AbstractContextManager[object]:
-        if self.quick:
+        if self.quick and (device == "cuda" or fastest(int8=False)):
             return torch.autocast(device, dtype=torch.bfloat16, enabled=self._half)
         return nullcontext() if self._half else torch.autocast(device, enabled=False)
 
@@ -346,6 +362,7 @@ class Reader(nn.Module):
     def __init__(self, encoder: Encoder, *, max_answer: int, span_hidden: int) -> None:
         super().__init__()
         self.encoder = encoder
+        self.encoder.finely = True
         family = encoder.body.config
         eps = getattr(family, "layer_norm_eps", 1e-12)
         self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=eps, activation=_activation(family))

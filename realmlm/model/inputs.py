@@ -15,7 +15,7 @@ from torch import Tensor
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Layout, Wordpieces
 
-AT_ONCE = 2048  # wordpieces of a group on a CPU: of more, its cache holds too little
+AT_ONCE = 1024  # wordpieces of a group on a CPU: of more, its cache holds too little
 GROUPED = 128  # sequences from which on a GPU has enough to do with a part of them
 _GROUPS = 4
 PADDING = 0.15  # share of a batch below which a GPU takes it as it is

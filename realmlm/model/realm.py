@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from realmlm.bundled import MINI, model_place
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.device import cpu_has_bfloat16
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
 from realmlm.model.encoders import (
     Encoder,
@@ -211,14 +210,14 @@ class Realm(TakesInputs, nn.Module):
             tower.encoder.load_state_dict(self.reader.encoder.state_dict())
 
     def compute_quickly(self) -> None:
-        """Let the encoders compute in bfloat16 on a GPU, and on a CPU that does so natively: for answering,
-        not for training.
+        """Let the encoders compute in bfloat16 on a GPU, and on a CPU in the way that is fastest there
+        (`realmlm.model.quick`): for answering, once the weights change no more.
 
         An index built meanwhile has such vectors, and is used as it is later on.
         """
         for module in self.modules():
             if isinstance(module, Encoder):
-                module.quick = self.device.type == "cuda" or cpu_has_bfloat16()
+                module.quick = True
 
     def compile_layers(self) -> None:
         """Fuse the work of every encoder's layers; weights and names stay as they are."""

@@ -23,6 +23,7 @@ from realmlm.model.create import fresh_encoder
 from realmlm.model.encoders import build_encoder, longest_input
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
 from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood
+from realmlm.model.quick import BFLOAT16, Way
 from realmlm.model.realm import ModelConfig, Realm, new_model
 from realmlm.reading.read import join, read_masks
 from realmlm.reading.retrieve import Offered, fresh_scores, index_of
@@ -360,11 +361,11 @@ def test_half_precision_is_finite(subject: Subject, record_property: Record) -> 
     assert torch.allclose(exact, masks, atol=0.5)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("way", [BFLOAT16, None])
 def test_a_cpu_that_can_computes_quickly_and_gives_the_same_in_float32(
-    subject: Subject, native: bool, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, way: Way | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realmlm.model.realm.cpu_has_bfloat16", lambda: native)
+    monkeypatch.setattr("realmlm.model.encoders.fastest", lambda int8: way)
     model = subject.model()
     texts = (subject.texts[0], subject.texts[1])
 
@@ -377,7 +378,7 @@ def test_a_cpu_that_can_computes_quickly_and_gives_the_same_in_float32(
         model.compute_quickly()
         for one, other in zip(exact, both(), strict=True):
             assert other.dtype == torch.float32
-            assert torch.equal(one, other) or native
+            assert torch.equal(one, other) or way
             assert torch.allclose(one, other, atol=0.1)
 
 
