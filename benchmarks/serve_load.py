@@ -3,12 +3,13 @@
 Starts the service on loopback and asks it over HTTP from processes of their own, each client on a connection
 that it keeps: so many clients at once, in turns of a few seconds so that what else the machine does falls on
 all alike. For each number of clients it prints how many questions were answered together on average, the
-processor time that the service took for one, failed requests, p50, p99 and questions a second; below that
-what the model does without a service, one question a call and as many as there are clients. Exits with 1 if a
-request failed.
+processor time that one took in the service's own process, where Python's threads take turns, and in those
+beside it, failed requests, p50, p99 and questions a second; below that what the model does without a service,
+one question a call and as many as there are clients. Exits with 1 if a request failed.
 
-With --without-model the service answers at once, from passages drawn by lot: what is left is what the service
-itself costs. Without --corpus it searches made-up passages, --passages of them, and asks about their words:
+With --without-model passages and spans are drawn by lot: what is left is what the service itself costs, alone
+or with --writers beside it. Without --corpus it searches made-up passages, --passages of them, and asks about
+their words:
 `python benchmarks/serve_load.py --passages 801031 --device cuda` measures the host and the GPU at that size.
 """
 
@@ -19,7 +20,6 @@ import gc
 import json
 import multiprocessing
 import os
-import random
 import re
 import socket
 import subprocess
@@ -27,12 +27,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command has it; read when torch is imported
 import numpy as np
@@ -44,8 +44,11 @@ from realmlm.corpus.store import Corpus
 from realmlm.defaults import READ
 from realmlm.engine import Engine
 from realmlm.parallel import cores
-from realmlm.reading.records import Answer, Evidence, Words
+from realmlm.reading.answer import SPANS_KEPT
+from realmlm.reading.combine import Combiner, ReadSpans
+from realmlm.reading.records import Answer
 
+T = TypeVar("T")
 TURN_S = 10
 WARM_S = 3
 MOST_LOADERS = 4  # processes that ask
@@ -150,12 +153,23 @@ class Service:
             return ""
 
     def counts(self) -> np.ndarray:
-        """Batches, questions in them, and seconds of processor time so far (Linux only)."""
+        """Batches, questions in them, and seconds of processor time so far, of the service's process and of
+        those that it started (Linux only)."""
         said = self._get("/metrics")
         sizes = [re.search(rf"realmlm_batch_size_{name} (\S+)", said) for name in ("count", "sum")]
-        stat = Path(f"/proc/{self._process.pid}/stat")
-        ticks = map(int, stat.read_text().rpartition(")")[2].split()[11:13]) if stat.exists() else [0]
-        return np.array([*(float(size[1]) if size else 0 for size in sizes), sum(ticks) / 100])
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        started = [int(number) for task in tasks for number in task.read_text().split()]
+        seconds = (_cpu_s(self._process.pid), sum(map(_cpu_s, started)))
+        return np.array([*(float(size[1]) if size else 0 for size in sizes), *seconds])
+
+
+def _cpu_s(process: int) -> float:
+    """Seconds of processor time that a process took; 0 where that cannot be known."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0.0
+    return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 class Asked:
@@ -165,7 +179,7 @@ class Asked:
         self.times: list[float] = []
         self.failed = 0
         self.seconds = 0.0
-        self.counted = np.zeros(3)
+        self.counted = np.zeros(4)
 
     def turn(
         self, pool: Executor, service: Service, questions: list[bytes], *, clients: int, seconds: float
@@ -197,12 +211,13 @@ class Asked:
             ask([next(several) for _ in range(together)])
             self.times += [time.perf_counter() - since] * together
         self.seconds = time.perf_counter() - begun
-        self.counted = np.array([1, together, time.process_time() - cpu_s])
+        self.counted = np.array([1, together, time.process_time() - cpu_s, 0])
 
     def row(self) -> str:
-        batches, questions, cpu_s = self.counted
+        batches, questions, *cpu_s = self.counted
         p50, p99 = (1000 * np.quantile(self.times or [0.0], share) for share in (0.5, 0.99))
-        together = f"{questions / max(batches, 1):10.1f}  {1e6 * cpu_s / max(len(self.times), 1):11.0f}"
+        own_us, beside_us = (1e6 * seconds / max(len(self.times), 1) for seconds in cpu_s)
+        together = f"{questions / max(batches, 1):10.1f}  {own_us:11.0f}  {beside_us:9.0f}"
         rate = len(self.times) / self.seconds
         return f"{together}  {len(self.times):9d}  {self.failed:6d}  {p50:6.0f}  {p99:6.0f}  {rate:11.1f}"
 
@@ -210,8 +225,8 @@ class Asked:
 # --- what answers -------------------------------------------------------------------------------------------
 
 
-class DrawnAnswers(Engine):
-    """Answers with passages drawn by lot, and computes nothing."""
+class DrawnReadings(Engine):
+    """Reads passages and spans drawn by lot, and computes nothing; answers are made of them as ever."""
 
     at_once = 96
     editable = False
@@ -219,38 +234,57 @@ class DrawnAnswers(Engine):
 
     def __init__(self, corpus: Path) -> None:
         self._drawn_from = Corpus.open(corpus)
-        self._random = random.Random(0)
+        self._random = np.random.default_rng(0)
 
     @property
     def corpus(self) -> Corpus:
         return self._drawn_from
 
+    @property
+    def combiner(self) -> Combiner:
+        return Combiner(self._drawn_from, max_query=64, released=False, calibration=None)
+
     def follow(self) -> None:
         self._drawn_from.newest()
 
     def ask(self, questions: list[str], *, read: int = READ) -> list[Answer]:  # type: ignore[override]
+        return self.ask_through(Combiner.answers, questions, read=read)
+
+    def ask_through(
+        self, combine: Callable[[Combiner, ReadSpans], Sequence[T]], questions: list[str], *, read: int = READ
+    ) -> list[T | Answer]:
         self.follow()
-        return [self._answer(read) for _ in questions]
+        return list(combine(self.combiner, self._drawn(questions, read)))
 
-    def _answer(self, read: int) -> Answer:
-        passages = [self.corpus[self._random.randrange(len(self.corpus))] for _ in range(read)]
-        evidence = tuple(
-            Evidence(passage.id, passage.title, passage.text, 0, 9, 1 / read, 0.5, passage.file)
-            for passage in passages
+    def _drawn(self, questions: list[str], read: int) -> ReadSpans:
+        ids_BK = self._random.integers(len(self.corpus), size=(len(questions), read))
+        lengths = [len(self.corpus.tokens(number)) for number in ids_BK.flatten().tolist()]
+        lengths_N1 = np.array(lengths)[:, None]
+        more_NS = self._random.integers(4, size=(ids_BK.size, SPANS_KEPT)) % lengths_N1
+        first_NS = (self._random.random(more_NS.shape) * (lengths_N1 - more_NS)).astype(np.int64)
+        p_NS = self._random.dirichlet(np.ones(SPANS_KEPT), len(more_NS)).astype(np.float32)
+        return ReadSpans(
+            questions,
+            [9] * len(questions),
+            ids_BK,
+            relevance_B=np.ones(len(questions), dtype=np.float32),
+            p_BK=np.full(ids_BK.shape, 1 / read, dtype=np.float32),
+            first_NS=first_NS,
+            more_NS=more_NS,
+            p_NS=np.sort(p_NS)[:, ::-1],
         )
-        return Answer(passages[0].text[:9], 0.5, evidence, (Words("another", 0.1),) * 5, 1.0, 0.5)
 
 
-def serve_without_model(corpus: Path, port: int) -> None:
+def serve_without_model(corpus: Path, port: int, writers: int) -> None:
     """As `realmlm serve` does it."""
     import uvicorn
 
     from realmlm.serve.http import create_app
 
-    app = create_app(DrawnAnswers(corpus), host="127.0.0.1")
+    app = create_app(DrawnReadings(corpus), host="127.0.0.1", writers=writers)
     gc.collect()
     gc.freeze()
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
 
 
 # --- what is asked ------------------------------------------------------------------------------------------
@@ -299,10 +333,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="for each number of clients")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--without-model", action="store_true", help="what does the service itself cost?")
+    parser.add_argument("--writers", type=int, default=0, help="processes beside the service without a model")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)  # of the service without a model
     options = parser.parse_args()
     if options.port is not None:
-        serve_without_model(options.corpus, options.port)
+        serve_without_model(options.corpus, options.port, options.writers)
         return
     with ExitStack() as held:
         corpus = options.corpus
@@ -328,6 +363,7 @@ def measure(options: argparse.Namespace, corpus: Path, texts: list[str], held: E
             command += [f"--{flag}", str(value)]
     if options.without_model:
         command = [sys.executable, __file__, "--port", str(port), "--corpus", str(corpus)]
+        command += ["--writers", str(options.writers)]
     bodies = [json.dumps({"question": text, "read": options.read}).encode() for text in texts]
     requests = [AHEAD % len(body) + body for body in bodies]
     seen = {clients: Asked() for clients in options.clients}
@@ -346,7 +382,7 @@ def measure(options: argparse.Namespace, corpus: Path, texts: list[str], held: E
     alone = {together: Asked() for together in options.clients}
     machine = "no model"
     if options.without_model:
-        engine: Engine = DrawnAnswers(corpus)
+        engine: Engine = DrawnReadings(corpus)
     else:
         engine = Engine(options.model, corpus, index=options.index, device=options.device)
         on_gpu = engine.model.device.type == "cuda"
@@ -357,7 +393,7 @@ def measure(options: argparse.Namespace, corpus: Path, texts: list[str], held: E
         )
     searched = f"{len(engine.corpus):,} passages, {options.read} read"
     print(f"{datetime.date.today()}  {cores()} cores, {machine}, {searched}")
-    print(f"{'':22}mean batch  CPU µs each  questions  failed  p50 ms  p99 ms  questions/s")
+    print(f"{'':22}mean batch  CPU µs each  beside it  questions  failed  p50 ms  p99 ms  questions/s")
     for name, group in (("clients", seen), ("a call, no service", alone)):
         for number, asked in group.items():
             print(f"{number:3d} {name:18}{asked.row()}")

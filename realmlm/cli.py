@@ -263,7 +263,9 @@ def _serve(settings: kinds.Serve) -> None:
     uvicorn = require("uvicorn", extra="serve", why="the service")
     require("fastapi", extra="serve", why="the service")
     require("prometheus_client", extra="serve", why="the service")
+    from realmlm.parallel import cores
     from realmlm.serve.http import create_app, is_loopback
+    from realmlm.serve.writers import MOST_WRITERS
 
     _check_free(settings.host, settings.port)
     engine = _engine(settings)
@@ -277,12 +279,15 @@ def _serve(settings: kinds.Serve) -> None:
         queue=settings.queue,
         batch=settings.batch,
         runs=settings.runs,
+        writers=min(MOST_WRITERS, cores() - 1) if engine.model.device.type == "cuda" else 0,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: looking through it for garbage holds answers up for 0.2 s each time
     # seconds; clients give up an idle connection before we do
     limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}
-    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", **limits)
+    # no line for each request: even those that are not written would be put together
+    quiet = {"log_level": "warning", "access_log": False}
+    uvicorn.run(app, host=settings.host, port=settings.port, **quiet, **limits)
 
 
 def _check_free(host: str, port: int) -> None:

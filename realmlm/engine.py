@@ -1,11 +1,11 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, TypeVar, overload
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.parallel import in_background
 from realmlm.reading.answer import Answer, Answerer, MaskWords
+from realmlm.reading.combine import Combiner, ReadSpans
 from realmlm.reading.retrieve import (
     LearnedRetriever,
     NoRetriever,
@@ -31,6 +32,7 @@ from realmlm.reading.retrieve import (
 )
 from realmlm.sources.article import Article
 
+T = TypeVar("T")
 PATIENCE_S = 5.0  # seconds that a question waits for changed files to be read; then the former state answers
 
 
@@ -156,10 +158,16 @@ class Engine:
     def ask(self, question: list[str], *, read: int = READ) -> list[Answer]: ...
     def ask(self, question: str | list[str], *, read: int = READ) -> Answer | list[Answer]:
         """The answer to a question from the `read` best passages; several questions are answered together."""
-        several = _texts(question)
-        self.follow()
-        answers = self._answerer.ask(several, read=self._at_most(read))
+        answers = self.ask_through(Combiner.answers, _texts(question), read=read)
         return answers[0] if isinstance(question, str) else answers
+
+    def ask_through(
+        self, combine: Callable[[Combiner, ReadSpans], Sequence[T]], questions: list[str], *, read: int = READ
+    ) -> list[T | Answer]:
+        """For each question what `combine` makes of what was read, for example in another process; an answer
+        where the retriever offers nothing."""
+        self.follow()
+        return self._answerer.ask_through(combine, questions, read=self._at_most(read))
 
     def ask_without_reading(self, questions: list[str]) -> list[Answer]:
         """What the reader says by itself, no passage read."""
@@ -212,6 +220,11 @@ class Engine:
         if kind == "query":
             return self.model.embed_queries(several)
         return self.model.embed_passages(several, titles)
+
+    @property
+    def combiner(self) -> Combiner:
+        """What makes answers of what was read."""
+        return self._answerer.combiner
 
     @property
     def at_once(self) -> int:

@@ -52,14 +52,12 @@ def ordered_map(
     if workers == 1 or len(head) < few:
         yield from map(make(*setting), chain(head, rest))
         return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(make, setting)
-    )
+    pool = worker_pool(make, setting, workers=workers)
     pending: deque[Future[Out]] = deque()
     try:
         for item in chain(head, rest):
             with sheltered():
-                pending.append(pool.submit(_apply, item))
+                pending.append(pool.submit(apply, item))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
@@ -70,6 +68,15 @@ def ordered_map(
         raise NotEnough(f"{died}; try fewer: --workers 1 ({guard})") from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def worker_pool(
+    make: Callable[..., Callable[[Any], Any]], setting: tuple[Any, ...], *, workers: int
+) -> ProcessPoolExecutor:
+    """Processes that each make a function once, with `make(*setting)`; `submit(apply, item)` calls it. They
+    start when something is submitted, which is done `sheltered`."""
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(make, setting))
 
 
 @contextmanager
@@ -97,7 +104,8 @@ def _start(make: Callable[..., Callable[[Any], Any]], setting: tuple[Any, ...]) 
     _function = make(*setting)
 
 
-def _apply(item: Any) -> Any:
+def apply(item: Any) -> Any:
+    """In a worker: its function of the item."""
     return _function(item)
 
 

@@ -463,7 +463,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-WITH_FASTAPI = ("http", "routes", "runs", "shapes")  # of serve: they are FastAPI itself
+WITH_FASTAPI = ("http", "routes", "runs", "shapes", "writers")  # of serve: they are FastAPI itself
 # they are for GPUs
 WITH_TRITON = ("fused", "kernels", "attention_kernels", "norm_kernels", "dropout_kernels")
 

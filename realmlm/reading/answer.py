@@ -5,10 +5,10 @@ span widths, V vocabulary.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from realmlm.reading.retrieve import (
 )
 from realmlm.reading.units import widened
 
+T = TypeVar("T")
 SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
 _EMPTY = "the question is empty; ask with words: Who …?"
 MOST_MASKS = 20  # of a sentence that is filled in
@@ -197,11 +198,23 @@ class Answerer:
 
     def ask(self, questions: list[str], *, read: int = READ) -> list[Answer]:
         """An answer to each question."""
-        return self._in_batches([self.query(question) for question in questions], read, self.read_spans)
+        return self.ask_through(Combiner.answers, questions, read=read)
+
+    def ask_through(
+        self, combine: Callable[[Combiner, ReadSpans], Sequence[T]], questions: list[str], *, read: int = READ
+    ) -> list[T | Answer]:
+        """For each question what `combine` makes of what was read; an answer where nothing was retrieved."""
+
+        def way(queries: list[Query], retrieved: Retrieved) -> Sequence[T | Answer]:
+            if retrieved.ids_BK.shape[1] == 0:
+                return self._closed_book(queries)
+            return combine(self.combiner, self.read_passages(queries, retrieved).arrays())
+
+        return self._in_batches(self.queries(questions), read, way)
 
     def _in_batches(
-        self, queries: list[Query], read: int, way: Callable[[list[Query], Retrieved], list[Answer]]
-    ) -> list[Answer]:
+        self, queries: list[Query], read: int, way: Callable[[list[Query], Retrieved], Sequence[T]]
+    ) -> list[T]:
         batches = [queries[first : first + self.at_once] for first in range(0, len(queries), self.at_once)]
         return [answer for batch in batches for answer in way(batch, retrieve(self.retriever, batch, read))]
 

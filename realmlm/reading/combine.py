@@ -6,7 +6,7 @@ spans of each, U different passages, T wordpieces.
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -50,6 +50,23 @@ class ReadSpans(NamedTuple):
     """How many follow in it."""
     p_NS: np.ndarray
     """p(s|z,x), best first; 0 where there is no span."""
+
+    def parts(self, questions: int) -> "Iterator[ReadSpans]":
+        """So many questions each, the last may have fewer."""
+        k = self.ids_BK.shape[1]
+        for first in range(0, len(self.questions), questions):
+            rows = slice(first, first + questions)
+            pairs = slice(first * k, (first + questions) * k)
+            yield ReadSpans(
+                self.questions[rows],
+                self.wordpieces[rows],
+                self.ids_BK[rows],
+                self.relevance_B[rows],
+                self.p_BK[rows],
+                self.first_NS[pairs],
+                self.more_NS[pairs],
+                self.p_NS[pairs],
+            )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realmlm import __version__
@@ -22,10 +24,11 @@ from realmlm.defaults import QUEUE
 from realmlm.engine import Engine
 from realmlm.errors import RealmError
 from realmlm.page import ASSETS
-from realmlm.serve.routes import Meters, operation_routes, passage_routes, question_routes
+from realmlm.serve.routes import Meters, Straight, operation_routes, passage_routes, question_routes
 from realmlm.serve.runs import run_routes
 from realmlm.serve.shapes import Failure
 from realmlm.serve.worker import Busy, Worker
+from realmlm.serve.writers import Writers
 
 MOST_BODY = 256 * 1024  # bytes of a request: the longest passage, each character escaped (\ud83d\ude00)
 RETRY_S = 1  # what a full queue asks for
@@ -39,22 +42,27 @@ def create_app(
     queue: int = QUEUE,
     batch: int | None = None,
     runs: Sequence[Path] = (),
+    writers: int = 0,
 ) -> FastAPI:
     """The service over an engine; a request is refused while `queue` others wait, and at most `batch` of them
     are answered together: as many as the engine reads for at once, unless it is said.
 
     With a token every change of a passage needs it. Where `host`, the address it listens at, is this
     machine's own, only what is addressed to this machine is answered: a page from elsewhere may let its own
-    name point here. `runs` are folders with training runs to show.
+    name point here. `runs` are folders with training runs to show. `writers` is how many processes make
+    answers of what the model read: some beside a GPU, which then gets larger batches too (docs/service.md).
     """
     meters = Meters()
     together = engine.at_once if batch is None else batch
-    worker = Worker(most_waiting=queue, most_together=together, on_batch=meters.on_batch)
+    worker = Worker(most_waiting=queue, most_together=together, gather=writers > 0, on_batch=meters.on_batch)
+    beside = Writers(engine.combiner, count=writers) if writers else None
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(worker.close)  # what is waiting is still answered
+        if beside is not None:
+            await asyncio.to_thread(beside.close)
 
     failures = (400, 401, 404, 413, 422, 503)
     shapes: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in failures}
@@ -67,8 +75,9 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    questions = question_routes(engine, worker, beside)
     for routes in (
-        question_routes(engine, worker),
+        questions,
         passage_routes(engine, worker, token=token),
         run_routes(runs),
         operation_routes(engine, worker, meters),
@@ -80,8 +89,12 @@ def create_app(
     async def page() -> FileResponse:
         return FileResponse(ASSETS / "index.html")
 
-    app.add_middleware(_Around, meters=meters, loopback=is_loopback(host))
     _handle_errors(app)
+    # from the inside out
+    app.add_middleware(Straight, routes=questions.routes)
+    expected = {kind: answer for kind, answer in app.exception_handlers.items() if kind is not Exception}
+    app.add_middleware(ExceptionMiddleware, handlers=expected)
+    app.add_middleware(_Around, meters=meters, loopback=is_loopback(host))
     return app
 
 
@@ -156,6 +169,7 @@ async def _check_parameters(request: Request) -> None:
             raise HTTPException(422, f"{name}: there is no such parameter; {instead}")
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Is this name or address, a port behind it or not, the machine's own?"""
     try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Annotated, Any
 
@@ -19,7 +19,8 @@ from prometheus_client import (
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realmlm import __version__
 from realmlm.corpus.store import Passage
@@ -39,6 +40,7 @@ from realmlm.serve.shapes import (
     Sentence,
 )
 from realmlm.serve.worker import Results, Worker
+from realmlm.serve.writers import Writers
 from realmlm.sources.article import Article
 
 _SOUGHT = "What title, text or source must contain; empty: the first ones."
@@ -54,8 +56,8 @@ async def _follow(engine: Engine, worker: Worker, *, most_s: float | None = None
 # --- questions ----------------------------------------------------------------------------------------------
 
 
-class _Questions(APIRoute):
-    """A route that many use at once: what is sent as described goes straight to the endpoint.
+class Straight:
+    """The way of questions, which many send at once: what is as described goes straight to its endpoint.
 
     FastAPI's own way takes most of a request's time, while the model waits: one thread of Python runs at a
     time. Whatever is not as described still goes that way, and is told what is wrong with it.
@@ -64,20 +66,26 @@ class _Questions(APIRoute):
     changes passages: a form, unlike JSON, can be sent by any web page the browser has open.
     """
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
-        super().__init__(path, endpoint, **settings)
-        (asked,) = signature(endpoint).parameters.values()
-        self._kind: type[BaseModel] = asked.annotation
+    def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute]) -> None:
+        """`app` takes FastAPI's way; `routes` are those that questions are sent to."""
+        self._app = app
+        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute)}
+        self._kinds = {path: _asked(route.endpoint) for path, route in self._routes.items()}
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
         try:
             body = await Request(scope, receive).body()
         except ClientDisconnect:  # nobody waits for an answer
             return
-        if (asked := self._as_described(scope, body)) is not None:
-            answer = await self.endpoint(asked)
-            reply = Response(answer.model_dump_json(), media_type="application/json")
-            await reply(scope, receive, send)
+        if (asked := _as_described(self._kinds[route.path], scope, body)) is not None:
+            answer = await route.endpoint(asked)
+            written = answer if isinstance(answer, bytes) else answer.model_dump_json()
+            await Response(written, media_type="application/json")(scope, receive, send)
             return
         others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
         scope["headers"] = [*others, (b"content-type", b"application/json")]
@@ -85,31 +93,46 @@ class _Questions(APIRoute):
         async def once_more() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await super().handle(scope, once_more, send)
-
-    def _as_described(self, scope: Scope, body: bytes) -> BaseModel | None:
-        """What is asked, if all about the request is as it should be."""
-        if scope["method"] != "POST" or scope["query_string"]:
-            return None
-        try:
-            return self._kind.model_validate_json(body)
-        except ValidationError:
-            return None
+        await self._app(scope, once_more, send)
 
 
-def question_routes(engine: Engine, worker: Worker) -> APIRouter:
-    """Asking a question and filling in a sentence."""
-    routes = APIRouter(route_class=_Questions)
+def _asked(endpoint: Callable[..., Any]) -> type[BaseModel]:
+    """What an endpoint is asked with."""
+    (asked,) = signature(endpoint).parameters.values()
+    kind: type[BaseModel] = asked.annotation
+    return kind
+
+
+def _as_described(kind: type[BaseModel], scope: Scope, body: bytes) -> BaseModel | None:
+    """What is asked, if all about the request is as it should be."""
+    if scope["method"] != "POST" or scope["query_string"]:
+        return None
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError:
+        return None
+
+
+def question_routes(engine: Engine, worker: Worker, writers: Writers | None) -> APIRouter:
+    """Asking a question and filling in a sentence; `writers` make the answers of plain questions."""
+    routes = APIRouter()
     results = Results()
 
     async def together(work: Callable[[list[str]], list[Any]], text: str, *, key: Any) -> Any:
         return await results.result(worker.together(work, text, key=key))
 
-    @routes.post("/ask", summary="Answer a question")
-    async def ask(asked: Question) -> Answered:
-        answer = await together(
-            lambda texts: engine.ask(texts, read=asked.read), asked.question, key=("ask", asked.read)
-        )
+    @routes.post("/ask", summary="Answer a question", response_model=Answered)
+    async def ask(asked: Question) -> Answered | bytes:
+        written = writers is not None and not asked.without_reading
+
+        def work(questions: list[str]) -> list[Any]:
+            if writers is None or not written:
+                return engine.ask(questions, read=asked.read)
+            return engine.ask_through(writers.bodies, questions, read=asked.read)
+
+        answer = await together(work, asked.question, key=("ask", written, asked.read))
+        if isinstance(answer, bytes):
+            return answer
         shown = Answered(**vars(answer))
         if asked.without_reading:
             alone = await together(engine.ask_without_reading, asked.question, key="ask without reading")

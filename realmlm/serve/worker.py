@@ -7,9 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from realmlm.errors import BadInput, NotEnough
+
+GATHER_S = 0.025  # seconds that a batch waits at most for those who were just answered
+MOMENT_S = 0.005  # seconds after an answer in which the next question may come
 
 
 class Busy(NotEnough):
@@ -28,15 +32,29 @@ class _Job:
 class Worker:
     """Takes jobs from a bounded queue. Those that go together are given to one call of their work.
 
-    Nothing waits for company: what comes while a batch is worked off makes up the next one.
+    What comes while a batch is worked off makes up the next one. Work may give futures in place of results:
+    then others finish it while the next batch is worked off.
+
+    Where a batch costs the same whatever its size, as on a GPU, it can be told to gather: who was just
+    answered often asks again at once, and those who are waiting already are kept a few milliseconds so that
+    all go together. Whoever asks an idle service never waits.
     """
 
     def __init__(
-        self, *, most_waiting: int, most_together: int, on_batch: Callable[[int, float], None] | None = None
+        self,
+        *,
+        most_waiting: int,
+        most_together: int,
+        gather: bool = False,
+        on_batch: Callable[[int, float], None] | None = None,
     ) -> None:
         """`on_batch` is told each batch's size and the seconds that its first job waited."""
         self._most_waiting = most_waiting
         self._most_together = most_together
+        self._gathers = gather
+        self._expected = 0  # jobs: as many as there were at the last batch
+        self._unanswered = 0
+        self._answered = 0.0  # when, the last
         self._on_batch = on_batch
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -66,7 +84,8 @@ class Worker:
             if len(self._jobs) >= self._most_waiting:
                 raise Busy(f"{len(self._jobs)} requests are waiting; ask again in a moment")
             self._jobs.append(job)
-            self._changed.notify()
+            if len(self._jobs) >= self._expected or len(self._jobs) == 1 or job.together is None:
+                self._changed.notify()
         return job.future
 
     def close(self) -> None:
@@ -83,7 +102,42 @@ class Worker:
             if batch:
                 if self._on_batch is not None and batch[0].together is not None:
                     self._on_batch(len(batch), time.monotonic() - batch[0].since)
+                gathers = self._gathers and batch[0].together is not None
+                if gathers:
+                    self._note(batch)
                 _work_off(batch)
+                if gathers:
+                    self._expected = min(len(batch) + len(self._jobs), self._most_together)
+
+    def _note(self, batch: list[_Job]) -> None:
+        """Note how many have no answer yet, and when the last one got it."""
+
+        def answered(_: "Future[Any]") -> None:
+            with self._changed:
+                self._unanswered -= 1
+                self._answered = time.monotonic()
+
+        with self._changed:
+            self._unanswered += len(batch)
+        for job in batch:
+            job.future.add_done_callback(answered)
+
+    def _gather(self) -> None:
+        """Wait for as many as there were at the last batch, while they are being answered or come in."""
+        if not self._unanswered and self._jobs[0].since > self._answered + MOMENT_S:
+            return
+        until = time.monotonic() + GATHER_S
+        while (
+            self._open
+            and len(self._jobs) < self._expected
+            and all(job.together is not None for job in self._jobs)
+        ):
+            now = time.monotonic()
+            last = now if self._unanswered else max(self._answered, self._jobs[-1].since)
+            left = min(last + MOMENT_S, until) - now
+            if left <= 0:
+                return
+            self._changed.wait(left)
 
     def _next(self) -> list[_Job]:
         """The first job and those that go with it, up to one that runs alone; none once all is done."""
@@ -94,6 +148,7 @@ class Worker:
                     return []
                 self._changed.wait()
             self.busy = True
+            self._gather()
             batch = [self._jobs.popleft()]
             if batch[0].together is None:
                 return batch
@@ -120,7 +175,18 @@ def _work_off(batch: list[_Job]) -> None:
             job.future.set_exception(error)
     else:
         for job in batch:
-            job.future.set_result(results[job.item])
+            result = results[job.item]
+            if isinstance(result, Future):
+                result.add_done_callback(partial(_pass_on, to=job.future))
+            else:
+                job.future.set_result(result)
+
+
+def _pass_on(made: "Future[Any]", *, to: "Future[Any]") -> None:
+    if error := made.exception():
+        to.set_exception(error)
+    else:
+        to.set_result(made.result())
 
 
 class Results:

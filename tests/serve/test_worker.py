@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from realmlm.errors import BadInput
+from realmlm.serve import worker as settings
 from realmlm.serve.worker import Busy, Results, Worker
 
 
@@ -188,3 +190,88 @@ def test_a_result_that_nobody_waits_for_is_not_worked_on() -> None:
     assert answered == 20
     worker.close()
     assert gate.batches == [[0], [2]]
+
+
+def test_what_others_finish_is_passed_on_and_the_next_batch_does_not_wait_for_it() -> None:
+    worker = Worker(most_waiting=100, most_together=8)
+    later: list[Future[str]] = [Future(), Future()]
+    futures = [
+        worker.together(lambda items: [later[item] for item in items], item, key="a") for item in (0, 1)
+    ]
+    assert worker.together(lambda items: items, 2, key="b").result(10) == 2
+    assert not any(future.done() for future in futures)
+    later[1].set_exception(ZeroDivisionError())
+    later[0].set_result("zero")
+    assert futures[0].result(10) == "zero"
+    with pytest.raises(ZeroDivisionError):
+        futures[1].result(10)
+    worker.close()
+
+
+def four_that_ask_again(worker: Worker, times: int) -> list[int]:
+    """The sizes of the batches of four clients, answered one after the other by another thread; each asks
+    again as soon as it is answered."""
+    sizes: list[int] = []
+    over = threading.Semaphore(0)
+    left = dict.fromkeys(range(4), times)
+
+    with ThreadPoolExecutor(1) as answering:
+
+        def work(clients: list[int]) -> list["Future[Any]"]:
+            sizes.append(len(clients))
+            return [answering.submit(time.sleep, 0.002) for _ in clients]
+
+        def ask(client: int) -> None:
+            left[client] -= 1
+            if left[client] < 0:
+                over.release()
+            else:
+                worker.together(work, client, key="a").add_done_callback(lambda _: ask(client))
+
+        all_asked = threading.Event()
+        worker.alone(all_asked.wait)
+        for client in left:
+            ask(client)
+        all_asked.set()
+        assert all(over.acquire(timeout=60) for _ in left)
+    return sizes
+
+
+def test_those_who_were_just_answered_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "GATHER_S", 60)
+    monkeypatch.setattr(settings, "MOMENT_S", 60)
+    worker = Worker(most_waiting=100, most_together=8, gather=True)
+    assert four_that_ask_again(worker, 5) == [4] * 5
+    worker.close()
+    at_once = Worker(most_waiting=100, most_together=8)
+    assert len(four_that_ask_again(at_once, 5)) > 5
+    at_once.close()
+
+
+def test_a_batch_is_gathered_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, other in (("GATHER_S", "MOMENT_S"), ("MOMENT_S", "GATHER_S")):
+        monkeypatch.setattr(settings, name, 0.05)
+        monkeypatch.setattr(settings, other, 60)
+        worker = Worker(most_waiting=100, most_together=8, gather=True)
+        four_that_ask_again(worker, 1)
+        assert worker.together(lambda items: items, 5, key="a").result(10) == 5  # three never ask again
+        worker.close()
+
+
+def test_nobody_waits_for_company_in_an_idle_service_nor_beside_an_edit_nor_when_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings, "GATHER_S", 60)
+    worker = Worker(most_waiting=100, most_together=8, gather=True)
+    monkeypatch.setattr(settings, "MOMENT_S", 0)
+    four_that_ask_again(worker, 1)
+    assert worker.together(lambda items: items, 5, key="a").result(10) == 5
+    monkeypatch.setattr(settings, "MOMENT_S", 60)
+    four_that_ask_again(worker, 1)
+    waiting = worker.together(lambda items: items, 6, key="a")
+    assert worker.alone(lambda: 7).result(10) == 7
+    assert waiting.result(10) == 6
+    four_that_ask_again(worker, 1)
+    waiting = worker.together(lambda items: items, 8, key="a")
+    worker.close()
+    assert waiting.result(0) == 8
