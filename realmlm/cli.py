@@ -207,11 +207,15 @@ def _adapt(settings: kinds.Adapt) -> None:
         say(f"not reliably better, so nothing was kept: keep using {settings.model} for these documents")
 
 
+_MOST_JUDGES = 8  # processes; each is done with some thousand questions a second
+
+
 def _evaluate(settings: kinds.Evaluate) -> None:
     from realmlm.evaluation.measure import check_can_write, evaluate
+    from realmlm.parallel import cores
 
     check_can_write(settings)
-    report = evaluate(dataclasses.replace(settings, report=None))
+    report = evaluate(dataclasses.replace(settings, report=None), judges=min(cores(), _MOST_JUDGES))
     print(json.dumps(report.as_json()) if settings.json else report.table(), flush=True)
     if settings.report is not None:  # once it is on the screen
         write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -22,7 +23,7 @@ from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise
 from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
-from realmlm.parallel import cores, ordered_map
+from realmlm.parallel import ordered_map
 from realmlm.reading.answer import Answer, Answerer
 from realmlm.reading.retrieve import (
     BM25Retriever,
@@ -40,7 +41,6 @@ from realmlm.settings import Evaluate
 from realmlm.storage.artefacts import read_manifest, refuse_existing, write_text
 
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
-_MOST_JUDGES = 8  # processes; each is done with some thousand questions a second
 _FEW = 4  # batches; fewer are judged here, sooner than processes could start
 
 
@@ -50,12 +50,14 @@ def evaluate(
     model: Realm | None = None,
     corpus: Corpus | None = None,
     retriever: Retriever | None = None,
+    judges: int = 1,
 ) -> Report:
     """Measure a model on a question set, as `realmlm evaluate` does; the report and the predictions that the
     settings ask for are written, the report is given back too.
 
     `model` and `corpus` are taken in place of those that the settings name, `retriever` in place of the
-    model's own.
+    model's own. Beside a GPU, `judges` processes compare its answers with the right ones: the command has
+    several; in a program of yours more than one needs `if __name__ == "__main__":`.
     """
     realm = Realm.from_pretrained(settings.model) if model is None else model
     realm = realm.to(pick_device(settings.device)).eval()
@@ -78,7 +80,8 @@ def evaluate(
     chosen = retriever or make_retriever(settings.retriever, realm, corpus, index=settings.index)
     searched = settings.retriever if retriever is None else type(retriever).__qualname__
     answerer = Answerer(realm, corpus, chosen)
-    outcomes = list(measure(answerer, asked, read=read, recall=settings.recall, with_mask=settings.with_mask))
+    how = partial(measure, read=read, recall=settings.recall, with_mask=settings.with_mask, judges=judges)
+    outcomes = list(how(answerer, asked))
     if settings.predictions is not None:
         fingerprint = "given" if model else read_manifest(settings.model, kind="model").fingerprint
         made = {"model": fingerprint, "retriever": searched, "read": read}
@@ -130,7 +133,13 @@ def make_retriever(name: str, model: Realm, corpus: Corpus, *, index: Path | Non
 
 
 def measure(
-    answerer: Answerer, questions: list[Question], *, read: int, recall: Recall, with_mask: bool = False
+    answerer: Answerer,
+    questions: list[Question],
+    *,
+    read: int,
+    recall: Recall,
+    with_mask: bool = False,
+    judges: int = 1,
 ) -> Iterable[Outcome]:
     """Retrieve as deep as recall is measured, read the `read` best passages, and compare with the answers."""
     alone = isinstance(answerer.retriever, NoRetriever)
@@ -158,7 +167,7 @@ def measure(
 
     with (
         progress("evaluating", len(questions), unit="questions") as bar,
-        closing(_judged(answerer, read_ahead(), recall=recall)) as judged,
+        closing(_judged(answerer, read_ahead(), recall=recall, judges=judges)) as judged,
     ):
         for outcomes in judged:
             yield from outcomes
@@ -166,17 +175,16 @@ def measure(
 
 
 def _judged(
-    answerer: Answerer, batches: Iterator[Batch], *, recall: Recall
+    answerer: Answerer, batches: Iterator[Batch], *, recall: Recall, judges: int
 ) -> Generator[list[Outcome], None, None]:
     """The outcomes of batches: beside a GPU by other processes, which one alone would keep waiting."""
     combiner = answerer.combiner
-    if answerer.model.device.type != "cuda":
+    if judges == 1 or answerer.model.device.type != "cuda":
         yield from (judge(combiner, batch, recall=recall) for batch in batches)
         return
     corpus = combiner.corpus
     setting = (corpus.folder, corpus.edits, combiner.max_query, combiner.released, combiner.calibration)
-    workers = min(cores(), _MOST_JUDGES)
-    yield from ordered_map(make_judge, (*setting, recall), batches, workers=workers, few=_FEW)
+    yield from ordered_map(make_judge, (*setting, recall), batches, workers=judges, few=_FEW)
 
 
 def _queries(

@@ -7,6 +7,7 @@ of the span head.
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -272,12 +273,19 @@ class Encoder(nn.Module):
         return self._quick_bert
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
-        if self.quick and (device == "cuda" or fastest(int8=False)):
+        if self.quick and (_has_bfloat16() if device == "cuda" else fastest(int8=False)):
             return torch.autocast(device, dtype=torch.bfloat16, enabled=self._half)
         return nullcontext() if self._half else torch.autocast(device, enabled=False)
 
     def _wide(self, given: Tensor) -> Tensor:
         return given.float() if self.quick else given
+
+
+@cache
+def _has_bfloat16() -> bool:
+    """Do all GPUs here compute bfloat16 themselves?"""
+    count = torch.cuda.device_count()
+    return all(torch.cuda.get_device_capability(number) >= _CAPABILITY for number in range(count))
 
 
 class Tower(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from realmlm.device import pick_device
+from realmlm.device import pick_device, release_memory
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import Clock, Metrics, Progress, say, tell
 from realmlm.model.realm import Realm
@@ -275,6 +275,9 @@ def fit(
         ) from error
     finally:
         metrics.close()
+        optimizer.zero_grad(set_to_none=True)  # gradients of recorded steps lie in their memory
+        del make_step
+        release_memory()
     bar.close()
     for remark in objective.remarks(row):
         say(remark)

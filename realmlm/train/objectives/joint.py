@@ -221,7 +221,11 @@ class JointPretraining(Objective):
     def likelihood(
         self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics from f(x,z) and log p(y_j|z,x): what an objective of one's own replaces."""
+        """Loss and metrics from f(x,z) and log p(y_j|z,x): what an objective of one's own replaces.
+
+        With `--loop.compile` it is recorded: numbers of Python stay as they were then; what changes from step
+        to step must be a tensor on the device.
+        """
         reader_BK = joint_reading(token_BKM, valid_BM)
         joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
         trained_B = joint_B

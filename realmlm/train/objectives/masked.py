@@ -53,8 +53,9 @@ class MaskedReading(Objective):
 
     def prepare(self, model: Realm) -> None:
         super().prepare(model)
-        bf16 = self.settings.loop.bf16
-        self.resident = lay_out(model, self.corpus, [model.reader.encoder], bf16=bf16)
+        if type(self).loss is MaskedReading.loss and type(self).draw is MaskedReading.draw:
+            bf16 = self.settings.loop.bf16
+            self.resident = lay_out(model, self.corpus, [model.reader.encoder], bf16=bf16)
 
     def draw(self, first: int, count: int) -> Drawn:
         masked, passages = self.pairs.draw(first, count)
