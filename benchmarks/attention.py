@@ -9,13 +9,13 @@ other tiles too, which is how those in `forward_tiles` and `backward_tiles` were
 import argparse
 import datetime
 import multiprocessing
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from kernel_timing import milliseconds
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
@@ -110,20 +110,6 @@ class Case:
         """What the two products of the forward pass take at 700 TFLOP/s."""
         work = 4 * float(self.lengths.double().square().sum()) * self.shape.heads * self.shape.size
         return work / 700e9
-
-
-def milliseconds(work: Callable[[], object], repeats: int = 12) -> float:
-    work()
-    taken = []
-    for _ in range(repeats):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(200_000)  # what the program does between launches is not what is measured
-        begun.record()
-        work()
-        ended.record()
-        torch.cuda.synchronize()
-        taken.append(begun.elapsed_time(ended))
-    return statistics.median(taken)
 
 
 def both_ms(seen: Callable[[], Tensor], given: Tensor) -> tuple[float, float]:

@@ -8,7 +8,6 @@ tries other tiles too, which is how those in `forward_tiles` and `backward_tiles
 import argparse
 import datetime
 import multiprocessing
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from functools import partial
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+from kernel_timing import milliseconds
 from torch import Tensor
 
 from realmlm.model import norms
@@ -85,20 +85,6 @@ class Case:
 def by_torch(dropped: float, new: Tensor, old: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     sums = F.dropout(new, dropped) + old
     return F.layer_norm(sums, sums.shape[1:], weight.to(sums.dtype), bias.to(sums.dtype), EPS)
-
-
-def milliseconds(work: Callable[[], object], repeats: int = 12) -> float:
-    work()
-    taken = []
-    for _ in range(repeats):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # what the program does between launches is not what is measured
-        begun.record()
-        work()
-        ended.record()
-        torch.cuda.synchronize()
-        taken.append(begun.elapsed_time(ended))
-    return statistics.median(taken)
 
 
 def compare(shape: Shape) -> None:

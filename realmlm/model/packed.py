@@ -58,10 +58,6 @@ class Packed:
     def __len__(self) -> int:
         return len(self.starts_N)
 
-    def at(self, hidden_TH: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The vectors at these places of these sequences."""
-        return hidden_TH[self.starts_N[rows] + columns]
-
     def padded(self, hidden_TH: Tensor, width: int) -> Tensor:
         """A vector a wordpiece [N, L, H], 0 for padding. There must be no filling."""
         flat = hidden_TH.new_zeros(len(self) * width, hidden_TH.shape[-1])

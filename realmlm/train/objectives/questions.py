@@ -138,7 +138,7 @@ class QuestionAnswering(Objective):
         found = self._retrieve(numbers, questions, clock)
         clock("read")
         weight_BK, reader_BK = self._read(numbers, questions, found)
-        memory_B = self._closed_book(numbers, questions)
+        memory_B = self._closed_book(numbers)
         holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
         loss, row = self._taught(weight_BK, reader_BK, found.scores_BC, holds_BC, memory_B)
         return loss, row | {"recall@1": torch.from_numpy(found.first_B).float().mean()}
@@ -269,7 +269,7 @@ class QuestionAnswering(Objective):
         spans_N3 = np.array(found, dtype=np.int64).reshape(-1, 3)
         return spans_N3[spans_N3[:, 2] < self.model.config.max_answer]
 
-    def _closed_book(self, numbers: np.ndarray, questions: list[np.ndarray]) -> Tensor:
+    def _closed_book(self, numbers: np.ndarray) -> Tensor:
         """log p(y|∅,x) [B]: the question followed by masks in the answer's place."""
         device = self.model.device
         masked = self._without_passage(numbers)
