@@ -273,6 +273,8 @@ def _serve(settings: kinds.Serve) -> None:
 
     _check_free(settings.host, settings.port)
     engine = _engine(settings)
+    if engine.model.device.type == "cuda":
+        _compile_kernels(engine)
     if not is_loopback(settings.host) and settings.token is None and engine.editable:
         say(f"anyone who can reach {settings.host} can change the passages; set a --token to prevent it")
     say(f"http://{settings.host}:{settings.port}   ({counted(len(engine.corpus), 'passage')}; Ctrl-C stops)")
@@ -291,7 +293,15 @@ def _serve(settings: kinds.Serve) -> None:
     limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}
     # no line for each request: even those that are not written would be put together
     quiet = {"log_level": "warning", "access_log": False}
+    sys.setswitchinterval(0.0005)  # else the thread that feeds a GPU waits 5 ms for each answer being sent
     uvicorn.run(app, host=settings.host, port=settings.port, **quiet, **limits)
+
+
+def _compile_kernels(engine: "Engine") -> None:
+    """Ask so that all kernels are compiled, which otherwise the first to ask would wait for: those of search
+    differ for one, few and many questions, and where their number is a multiple of 16."""
+    for count in (1, 2, 16, 17, 64):
+        engine.ask(["What is this?"] * count)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -465,7 +465,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 WITH_FASTAPI = ("http", "routes", "runs", "shapes", "writers")  # of serve: they are FastAPI itself
 # they are for GPUs
-WITH_TRITON = ("fused", "kernels", "attention_kernels", "norm_kernels", "dropout_kernels")
+WITH_TRITON = ("fused", "kernels", "attention_kernels", "norm_kernels", "dropout_kernels", "span_kernels")
 
 
 def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from realmlm.index.exact import ExactIndex
 from realmlm.log import Clock, read_metrics
 from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
 from realmlm.train.data import SentenceSource
+from realmlm.train.objective import Staged
 from realmlm.train.objectives.joint import JointPretraining
+from realmlm.train.recorded import Recorded
 from tests.calls import create_model, finetune, pretrain
 from tests.conftest import TINY_MODEL
 from tests.train.test_resume import Cut, cut_at, same, weights
@@ -165,7 +167,12 @@ def test_a_packed_step_is_a_padded_one_within_what_bfloat16_allows(
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
 
-def test_recorded_steps_learn_what_steps_as_they_are_learn(joint: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("frozen", [0, 4])
+def test_recorded_steps_learn_what_steps_as_they_are_learn(
+    frozen: int, joint: dict[str, Any], tmp_path: Path
+) -> None:
+    joint = {**joint, "freeze_retriever": frozen}
+
     def losses(name: str, compiled: bool) -> list[float]:
         loop = Loop(log_every=1, threads=1, device="cuda", compile=compiled)
         optim = JointOptim(steps=12, batch=8, lr=1e-3, retriever_lr=1e-4)
@@ -173,3 +180,19 @@ def test_recorded_steps_learn_what_steps_as_they_are_learn(joint: dict[str, Any]
         return [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
 
     assert losses("recorded", True) == pytest.approx(losses("plain", False), rel=2e-2)
+
+
+def test_work_that_cannot_be_recorded_is_done_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    weight = torch.ones(1000, device="cuda", requires_grad=True)
+
+    def work(staged: Staged) -> dict[str, torch.Tensor]:
+        dropped = torch.nn.functional.dropout(staged.tensors["x"] * weight, 0.5)
+        dropped.sum().backward()
+        return {"mean": torch.tensor(float(dropped.mean()))}  # asks the device, which a recording cannot
+
+    recorded = Recorded(work, torch.device("cuda"))
+    means = [float(recorded(Staged({"x": torch.ones(1000, device="cuda")}, ()))["mean"]) for _ in range(4)]
+    assert "not recorded" in capsys.readouterr().err
+    assert all(0.8 < mean < 1.2 for mean in means)
+    assert len(set(means)) == 4  # dropout still draws
+    assert torch.rand(3, device="cuda").isfinite().all()

@@ -200,8 +200,18 @@ def post_norm_layer(
         return add_norm(new_TH, old_TH, *norm, eps=given["eps"], dropped=given["dropped"])
 
     hidden_TH = add(F.linear(seen_TH, *weights.output), weights.norm, hidden_TH)
-    inner = F.gelu(F.linear(hidden_TH, *weights.inner))
+    inner = gelu_linear(hidden_TH, *weights.inner)
     return add(F.linear(inner, *weights.outer), weights.last_norm, hidden_TH)
+
+
+def gelu_linear(hidden_TH: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """gelu(hidden · weightᵀ + bias). In half precision on a GPU, where no gradient is needed, one kernel does
+    both: it takes GELU by tanh, at most 0.0005 away, where half precision itself is 0.002 away from 1."""
+    half = hidden_TH.dtype in (torch.bfloat16, torch.float16)
+    if not (hidden_TH.is_cuda and half) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return F.gelu(F.linear(hidden_TH, weight, bias))
+    weight, bias = (part.to(hidden_TH.dtype) for part in (weight, bias))
+    return torch._addmm_activation(bias, hidden_TH, weight.T, use_gelu=True)
 
 
 def working_dtype(device: str) -> torch.dtype:

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from realmlm.model.attention import for_kernels
 from realmlm.model.packed_encoders import Call, call_compiled, call_plain
 
 AT_ONCE = 2**17  # wordpieces whose spans are scored at once where no gradient is needed
+_ROWS = 4  # wordpieces of a program: each warp has one
 
 
 def _call(compiled: bool) -> Call:
@@ -50,12 +52,44 @@ def _target_log_p(
 
 def span_scores(reader: Any, hidden_nJH: Tensor) -> Tensor:
     """Scores [n, J, W], float32: entry (j, w) is the span from j to j + w; past the end it means nothing."""
+    if len(hidden_nJH) == 1 and not torch.is_grad_enabled():
+        half_TH = hidden_nJH[0].bfloat16() if reader.encoder.quick else hidden_nJH[0]
+        if for_kernels(half_TH):
+            return score_spans(reader.span_head, half_TH)[None]
     few = max(1, AT_ONCE // max(1, len(hidden_nJH)))
     if torch.is_grad_enabled() or hidden_nJH.shape[1] <= few:
         return _scored(reader, hidden_nJH)
     beyond = reader.span_head.max_width - 1
     parts = [hidden_nJH[:, at : at + few + beyond] for at in range(0, hidden_nJH.shape[1], few)]
     return torch.cat([_scored(reader, part)[:, :few] for part in parts], dim=1)
+
+
+@torch.no_grad()
+def score_spans(head: Any, hidden_TH: Tensor) -> Tensor:
+    """Scores [T, W] of the spans of one sequence by a kernel, which gives no gradient."""
+    from realmlm.model.span_kernels import score_spans as kernel
+
+    both = head.start_end
+    start_end = F.linear(hidden_TH, both.weight.to(hidden_TH.dtype), both.bias.to(hidden_TH.dtype))
+    output_S = head.output.weight.float().flatten()
+    slope = head.norm.weight.float() * output_S
+    level = head.norm.bias.float() @ output_S + head.output.bias.float()
+    scores_TW = hidden_TH.new_empty(len(hidden_TH), head.max_width, dtype=torch.float32)
+    size = len(output_S)
+    with torch.cuda.device_of(hidden_TH):  # Triton takes the current GPU, whatever the tensors are on
+        kernel[(-(-len(hidden_TH) // _ROWS),)](
+            start_end.contiguous(),
+            slope,
+            level,
+            scores_TW,
+            len(hidden_TH),
+            head.max_width,
+            head.norm.eps,
+            S=size,
+            COLUMNS=1 << (size - 1).bit_length(),
+            R=_ROWS,
+        )
+    return scores_TW
 
 
 def _scored(reader: Any, hidden_nJH: Tensor) -> Tensor:

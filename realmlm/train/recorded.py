@@ -68,6 +68,13 @@ class Recorded:
             say(f"not recorded, which is slower: {str(error).splitlines()[0]}")
             self._records = False
             self._recorded.clear()
+            _release_generator()
             torch.cuda.empty_cache()
             return
         self._recorded[key] = (graph, inputs, numbers)
+
+
+def _release_generator() -> None:
+    """A recording that failed leaves dropout's generator waiting for its end: an equal one replaces it."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
