@@ -77,7 +77,7 @@ class Size:
     blocks: int = 65_536  # passages of up to 288 wordpieces
     warm: int = 4_096  # passages embedded before time is taken
     questions: int = 58_428
-    asked: int = 16_384  # of them in `evaluate`
+    asked: int = 58_428  # of them in `evaluate`
     clients: int = 64
     batches: int = 1  # by which batches are divided
     seconds: float = 25.0  # that steady training is measured for
