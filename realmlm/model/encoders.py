@@ -350,10 +350,10 @@ class SpanHead(nn.Module):
         start_NLS, end_NLS = self.start_end(hidden_NLH).chunk(2, dim=-1)
         padded_NLS = F.pad(end_NLS, (0, 0, 0, self.max_width - 1))
         # slices, not an index: the gradient of an index sorts it first
-        shifted = [padded_NLS[:, width : width + length] for width in range(self.max_width)]
-        ends_NLWS = torch.stack(shifted, dim=2)
-        span_NLWS = start_NLS[:, :, None] + ends_NLWS
-        return self.output(self.norm(F.relu(span_NLWS)))[..., 0].float()
+        shifted = (padded_NLS[:, width : width + length] for width in range(self.max_width))
+        # one width at a time: all of them do not fit into a CPU's cache
+        scores = [self.output(self.norm(F.relu(start_NLS + ends_NLS)))[..., 0] for ends_NLS in shifted]
+        return torch.stack(scores, dim=2).float()
 
     def allowed(self, inputs: Inputs) -> Tensor:
         """Spans [N, L, W] within the second text (the passage), without the special tokens that close it."""

@@ -64,7 +64,7 @@ class Int8Embedding(Int8):
         self.embedding_dim = layer.embedding_dim
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.rows_RC[ids].float() * self.scale_R[ids][..., None]
+        return F.embedding(ids, self.rows_RC).float().mul_(self.scale_R[ids][..., None])
 
 
 def hold_int8(model: nn.Module, matrices: dict[str, tuple[Tensor, Tensor]]) -> set[str]:

@@ -8,6 +8,7 @@ N sequences, L wordpieces in the longest, T in all of them, H hidden size, A hea
 matrix.
 """
 
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -28,6 +29,9 @@ _CLOSE = 0.02  # and give what float32 gives, up to this part of the largest num
 _FINER = 254  # steps in one step: half a step up and down are 127
 _LEAST_GELU = -0.17
 _APART = 8
+# bytes: the largest that glibc lets one be; and several numbers for each wordpiece of a group
+_KEPT_ONE = 2**25
+_KEPT_ALL = 2**27
 _USUAL_LARGEST = 4  # of numbers that a LayerNorm has normed
 
 
@@ -59,20 +63,21 @@ class EightBits:
 
     def __call__(self, x_TC: Tensor, firsts: int) -> Tensor:
         scale_T1 = _scale(x_TC)
-        return self._times(x_TC / scale_T1, firsts).mul_(scale_T1).add_(self._bias_R)
+        return self._times(x_TC * scale_T1.reciprocal(), firsts).mul_(scale_T1).add_(self._bias_R)
 
-    def _times(self, x_TC: Tensor, firsts: int, zero: int = 128) -> Tensor:
-        """The product with x from −128 to 127, to which 128 − `zero` is added; x is overwritten."""
-        rest_FC = (x_TC[:firsts] - x_TC[:firsts].round()).mul_(_FINER)
-        out_TR = self._times_rounded(x_TC, zero)
-        out_TR[:firsts].add_(self._times_rounded(rest_FC), alpha=1 / _FINER)
-        return out_TR
-
-    def _times_rounded(self, x_TC: Tensor, zero: int = 128) -> Tensor:
+    def _times(self, x_TC: Tensor, firsts: int) -> Tensor:
+        """The product with x from −128 to 127, which is overwritten."""
+        rows = len(x_TC)
+        steps_tC = torch.empty(rows + firsts, x_TC.shape[1], dtype=torch.int8)  # and what is rounded off
+        rest_FC = x_TC[:firsts].clone()
+        steps_tC[:rows] = x_TC.round_()
+        steps_tC[rows:] = rest_FC.sub_(x_TC[:firsts]).mul_(_FINER).round_()
         # oneDNN is fast for unsigned numbers alone: 128 more is the highest bit flipped
-        shifted_TC = x_TC.round_().to(torch.int8).bitwise_xor_(-128).view(torch.uint8)
-        given = (shifted_TC, 1.0, zero, self._packed, self._scale_R, self._zero_R, None, 1.0, 0)
-        return torch.ops.onednn.qlinear_pointwise(*given, torch.float32, "none", [], "none")
+        shifted_tC = steps_tC.bitwise_xor_(-128).view(torch.uint8)
+        given = (shifted_tC, 1.0, 128, self._packed, self._scale_R, self._zero_R, None, 1.0, 0)
+        out_tR = torch.ops.onednn.qlinear_pointwise(*given, torch.float32, "none", [], "none")
+        out_tR[:firsts].add_(out_tR[rows:], alpha=1 / _FINER)
+        return out_tR[:rows]
 
 
 class EightBitsAfterGelu(EightBits):
@@ -81,12 +86,15 @@ class EightBitsAfterGelu(EightBits):
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__(layers)
-        self._bias_R = self._bias_R + _LEAST_GELU * self._scale_R * self._rows_RC.sum(1)
+        sum_R = self._scale_R * self._rows_RC.sum(1)
+        self._least_R = 128 * sum_R
+        self._bias_R = self._bias_R + _LEAST_GELU * sum_R
 
     def __call__(self, x_TC: Tensor, firsts: int) -> Tensor:
         scale_T1 = x_TC.amax(-1, keepdim=True).sub_(_LEAST_GELU).div_(255)
-        from_least_TC = x_TC.sub_(_LEAST_GELU + 128 * scale_T1).div_(scale_T1)
-        return self._times(from_least_TC, firsts, zero=0).mul_(scale_T1).add_(self._bias_R)
+        steps_T1 = scale_T1.reciprocal()
+        from_least_TC = x_TC.mul_(steps_T1).sub_(_LEAST_GELU * steps_T1 + 128)
+        return self._times(from_least_TC, firsts).add_(self._least_R).mul_(scale_T1).add_(self._bias_R)
 
 
 class EightBitsAfterNorm(EightBits):
@@ -101,10 +109,11 @@ class EightBitsAfterNorm(EightBits):
         self._apart_KR = torch.cat([apart_KR, self._bias_R[None]])
 
     def __call__(self, x_TC: Tensor, firsts: int) -> Tensor:
-        apart_TK = F.pad(x_TC[:, self._apart_K], (0, 1), value=1.0)  # a 1 for the bias
+        apart_TK = F.pad(x_TC.index_select(1, self._apart_K), (0, 1), value=1.0)  # a 1 for the bias
         x_TC = x_TC.index_fill(1, self._apart_K, 0.0)
         scale_T1 = _scale(x_TC)
-        return self._times(x_TC.div_(scale_T1), firsts).mul_(scale_T1).addmm_(apart_TK, self._apart_KR)
+        out_TR = self._times(x_TC.mul_(scale_T1.reciprocal()), firsts)
+        return out_TR.mul_(scale_T1).addmm_(apart_TK, self._apart_KR)
 
 
 def _scale(x_TC: Tensor) -> Tensor:
@@ -182,23 +191,32 @@ def _seconds(products: dict[Way | None, Product], x_TC: Tensor) -> dict[Way | No
     return seconds
 
 
+@cache
+def keep_freed_memory() -> None:
+    """Let glibc keep what was freed instead of giving it back to the system and asking for it again: whether
+    it does depends on what was allocated before, and 20,000 page faults a question take 40 ms."""
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
+    for option, value in {-3: _KEPT_ONE, -1: _KEPT_ALL}.items():  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        set_option(option, value)
+
+
 class QuickBert:
     """What a Bert gives, without gradient, by products of one kind.
 
-    With `finely`, what 8 bits round off after gelu is computed for all wordpieces in the first half of the
-    layers, where it matters most: choosing among spans is closer than choosing among passages.
+    With `finely`, what comes from gelu is multiplied in bfloat16 in the first half of the layers, where
+    rounding it to 8 bits matters most: choosing among spans is closer than choosing among passages.
     """
 
     def __init__(self, bert: Bert, way: Way, *, finely: bool = False) -> None:
+        keep_freed_memory()
         layers: Any = bert.encoder["layer"]
         self._embeddings: Any = bert.embeddings
         self._heads = bert.config.num_attention_heads
-        norms = [self._embeddings["LayerNorm"], *(layer.output["LayerNorm"] for layer in layers)]
         fine = len(layers) // 2 if finely else 0
-        self._layers = [
-            _QuickLayer(layer, way, norm, finely=number < fine)
-            for number, (layer, norm) in enumerate(zip(layers, norms[:-1], strict=True))
-        ]
+        self._layers = [_QuickLayer(layer, way, finely=place < fine) for place, layer in enumerate(layers)]
 
     def __call__(self, tokens_NL: Tensor, attention_NL: Tensor, segments_NL: Tensor) -> Hidden:
         mask_NL = attention_NL.bool()
@@ -206,7 +224,8 @@ class QuickBert:
         special_NL = mask_NL & torch.isin(tokens_NL, torch.cat([tokens_NL[:, 0], last_N]).unique())
         groups = [each_NL.nonzero() for each_NL in (special_NL, mask_NL & ~special_NL)]
         # kernels are made for a number of wordpieces, each in a millisecond: the last is computed again
-        groups.append(groups[-1][-1:].repeat(-sum(map(len, groups)) % _ALIGNED, 1))
+        counted = 2 * len(groups[0]) + len(groups[1])  # of the first, what is rounded off too
+        groups.append(groups[-1][-1:].repeat(-counted % _ALIGNED, 1))
         rows_T, columns_T = torch.cat(groups).T
         parts = self._embeddings
         sum_TH = parts["word_embeddings"](tokens_NL[rows_T, columns_T])
@@ -231,38 +250,35 @@ class _Attention:
         padded_NL = F.pad(mask_NL, (0, -length % _ALIGNED))
         self._places_T = rows_T * padded_NL.shape[1] + columns_T
         self._rows = (count, padded_NL.shape[1], 3, heads)
+        # what is padding gets the vectors of some wordpiece: nothing looks at them
+        self._sources_P = torch.zeros(padded_NL.numel(), dtype=torch.int64)
+        self._sources_P[self._places_T] = torch.arange(len(rows_T))
         self._bias_N1LL: Tensor | None = None
         if not padded_NL.all():
             bias_NL = torch.zeros(padded_NL.shape).masked_fill_(~padded_NL, -torch.inf)
             self._bias_N1LL = bias_NL[:, None, None, :].expand(-1, 1, padded_NL.shape[1], -1)
-        self._laid_out: Tensor | None = None
 
     def __call__(self, looks_T3H: Tensor) -> Tensor:
-        if self._laid_out is None:  # what is padding stays 0 in all layers
-            self._laid_out = looks_T3H.new_zeros(self._rows[0] * self._rows[1], looks_T3H.shape[1])
-        self._laid_out.index_copy_(0, self._places_T, looks_T3H)
-        query_NALC, key_NALC, value_NALC = self._laid_out.view(*self._rows, -1).permute(2, 0, 3, 1, 4)
+        laid_out = looks_T3H.index_select(0, self._sources_P).view(*self._rows, -1)
+        query_NALC, key_NALC, value_NALC = laid_out.permute(2, 0, 3, 1, 4)
         seen_NALC = F.scaled_dot_product_attention(
             query_NALC, key_NALC, value_NALC, attn_mask=self._bias_N1LL
         )
-        return seen_NALC.transpose(1, 2).reshape(len(self._laid_out), -1)[self._places_T]
+        return seen_NALC.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, self._places_T)
 
 
 class _QuickLayer:
-    def __init__(self, layer: Any, way: Way, norm: Any, *, finely: bool) -> None:
-        """`norm` is the one that gives what the layer is given."""
-        self._finely = finely
+    def __init__(self, layer: Any, way: Way, *, finely: bool) -> None:
         looks = layer.attention["self"]
-        self._looks = way.after_norm([looks["query"], looks["key"], looks["value"]], norm)
+        self._looks = way.usual([looks["query"], looks["key"], looks["value"]])
         self._seen = way.usual([layer.attention["output"]["dense"]])
         self._seen_norm = layer.attention["output"]["LayerNorm"]
         self._inner = way.after_norm([layer.intermediate["dense"]], self._seen_norm)
-        self._outer = way.after_gelu([layer.output["dense"]])
+        self._outer = (BFLOAT16 if finely else way).after_gelu([layer.output["dense"]])
         self._outer_norm = layer.output["LayerNorm"]
 
     def __call__(self, hidden_TH: Tensor, attend: _Attention, firsts: int) -> Tensor:
         seen_TH = self._seen(attend(self._looks(hidden_TH, firsts)), firsts)
         hidden_TH = self._seen_norm(seen_TH.add_(hidden_TH))
         inner_TR = torch.ops.aten.gelu_(self._inner(hidden_TH, firsts))
-        outer_TH = self._outer(inner_TR, len(inner_TR) if self._finely else firsts)
-        return self._outer_norm(outer_TH.add_(hidden_TH))
+        return self._outer_norm(self._outer(inner_TR, firsts).add_(hidden_TH))
