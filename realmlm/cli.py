@@ -221,6 +221,13 @@ def _evaluate(settings: kinds.Evaluate) -> None:
         write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
 
 
+def _hybrid(settings: kinds.FitHybrid) -> None:
+    from realmlm.evaluation.hybrid import fit_hybrid
+
+    print(fit_hybrid(settings))
+    say(f"{settings.out}: the same model, which searches by f + λ · BM25; calibrate it again")
+
+
 def _calibrate(settings: kinds.Calibrate) -> None:
     from realmlm.evaluation.calibrate import calibrate
 
@@ -260,7 +267,14 @@ def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
     from realmlm.engine import Engine
 
     docs = together(settings.docs)
-    return Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
+    return Engine(
+        settings.model,
+        settings.corpus,
+        docs=docs,
+        index=settings.index,
+        hybrid=settings.hybrid,
+        device=settings.device,
+    )
 
 
 def _serve(settings: kinds.Serve) -> None:
@@ -339,6 +353,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "export-hf": (kinds.ExportHf, _export_hf),
     "adapt": (kinds.Adapt, _adapt),
     "evaluate": (kinds.Evaluate, _evaluate),
+    "hybrid": (kinds.FitHybrid, _hybrid),
     "calibrate": (kinds.Calibrate, _calibrate),
     "align": (kinds.Align, _align),
     "report": (kinds.MakeReport, _report),
@@ -350,7 +365,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "world": (kinds.MakeWorld, _world),
 }
 RESUMABLE = tuple(kinds.STAGES)
-EMBEDDING = ("ask", "evaluate", "index", "serve")  # may be at it for long
+EMBEDDING = ("ask", "evaluate", "hybrid", "index", "serve")  # may be at it for long
 
 
 def overview() -> str:

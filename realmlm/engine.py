@@ -27,6 +27,7 @@ from realmlm.reading.retrieve import (
     NoRetriever,
     Retriever,
     check_readable,
+    hybrid_of,
     index_of,
     retrieve,
 )
@@ -62,12 +63,16 @@ class Engine:
         docs: str | Path | Sequence[str | Path] = (),
         index: str | Path | None = None,
         retriever: Retriever | None = None,
+        hybrid: float | None = None,
         device: str = "auto",
     ) -> None:
         """`model` is a folder, a `Realm`, or `mini`, the one that comes with realmlm. `corpus` is one that
         `realmlm corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`. `index`
         is one that `realmlm index` wrote elsewhere. `retriever` takes the place of the model's own: any
-        callable of the form of `realmlm.reading.retrieve.Retriever`."""
+        callable of the form of `realmlm.reading.retrieve.Retriever`. `hybrid` is the weight λ of word
+        matching in the search, f + λ · BM25, in place of the model's own; 0: none."""
+        if hybrid is not None and hybrid < 0:
+            raise BadInput(f"hybrid is a weight of 0 or more, not {hybrid}")
         if corpus is not None and docs:
             both = "a corpus and documents cannot be searched together"
             raise BadInput(f"{both}; give one of them, or add the documents with `realmlm edit`")
@@ -81,6 +86,7 @@ class Engine:
             self.model.compute_quickly()
         self._index_path = Path(index) if index else None
         self._retriever = retriever
+        self._hybrid = hybrid
         self._state: _State | None = None
         self._watch: Watch | None = None  # where documents are searched
         self._catching_up: Future[tuple[_State, Watch]] | None = None
@@ -126,7 +132,9 @@ class Engine:
         if self._retriever is not None:
             return _State(None, Answerer(self.model, corpus, self._retriever))
         kept = index_of(self.model, corpus, path=self._index_path, others=others)
-        return _State(kept, Answerer(self.model, corpus, LearnedRetriever.settled(self.model, kept.index)))
+        hybrid = hybrid_of(self.model, corpus, self._hybrid)
+        own = LearnedRetriever.settled(self.model, kept.index, hybrid)
+        return _State(kept, Answerer(self.model, corpus, own))
 
     @property
     def _current(self) -> "_State":
@@ -301,6 +309,9 @@ class Engine:
         """Answer from this later state of the corpus from now on. If it fails, the earlier one stays."""
         kept = self._current.kept
         if kept is None or kept.follow(corpus):
+            own = self._answerer.retriever
+            if isinstance(own, LearnedRetriever) and own.hybrid is not None:
+                own.hybrid.words.follow(corpus)
             self._answerer.corpus = corpus
         else:
             self._state = self._opened(corpus)

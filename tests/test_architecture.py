@@ -43,8 +43,6 @@ OPTIONAL = (
     "rich",
     "platformdirs",
     "faiss",
-    "bm25s",
-    "numba",
     "ahocorasick",
     "mwparserfromhell",
     "selectolax",

@@ -445,6 +445,7 @@ def test_evaluate_agrees_with_its_predictions(
         "index",
         "limit",
         "with_mask",
+        "hybrid",
     }
     rows = [json.loads(line) for line in predictions.read_text().splitlines()]
     asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ from realmlm.errors import BadInput, Mismatch
 from realmlm.log import say
 from realmlm.reading.confidence import Calibration, fit_calibration
 from realmlm.settings import Calibrate
-from realmlm.storage.artefacts import open_artefact, publish
+from realmlm.storage.artefacts import Manifest, open_artefact, publish
 from realmlm.storage.files import json_lines, read_text
 
 PARTS = 5  # of the table: so many answers each, the least sure first
@@ -30,21 +30,28 @@ def calibrate(settings: Calibrate) -> str:
     """Write the model again, calibrated; gives a table of what was promised and what held."""
     model = settings.model
     manifest = open_artefact(model, kind="model")
-    answers = read_answers(settings.predictions, model=model, fingerprint=manifest.fingerprint)
+    answers = read_answers(settings.predictions, model=model, manifest=manifest)
     found = fit_calibration(answers.probability_N, answers.relevance_N, answers.right_N)
-    with publish(settings.out, kind="model") as draft:
-        for name in manifest.files:
-            shutil.copyfile(model / name, draft.path / name)
-        draft.config = {**manifest.config, "calibration": asdict(found)}
-        draft.counts = manifest.counts
-        draft.parents = manifest.parents
+    write_again(model, settings.out, calibration=asdict(found))
     return table(found, answers)
 
 
-def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Judged:
+def write_again(model: Path, out: Path, **changed: object) -> None:
+    """The same model with some of its config changed."""
+    manifest = open_artefact(model, kind="model")
+    with publish(out, kind="model") as draft:
+        for name in manifest.files:
+            shutil.copyfile(model / name, draft.path / name)
+        draft.config = {**manifest.config, **changed}
+        draft.counts = manifest.counts
+        draft.parents = manifest.parents
+
+
+def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> Judged:
     """All answers of these files; those made otherwise than the model will answer are refused."""
     rows: list[tuple[float, float, bool]] = []
     read: int | None = None
+    weight = manifest.config.get("hybrid", 0.0)
     for file in files:
         named = True
         for number, row in json_lines(read_text(file)):
@@ -55,7 +62,7 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
                     f"{file}:{number}: not an answer to a question; make such a file: realmlm evaluate … "
                     f"--predictions {file}"
                 ) from error
-            if row.get("model", fingerprint) != fingerprint:
+            if row.get("model", manifest.fingerprint) != manifest.fingerprint:
                 raise Mismatch(
                     f"{file}:{number}: an answer from another model, not {model}; "
                     f"make the file with this one: realmlm evaluate --model {model} … --predictions FILE"
@@ -64,6 +71,11 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
                 raise Mismatch(
                     f"{file}:{number}: its passages were found with --retriever {row['retriever']}, whose "
                     "scores say nothing about the model's own retriever; make the file without --retriever"
+                )
+            if (used := row.get("hybrid", 0.0)) != weight:
+                raise Mismatch(
+                    f"{file}:{number}: its passages were found with --hybrid {used:g}, and the model's own "
+                    f"weight is {weight:g}; make the file without --hybrid"
                 )
             read = row.get("read", read) if read is None else read
             if row.get("read", read) != read:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -34,6 +33,7 @@ from realmlm.reading.retrieve import (
     Retriever,
     check_enough,
     check_readable,
+    hybrid_of,
     index_of,
     retrieve,
 )
@@ -77,14 +77,16 @@ def evaluate(
         say(f"{untrained}. Measure retrieval alone (--read 0), or finetune it first.")
     check_can_write(settings)
     begun = time.monotonic()
-    chosen = retriever or make_retriever(settings.retriever, realm, corpus, index=settings.index)
+    chosen = retriever or make_retriever(settings, realm, corpus)
     searched = settings.retriever if retriever is None else type(retriever).__qualname__
+    hybrid = chosen.hybrid if isinstance(chosen, LearnedRetriever) else None
+    weight = 0.0 if hybrid is None else hybrid.weight
     answerer = Answerer(realm, corpus, chosen)
     how = partial(measure, read=read, recall=settings.recall, with_mask=settings.with_mask, judges=judges)
     outcomes = list(how(answerer, asked))
     if settings.predictions is not None:
         fingerprint = "given" if model else read_manifest(settings.model, kind="model").fingerprint
-        made = {"model": fingerprint, "retriever": searched, "read": read}
+        made = {"model": fingerprint, "retriever": searched, "hybrid": weight, "read": read}
         rows = [_prediction(outcome) | made for outcome in outcomes]
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_text(settings.predictions, lines)
@@ -98,6 +100,7 @@ def evaluate(
         index=str(settings.index or ""),
         limit=settings.limit,
         with_mask=settings.with_mask,
+        hybrid=weight,
     )
     if settings.report is not None:
         write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
@@ -123,13 +126,14 @@ def _questions(settings: Evaluate) -> list[Question]:
     return asked
 
 
-def make_retriever(name: str, model: Realm, corpus: Corpus, *, index: Path | None) -> Retriever:
-    """The retriever of this name: `learned`, `bm25` or `none`."""
-    if name == "none":
+def make_retriever(settings: Evaluate, model: Realm, corpus: Corpus) -> Retriever:
+    """The retriever that the settings name: `learned`, `bm25` or `none`."""
+    if settings.retriever == "none":
         return NoRetriever()
-    if name == "bm25":
-        return BM25Retriever(corpus)
-    return LearnedRetriever.settled(model, index_of(model, corpus, path=index).index)
+    if settings.retriever == "bm25":
+        return BM25Retriever(corpus, device=model.device)
+    index = index_of(model, corpus, path=settings.index).index
+    return LearnedRetriever.settled(model, index, hybrid_of(model, corpus, settings.hybrid))
 
 
 def measure(
@@ -213,8 +217,7 @@ def _read_batch(
     for rows in (np.flatnonzero(cloze), asked):
         if not len(rows) or not (read or depth == 0):
             continue
-        null_B = None if retrieved.null_B is None else retrieved.null_B[rows]
-        offered = Retrieved(retrieved.ids_BK[rows, :read], retrieved.scores_BK[rows, :read], null_B)
+        offered = retrieved.some(rows, read)
         some = [queries[row] for row in rows]
         if rows is not asked:
             filled = _fill(answerer, [questions[row] for row in rows], some, offered)

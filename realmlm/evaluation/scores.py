@@ -59,6 +59,7 @@ class Report:
     index: str = ""  # the one named with --index
     limit: int | None = None
     with_mask: bool = False
+    hybrid: float = 0.0  # weight of BM25 in the search
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,7 +68,8 @@ class Report:
         """The report as lines of text."""
         read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
         asked = f"{self.questions:,} questions" + " with a [MASK] after each" * self.with_mask
-        lines = [f"{asked}, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
+        matching = f" + {self.hybrid:g} · BM25" if self.hybrid else ""
+        lines = [f"{asked}, retriever {self.retriever}{matching}, {read} read, {self.seconds:.1f} s", ""]
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
         rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
         rows += [("F1", self.f1)] if self.f1 else []

@@ -1,72 +1,335 @@
-"""The sparse baseline: BM25 (Lucene's variant) through bm25s, with ties defined.
+"""Word matching: BM25 (Lucene's variant) over the words of passages, without any text being read.
 
-Q queries, K passages each, N passages in the index.
+What is kept on disk is which passages have which words, how often, and how long they are; the corpus's
+statistics are looked up when a query comes, so that after an edit scores are those of an index made anew.
+Scores are sums of whole numbers (1/4096 each): the same on every device, whatever the order of adding up.
+
+Q queries, K hits each, C passages scored besides, E passages never among the hits, N ids, P postings, V
+words, T words of all queries.
 """
 
-import importlib.util
-import os
-from collections.abc import Iterable
-from typing import Any
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.store import Corpus
-from realmlm.errors import NotEnough, require
+from realmlm.errors import NotEnough
+from realmlm.index.exact import Hits, drop
+from realmlm.index.words import Words
+from realmlm.log import progress
+
+K1 = 0.9  # how soon more of the same word counts no more
+B = 0.4  # how much a long passage's words count less
+UNIT = 4096  # a score of 1
+MOST_COUNTED = 31  # times that a word counts in a passage
+LONGEST = 1023  # words that a passage's length counts
+COMMON = 0.3  # share of passages above which a word says nothing
+FEW = 1000  # passages with a word, up to which it is not common
+GROUP = 64  # ids of which the best is looked at first
+_CHUNK = 8192  # passages whose words are counted at once
+ONE_BY_ONE = ("cpu",)  # devices that add up a query's words one by one; others those of many queries at once
+_SCRATCH = 2**26  # scores there
+_FORMAT = "1"  # of what is kept beside a corpus
+
+
+@dataclass(frozen=True)
+class Postings:
+    """Which passages have which words: those of word v are the postings from offsets[v] up to, not including,
+    offsets[v + 1]."""
+
+    words_V: np.ndarray  # numbers of words (`Words`), ascending
+    offsets_V: np.ndarray
+    ids_P: np.ndarray  # ascending within a word
+    codes_P: np.ndarray  # how often the passage has it, and how many words it has in all: see `_code`
+    totals_2: np.ndarray  # passages, and their words
+
+    def find(self, words_T: np.ndarray) -> np.ndarray:
+        """The places of words, −1 where no passage has it."""
+        if not len(self.words_V):
+            return np.full(len(words_T), -1)
+        places_T = np.minimum(np.searchsorted(self.words_V, words_T), len(self.words_V) - 1)
+        return np.where(self.words_V[places_T] == words_T, places_T, -1)
+
+    def passages_with(self, words_T: np.ndarray) -> np.ndarray:
+        """How many passages have each of these words."""
+        places_T = self.find(words_T)
+        return np.where(places_T < 0, 0, self.offsets_V[places_T + 1] - self.offsets_V[places_T])
+
+
+def _code(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Both in 15 bits."""
+    return (np.minimum(counts, MOST_COUNTED) * (LONGEST + 1) + lengths).astype(np.int16)
+
+
+def count_words(
+    words: Words, corpus: Corpus, ids: np.ndarray, *, advance: Callable[[int], object] = lambda passages: None
+) -> Postings:
+    """The postings of these passages, given in ascending order."""
+    chunks = []
+    for first in range(0, len(ids), _CHUNK):
+        chunks.append(_count(words, corpus, ids[first : first + _CHUNK]))
+        advance(min(_CHUNK, len(ids) - first))
+    total = sum(chunk.total for chunk in chunks)
+    words_V = np.unique(np.concatenate([np.zeros(0, np.uint64), *(chunk.words for chunk in chunks)]))
+    places = [np.searchsorted(words_V, chunk.words) for chunk in chunks]
+    offsets_V = np.zeros(len(words_V) + 1, dtype=np.int64)
+    for place, chunk in zip(places, chunks, strict=True):
+        offsets_V[place + 1] += chunk.counts
+    np.cumsum(offsets_V, out=offsets_V)
+    ids_P = np.empty(offsets_V[-1], dtype=np.int32)
+    codes_P = np.empty(offsets_V[-1], dtype=np.int16)
+    next_V = offsets_V[:-1].copy()
+    for place in places:
+        chunk = chunks.pop(0)
+        within = np.arange(len(chunk.ids)) - np.repeat(np.cumsum(chunk.counts) - chunk.counts, chunk.counts)
+        into = np.repeat(next_V[place], chunk.counts) + within
+        ids_P[into] = chunk.ids
+        codes_P[into] = chunk.codes
+        next_V[place] += chunk.counts
+    return Postings(words_V, offsets_V, ids_P, codes_P, np.array([len(ids), total]))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """The postings of some passages, by word."""
+
+    words: np.ndarray
+    counts: np.ndarray  # of each word's postings
+    ids: np.ndarray
+    codes: np.ndarray
+    total: int  # words
+
+
+def _count(words: Words, corpus: Corpus, ids: np.ndarray) -> _Counted:
+    tokens = corpus.tokens_of(ids.tolist())
+    texts = [text for both in zip(tokens.titles, tokens.bodies, strict=True) for text in both]
+    ends = np.cumsum([len(text) for text in texts])
+    tokens_T = np.concatenate(texts)
+    firsts = np.concatenate([[0], ends[:-1]])
+    numbers_W, at_W = words.of(tokens_T, firsts[firsts < len(tokens_T)])
+    passage_W = np.searchsorted(ends[1::2], at_W, side="right")
+    lengths = np.minimum(np.bincount(passage_W, minlength=len(ids)), LONGEST)
+    order_W = np.argsort(numbers_W, kind="stable")  # passages stay in their order
+    numbers_W = numbers_W[order_W]
+    passage_W = passage_W[order_W]
+    new_W = np.ones(len(order_W), dtype=bool)
+    new_W[1:] = (numbers_W[1:] != numbers_W[:-1]) | (passage_W[1:] != passage_W[:-1])
+    firsts = np.flatnonzero(new_W)
+    times = np.diff(firsts, append=len(order_W))
+    passage = passage_W[firsts]
+    unique, counts = np.unique(numbers_W[firsts], return_counts=True)
+    total = int(lengths.sum())
+    return _Counted(unique, counts, ids[passage].astype(np.int32), _code(times, lengths[passage]), total)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What a search found, and the scores of passages that were asked about besides."""
+
+    hits: Hits
+    asked_QC: Tensor
 
 
 class BM25Index:
-    """The statistics of a corpus's words, in memory. Words are lower-cased runs of two or more letters or
-    digits, without English stopwords."""
+    """The words of a corpus, ready to be searched on any device; edits are taken up by `follow`."""
 
-    def __init__(self, passages: Iterable[tuple[int, str]], *, k1: float = 1.5, b: float = 0.75) -> None:
-        """`passages` are ids and texts, in which title and body are already joined."""
-        # bm25s imports JAX if it is installed, and JAX takes most of a GPU's memory at once
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        self._bm25s = require("bm25s", extra="bm25", why="the BM25 baseline")
-        # in the order of the ids, so that ties can be decided by position
-        ordered = sorted(passages, key=lambda passage: passage[0])
-        self._ids_N = np.array([passage_id for passage_id, _ in ordered], dtype=np.int64)
-        words = self._tokenize([text for _, text in ordered], as_ids=True)
-        if not words.vocab:
-            raise NotEnough(f"no word to index in {len(ordered):,} passages; give passages with text")
-        self._backend = "numba" if importlib.util.find_spec("numba") else "numpy"
-        self._index = self._bm25s.BM25(k1=k1, b=b, method="lucene", backend=self._backend)
-        self._index.index(words, show_progress=False)
+    def __init__(
+        self, corpus: Corpus, *, device: torch.device | str = "cpu", only: np.ndarray | None = None
+    ) -> None:
+        """Of titles and bodies as they are now. The words of the corpus as it was made are counted once and
+        kept beside it. `only` these passages are found, though all are scored; None: all."""
+        self.device = torch.device(device)
+        self._words = Words(corpus.wordpieces)
+        self._made = Corpus(corpus.folder, corpus.manifest, 0)
+        self._base = _Placed(self._kept(), self.device)
+        self._only = only
+        self.follow(corpus)
 
-    @classmethod
-    def of(cls, corpus: Corpus) -> "BM25Index":
-        """An index of the titles and texts of a corpus."""
-        passages = (corpus[number] for number in corpus.ids.tolist())
-        return cls((passage.id, f"{passage.title} {passage.text}") for passage in passages)
+    def _kept(self) -> Postings:
+        made = self._made
+        fingerprint = hashlib.sha256(f"{_FORMAT} {made.wordpieces.fingerprint}".encode()).hexdigest()
+
+        def find() -> dict[str, np.ndarray]:
+            with progress("counting words", len(made), unit="passages") as bar:
+                return vars(count_words(self._words, made, made.ids, advance=bar.advance))
+
+        return Postings(**kept_beside(made, "bm25", sought="words", fingerprint=fingerprint, find=find))
+
+    def follow(self, corpus: Corpus) -> None:
+        """Search this state of the corpus from now on."""
+        made = len(self._made)
+        ids = corpus.ids
+        there_N = np.zeros(max(made, int(ids.max(initial=-1)) + 1), dtype=bool)
+        there_N[ids] = True
+        written, _ = corpus.changes_since(0)
+        rewritten = np.array([number for number in written if number < made], dtype=np.int64)
+        obsolete = np.union1d(rewritten, np.flatnonzero(~there_N[:made]))
+        gone = count_words(self._words, self._made, obsolete)
+        added = count_words(self._words, corpus, np.concatenate([rewritten, ids[ids >= made]]))
+        passages, words = (self._base.postings.totals_2 - gone.totals_2 + added.totals_2).tolist()
+        found_N = there_N if self._only is None else np.isin(np.arange(len(there_N)), self._only) & there_N
+        self._gone = gone
+        self._added = _Placed(added, self.device)
+        self._passages = passages
+        self._count = int(found_N.sum())
+        self._size = -(-len(there_N) // GROUP) * GROUP
+        absent = np.flatnonzero(~np.pad(found_N, (0, self._size - len(found_N))))
+        self._absent = torch.from_numpy(absent).to(self.device)
+        self._obsolete = torch.from_numpy(obsolete).to(self.device)
+        self._saturation = _saturation(words / max(1, passages)).to(self.device)
 
     def __len__(self) -> int:
-        return len(self._ids_N)
+        return self._count
 
-    def search(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The scores (float32) and ids (int64) [Q, K] of the k best passages: best score first, then smallest
-        id. A passage without a common word scores 0."""
-        if not 1 <= k <= len(self):
-            count = f"{len(self):,}"
+    def search(
+        self,
+        queries: Sequence[np.ndarray],
+        k: int,
+        *,
+        exclude_QE: Tensor | None = None,
+        ask_QC: Tensor | None = None,
+    ) -> Matches:
+        """The k best passages of queries in wordpieces: best score first, then smallest id; without a common
+        word the score is 0. None of `exclude_QE` is among them (−1: none). The scores of the passages
+        `ask_QC` are given too."""
+        none_Q0 = torch.empty(len(queries), 0, dtype=torch.int64)
+        exclude_QE = (none_Q0 if exclude_QE is None else exclude_QE).to(self.device)
+        ask_QC = (none_Q0 if ask_QC is None else ask_QC).to(self.device)
+        searchable = len(self) - (int((exclude_QE >= 0).sum(1).max()) if len(queries) else 0)
+        if not 1 <= k <= searchable:
+            count = f"{searchable:,}"
             raise NotEnough(f"{k} passages asked for, the index holds {count}; choose k from 1 to {count}")
-        if not queries:
-            return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
-        # bm25s refuses a query without words: it gets one that no passage has, which is ignored
-        words = [words or ["\0"] for words in self._tokenize(queries, as_ids=False)]
-        wanted = min(k + 1, len(self))  # one more shows whether the last place is tied
-        found = self._index.retrieve(words, k=wanted, show_progress=False, backend_selection=self._backend)
-        scores_QK = np.asarray(found.scores)
-        positions_QK = np.asarray(found.documents)
-        order_QK = np.lexsort((positions_QK, -scores_QK), axis=-1)
-        scores_QK = np.take_along_axis(scores_QK, order_QK, axis=-1)
-        positions_QK = np.take_along_axis(positions_QK, order_QK, axis=-1)
-        if wanted > k:
-            # bm25s decides ties in no defined way: decide again
-            for query in np.flatnonzero(scores_QK[:, k - 1] == scores_QK[:, k]):
-                scores_N = self._index.get_scores_from_ids(self._index.get_tokens_ids(words[query]))
-                best = np.argsort(-scores_N, kind="stable")[:k]
-                scores_QK[query, :k] = scores_N[best]
-                positions_QK[query, :k] = best
-        return scores_QK[:, :k].astype(np.float32), self._ids_N[positions_QK[:, :k]]
+        wanted = min(k + exclude_QE.shape[1], len(self))
+        rows = self._at_once
+        parts = [
+            self._search(queries[first : first + rows], wanted, ask_QC[first : first + rows])
+            for first in range(0, len(queries), rows)
+        ]
+        if not parts:
+            nothing = torch.empty(0, k, device=self.device)
+            return Matches(Hits(nothing, nothing.long()), ask_QC.float())
+        scores_QK, ids_QK, asked_QC = (torch.cat(part) for part in zip(*parts, strict=True))
+        hits = drop(Hits(scores_QK.float() / UNIT, ids_QK), exclude_QE, k)
+        return Matches(hits, asked_QC.float() / UNIT)
 
-    def _tokenize(self, texts: list[str], *, as_ids: bool) -> Any:
-        return self._bm25s.tokenize(texts, stopwords="en", return_ids=as_ids, show_progress=False)
+    def scores(self, queries: Sequence[np.ndarray], ids_QC: Tensor) -> Tensor:
+        """The scores of passages alone."""
+        ids_QC = ids_QC.to(self.device)
+        rows = self._at_once
+        parts = [
+            self._scores(queries[first : first + rows]).gather(1, ids_QC[first : first + rows])
+            for first in range(0, len(queries), rows)
+        ]
+        return torch.cat([ids_QC[:0].int(), *parts]).float() / UNIT
+
+    @property
+    def _at_once(self) -> int:
+        """Queries scored together."""
+        return 1 if self.device.type in ONE_BY_ONE else max(1, _SCRATCH // self._size)
+
+    def _search(self, queries: Sequence[np.ndarray], k: int, ask_QC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores_QN = self._scores(queries)
+        asked_QC = scores_QN.gather(1, ask_QC)
+        scores_QN[:, self._absent] = -1
+        return *_best(scores_QN, k), asked_QC
+
+    def _scores(self, queries: Sequence[np.ndarray]) -> Tensor:
+        """Of every id, in units."""
+        each = [np.unique(self._words.of(query)[0], return_counts=True) for query in queries]
+        words_T = np.concatenate([words for words, _ in each])
+        asked = _Asked(
+            row_T=np.repeat(np.arange(len(each)), [len(words) for words, _ in each]),
+            words_T=words_T,
+            weight_T=self._weights(words_T) * np.concatenate([counts for _, counts in each]),
+        )
+        scores_QN = torch.zeros(len(queries), self._size, dtype=torch.int32, device=self.device)
+        self._base.add(scores_QN, asked, self._saturation)
+        scores_QN[:, self._obsolete] = 0
+        self._added.add(scores_QN, asked, self._saturation)
+        return scores_QN
+
+    def _weights(self, words_T: np.ndarray) -> np.ndarray:
+        """How much each word says, its idf; nothing if it is common."""
+        base, more = (placed.postings.passages_with(words_T) for placed in (self._base, self._added))
+        with_T = base - self._gone.passages_with(words_T) + more
+        idf_T = np.log1p((self._passages - with_T + 0.5) / (with_T + 0.5))
+        return np.where(with_T > max(FEW, COMMON * self._passages), 0, idf_T)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The different words of some queries."""
+
+    row_T: np.ndarray  # the query
+    words_T: np.ndarray
+    weight_T: np.ndarray
+
+
+class _Placed:
+    """Postings on a device."""
+
+    def __init__(self, postings: Postings, device: torch.device) -> None:
+        self.postings = postings
+        self._ids_P = torch.from_numpy(postings.ids_P).to(device)
+        self._codes_P = torch.from_numpy(postings.codes_P).to(device)
+
+    def add(self, scores_QN: Tensor, asked: _Asked, saturation: Tensor) -> None:
+        """Add to the scores what the words of queries give."""
+        places_T = self.postings.find(asked.words_T)
+        counting = np.flatnonzero((places_T >= 0) & (asked.weight_T > 0))
+        starts = self.postings.offsets_V[places_T[counting]]
+        ends = self.postings.offsets_V[places_T[counting] + 1]
+        rows = asked.row_T[counting]
+        weights = asked.weight_T[counting].astype(np.float32)
+        if scores_QN.device.type in ONE_BY_ONE:
+            for row, start, end, weight in zip(
+                *map(np.ndarray.tolist, (rows, starts, ends, weights)), strict=True
+            ):
+                units = _units(saturation, self._codes_P[start:end], weight)
+                scores_QN[row].index_add_(0, self._ids_P[start:end], units)
+            return
+        counts = torch.from_numpy(ends - starts)
+        firsts = torch.from_numpy(starts) - (counts.cumsum(0) - counts)
+        total = int(counts.sum())
+        device = scores_QN.device
+        word_M = torch.repeat_interleave(counts.to(device), output_size=total)
+        at_M = firsts.to(device)[word_M] + torch.arange(total, device=device)
+        units_M = _units(saturation, self._codes_P[at_M], torch.from_numpy(weights).to(device)[word_M])
+        into_M = torch.from_numpy(rows).to(device)[word_M] * scores_QN.shape[1] + self._ids_P[at_M]
+        scores_QN.view(-1).index_add_(0, into_M, units_M)
+
+
+def _units(saturation: Tensor, codes: Tensor, weight: Tensor | float) -> Tensor:
+    return (saturation.index_select(0, codes.int()) * weight).round_().int()
+
+
+def _saturation(mean: float) -> Tensor:
+    """By code: tf / (tf + k1 (1 − b + b length / mean length)), in units."""
+    count, length = np.divmod(np.arange((MOST_COUNTED + 1) * (LONGEST + 1)), LONGEST + 1)
+    part = count / (count + K1 * (1 - B + B * length / max(1.0, mean)))
+    return torch.from_numpy((part * UNIT).astype(np.float32))
+
+
+def _best(scores_QN: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best scores of each query and their ids, equal ones by the smallest id.
+
+    The k best stand in the k groups of ids with the highest maxima, of equal ones the first.
+    """
+    groups_QGg = scores_QN.unflatten(1, (-1, GROUP))
+    groups = groups_QGg.shape[1]
+    first = torch.arange(GROUP, device=scores_QN.device)
+    _, chosen_Qc = _first(groups_QGg.amax(2), torch.arange(groups, device=scores_QN.device), min(k, groups))
+    ids_Qcg = chosen_Qc[:, :, None] * GROUP + first
+    return _first(scores_QN.gather(1, ids_Qcg.flatten(1)), ids_Qcg.flatten(1), k)
+
+
+def _first(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The first k by score, then by id, both in one number that no other has."""
+    best = (scores.long() * 2**32 - ids).topk(k).values
+    top = -(-best >> 32)
+    return top, top * 2**32 - best

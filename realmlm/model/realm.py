@@ -90,6 +90,8 @@ class ModelConfig:
     stand_in: str | None = None
     """Fingerprint of an imported query tower in place of a document tower that did not come: it embeds no
     passage."""
+    hybrid: float = 0.0
+    """λ: passages are searched by f(x,z) + λ · BM25(x,z) (docs/decisions/013); 0: by f alone."""
     calibration: dict[str, float] | None = None
     """What `realmlm calibrate` found for these weights (realmlm.reading.confidence); training forgets it."""
 

@@ -29,6 +29,7 @@ from realmlm.reading.combine import (
     by_share,
     evidence_of,
     same_words,
+    with_scores,
 )
 from realmlm.reading.confidence import Calibration
 from realmlm.reading.packed import lay_out, pair_size, read_spans_packed, rows_of
@@ -124,6 +125,7 @@ class ReadPassages:
             first_NS=self.first_NS.numpy(),
             more_NS=self.more_NS.numpy(),
             p_NS=self.log_NS.exp().float().numpy(),
+            searched_2BK=self.retrieved.parts_2BK,
         )
 
 
@@ -294,7 +296,8 @@ class Answerer:
     def combiner(self) -> Combiner:
         """What makes answers of what was read, without the model."""
         config = self.model.config
-        fitted = config.calibration if isinstance(self.retriever, LearnedRetriever) else None
+        own = isinstance(self.retriever, LearnedRetriever) and self.retriever.calibrated
+        fitted = config.calibration if own else None
         calibration = Calibration(**fitted) if fitted else None
         return Combiner(self.corpus, config.max_query, config.reading == "released", calibration)
 
@@ -330,7 +333,10 @@ class Answerer:
             words = self.model.wordpieces.decode(chosen_BM[row, :masks].tolist())
             reading_K = token_BKM[row, :, :masks].sum(-1).exp().tolist()
             ids = [None] * read.null + retrieved.ids_BK[row].tolist()
-            answers.append(self._filled(words, ids, p_BK[row], reading_K))
+            answer = self._filled(words, ids, p_BK[row], reading_K)
+            if (searched_2BK := retrieved.parts_2BK) is not None:
+                answer = with_scores(answer, retrieved.ids_BK[row].numpy(), searched_2BK[:, row])
+            answers.append(answer)
         return answers
 
     @torch.inference_mode()

@@ -50,6 +50,8 @@ class ReadSpans(NamedTuple):
     """How many follow in it."""
     p_NS: np.ndarray
     """p(s|z,x), best first; 0 where there is no span."""
+    searched_2BK: np.ndarray | None = None
+    """f(x,z) and λ · BM25(x,z), where the search is hybrid."""
 
     def parts(self, questions: int) -> "Iterator[ReadSpans]":
         """So many questions each, the last may have fewer."""
@@ -66,6 +68,7 @@ class ReadSpans(NamedTuple):
                 self.first_NS[pairs],
                 self.more_NS[pairs],
                 self.p_NS[pairs],
+                None if self.searched_2BK is None else self.searched_2BK[:, rows],
             )
 
 
@@ -94,6 +97,8 @@ class Combiner:
             pairs = slice(row * k, (row + 1) * k)
             offered = [passages[place] for place in place_N[pairs].tolist()]
             answer = combine(offered, read.p_BK[row], spans.rows(pairs), released=self.released)
+            if read.searched_2BK is not None:
+                answer = with_scores(answer, read.ids_BK[row], read.searched_2BK[:, row])
             answers.append(self._judged(answer, question, wordpieces, float(read.relevance_B[row])))
         return answers
 
@@ -184,6 +189,19 @@ def evidence_of(passage: Passage, place: Place, p: float, reading: float) -> Evi
     """A passage that was read, where the answer stands in it, p(z|x) and p(y|z,x)."""
     start, end = place
     return Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file)
+
+
+def with_scores(answer: Answer, ids_K: np.ndarray, searched_2K: np.ndarray) -> Answer:
+    """The answer with both parts of the score by which each passage was found."""
+    parts = dict(zip(ids_K.tolist(), searched_2K.T.tolist(), strict=True))
+
+    def scored(read: Evidence) -> Evidence:
+        if read.passage_id is None:
+            return read
+        near, words = parts[read.passage_id]
+        return replace(read, vector_score=near, word_score=words)
+
+    return replace(answer, evidence=tuple(map(scored, answer.evidence)))
 
 
 def by_share(evidence: Iterable[Evidence]) -> tuple[Evidence, ...]:

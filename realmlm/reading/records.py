@@ -29,6 +29,10 @@ class Evidence:
     """p(y|z,x): how likely it gives this answer."""
     file: str = ""
     """The file the passage comes from."""
+    vector_score: float | None = None
+    """f(x,z), where the search is hybrid."""
+    word_score: float | None = None
+    """λ · BM25(x,z), which the words of question and passage add to it."""
 
     def where(self) -> str:
         """Title, id and file of the passage, on one line."""

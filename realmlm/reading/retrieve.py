@@ -16,7 +16,8 @@ from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import check_same_tokenizer
 from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.index.bm25 import BM25Index
-from realmlm.index.exact import Hits, Index, drop
+from realmlm.index.exact import Index
+from realmlm.index.hybrid import Hybrid
 from realmlm.index.keep import KeptIndex, kept_index
 from realmlm.model.inputs import NULL
 from realmlm.model.marginal import inner_products
@@ -41,6 +42,21 @@ class Retrieved:
     scores_BK: Tensor
     null_B: Tensor | None
     """f(x,∅): −inf where the null document has no weight, None where it is not offered at all."""
+    words_BK: Tensor | None = None
+    """λ · BM25(x,z), the part of the scores that shared words give; None where the search is not hybrid."""
+
+    @property
+    def parts_2BK(self) -> np.ndarray | None:
+        """f(x,z) and λ · BM25(x,z), where the search is hybrid."""
+        if self.words_BK is None:
+            return None
+        return torch.stack([self.scores_BK - self.words_BK, self.words_BK]).numpy()
+
+    def some(self, rows: np.ndarray, k: int) -> "Retrieved":
+        """The first `k` passages of some of the queries."""
+        null_B, words_BK = (None if part is None else part[rows] for part in (self.null_B, self.words_BK))
+        words_BK = None if words_BK is None else words_BK[:, :k]
+        return Retrieved(self.ids_BK[rows, :k], self.scores_BK[rows, :k], null_B, words_BK)
 
     @property
     def with_null_BK(self) -> Tensor:
@@ -79,7 +95,7 @@ def retrieve(retriever: Retriever, queries: list[Query], k: int) -> Retrieved:
         )
     if not scores_BK.isfinite().all():
         raise BadInput(f"{_name(retriever)} gave scores that are no numbers")
-    return Retrieved(ids_BK.to(torch.int64), scores_BK, found.null_B)
+    return Retrieved(ids_BK.to(torch.int64), scores_BK, found.null_B, found.words_BK)
 
 
 def _name(retriever: Retriever) -> str:
@@ -97,41 +113,55 @@ class NoRetriever:
 class LearnedRetriever:
     """The model's own towers over an index, as they are at each call: they may be in training."""
 
-    def __init__(self, model: Realm, index: Index, *, null_D: Tensor | None = None) -> None:
-        """`null_D` is the null document's vector if it will not change; else it is embedded at each call."""
+    def __init__(
+        self, model: Realm, index: Index, *, null_D: Tensor | None = None, hybrid: Hybrid | None = None
+    ) -> None:
+        """`null_D` is the null document's vector if it will not change; else it is embedded at each call.
+        With `hybrid` the scores are f(x,z) + λ · BM25(x,z)."""
         self.model = model
         self.index = index
+        self.hybrid = hybrid
         self._null_D = null_D
 
     @classmethod
-    def settled(cls, model: Realm, index: Index) -> "LearnedRetriever":
+    def settled(cls, model: Realm, index: Index, hybrid: Hybrid | None = None) -> "LearnedRetriever":
         """Over a model whose weights change no more."""
-        return cls(model, index, null_D=null_vector(model))
+        return cls(model, index, null_D=null_vector(model), hybrid=hybrid)
+
+    @property
+    def calibrated(self) -> bool:
+        """Does it score as the model's calibration expects?"""
+        return (self.hybrid.weight if self.hybrid else 0.0) == self.model.config.hybrid
 
     @torch.inference_mode()
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
         inputs = self.model.query_inputs([query.tokens for query in queries])
         query_BD = self.model.query(inputs.to(self.model.device))
         null_D = null_vector(self.model) if self._null_D is None else self._null_D
-        hits = self.index.search(query_BD, k, exclude_QE=_sources(queries))
         null_B = torch.full((len(queries),), -torch.inf)
         if self.model.config.null_document:
-            null_B = inner_products(query_BD, null_D[None])[:, 0]
-        return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), null_B.cpu())
+            null_B = inner_products(query_BD, null_D[None])[:, 0].cpu()
+        if self.hybrid is None:
+            hits = self.index.search(query_BD, k, exclude_QE=_sources(queries))
+            return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), null_B)
+        tokens = [query.tokens for query in queries]
+        found = self.hybrid.search(self.index, query_BD, tokens, k, exclude_QE=_sources(queries))
+        words_BK = self.hybrid.weight * found.words_QC.cpu()
+        # words choose between passages: against the null document they count as much as the best match
+        null_B = null_B + words_BK.amax(1)
+        return Retrieved(found.ids_QC.cpu(), found.near_QC.cpu() + words_BK, null_B, words_BK)
 
 
 class BM25Retriever:
     """Word matching in place of the learned retriever; p(z|x) is the softmax of its scores."""
 
-    def __init__(self, corpus: Corpus) -> None:
-        self._index = BM25Index.of(corpus)
+    def __init__(self, corpus: Corpus, *, device: torch.device | str = "cpu") -> None:
+        self._index = BM25Index(corpus, device=device)
 
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
-        texts = [query.text.replace("[MASK]", " ") for query in queries]
-        own_BE = _sources(queries)
-        scores, ids = self._index.search(texts, k + own_BE.shape[1])
-        hits = drop(Hits(torch.from_numpy(scores), torch.from_numpy(ids)), own_BE, k)
-        return Retrieved(hits.ids_QK, hits.scores_QK, None)
+        tokens = [query.tokens for query in queries]
+        hits = self._index.search(tokens, k, exclude_QE=_sources(queries)).hits
+        return Retrieved(hits.ids_QK.cpu(), hits.scores_QK.cpu(), None)
 
 
 def _sources(queries: list[Query]) -> Tensor:
@@ -200,6 +230,12 @@ def index_of(
     return kept_index(
         corpus, encode, embed_queries=embed_queries, path=path, kind=kind, dtype=dtype, others=others
     )
+
+
+def hybrid_of(model: Realm, corpus: Corpus, weight: float | None = None) -> Hybrid | None:
+    """Word matching beside the model's own search, with this weight or the model's; None: its weight is 0."""
+    weight = model.config.hybrid if weight is None else weight
+    return Hybrid(BM25Index(corpus, device=model.device), weight) if weight else None
 
 
 def check_enough(corpus: Corpus, read: int) -> None:

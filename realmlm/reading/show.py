@@ -20,6 +20,8 @@ def as_text(answer: "Answer") -> str:
     lines = [f"{answer.answer or '(no answer)'}   p = {answer.probability:.3f}{caution}", ""]
     for read in answer.evidence:
         numbers = f"p(z|x) {read.retrieval_probability:.3f}   p(y|z,x) {read.reading_probability:.3f}"
+        if read.vector_score is not None:
+            numbers += f"   f {read.vector_score:.1f} + words {read.word_score:.1f}"
         if read.passage_id is None:
             lines.append(f"  {numbers}   {_UNREAD}")
             continue

@@ -13,7 +13,7 @@ from realmlm.settings.corpus import BuildCorpus, EditCorpus, ListPassages, MakeC
 from realmlm.settings.model import BuildIndex, Compress, ExportHf, Graft, ImportHf, MakeModel, TrainTagger
 from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, Warmup
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh, TrainObjective
-from realmlm.settings.use import Align, Ask, Calibrate, Evaluate, MakeReport, RunBatch, Serve
+from realmlm.settings.use import Align, Ask, Calibrate, Evaluate, FitHybrid, MakeReport, RunBatch, Serve
 
 STAGES: dict[str, type[Settings]] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}
 """Commands whose runs can be resumed."""
@@ -32,6 +32,7 @@ __all__ = [
     "Evaluate",
     "ExportHf",
     "Finetune",
+    "FitHybrid",
     "Graft",
     "ImportHf",
     "JointOptim",

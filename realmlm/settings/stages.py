@@ -164,6 +164,9 @@ class Finetune(Settings):
     """Folder for the run; the model is saved in its `model/`."""
     retriever: Literal["learned", "bm25"] = "learned"
     """learned: the model's own, which is trained too; bm25: word matching, only the reader learns."""
+    hybrid: Annotated[float | None, optional("WEIGHT")] = None
+    """Weight λ of word matching beside the model's own search: passages are offered and weighed by
+    f + λ · BM25, and f learns. Stored with the model; default: the model's own."""
     read: int = READ
     """Passages read for each question."""
     read_gold: bool = False
@@ -184,6 +187,8 @@ class Finetune(Settings):
     def check(self) -> None:
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
-        self.at_least(0, "closed_book")
+        self.at_least(0, "closed_book", "hybrid")
+        own = self.hybrid is None or self.retriever == "learned"
+        ensure(own, f"--hybrid adds word matching to the model's own search, not to {self.retriever}")
         fits = 1 <= self.read <= self.candidates
         ensure(fits, f"read ({self.read}) must be between 1 and candidates ({self.candidates})")

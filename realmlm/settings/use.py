@@ -42,6 +42,9 @@ class Evaluate(Settings):
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
     is none."""
+    hybrid: Annotated[float | None, optional("WEIGHT")] = None
+    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
+    fits; 0: none."""
     limit: Annotated[int | None, optional("N")] = None
     """Use only this many questions, evenly spread."""
     predictions: Annotated[Path | None, optional("PATH")] = None
@@ -61,6 +64,9 @@ class Evaluate(Settings):
         ensure(fits, f"{added}: --with-mask needs --read 0")
         searched = self.index is None or self.retriever == "learned"
         ensure(searched, f"--retriever {self.retriever} searches no index; leave --index out")
+        own = self.hybrid is None or self.retriever == "learned"
+        ensure(own, f"--hybrid adds word matching to the model's own search, not to {self.retriever}")
+        self.at_least(0, "hybrid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +84,35 @@ class Calibrate(Settings):
     def check(self) -> None:
         example = "realmlm calibrate --predictions FILE --out MODEL"
         ensure(len(self.predictions) > 0, f"name at least one file: {example}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitHybrid(Settings):
+    """Find out how much word matching helps a model's search: the weight λ of f + λ · BM25 with the best
+    recall on questions. Its weights do not change."""
+
+    corpus: Path
+    """The corpus to search."""
+    questions: Annotated[tuple[Path, ...], required("PATH …")]
+    """Questions with answers, that nothing was trained on; each file counts alike."""
+    out: Path
+    """Folder to create for the model with this weight."""
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
+    is none."""
+    limit: Annotated[int | None, optional("N")] = None
+    """Use only this many questions of each file, evenly spread."""
+    report: Annotated[Path | None, optional("PATH")] = None
+    """File for what every weight finds in each file, as JSON."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def check(self) -> None:
+        self.at_least(1, "limit")
+        example = "realmlm hybrid --corpus CORPUS --questions FILE --out MODEL"
+        ensure(len(self.questions) > 0, f"name at least one file: {example}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +191,9 @@ class Ask(Settings):
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
     is none."""
+    hybrid: Annotated[float | None, optional("WEIGHT")] = None
+    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
+    fits; 0: none."""
     fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = READ
@@ -169,6 +207,7 @@ class Ask(Settings):
         asked = (self.question is None) != (self.fill is None)
         examples = 'realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"'
         ensure(asked, f"ask one thing, before any flags: {examples}")
+        self.at_least(0, "hybrid")
         one = (self.corpus is None) == any(self.docs)
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
 
@@ -188,6 +227,9 @@ class Serve(Settings):
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
     is none."""
+    hybrid: Annotated[float | None, optional("WEIGHT")] = None
+    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
+    fits; 0: none."""
     host: str = "127.0.0.1"
     """Address to listen on; the default serves this machine only."""
     port: int = 8460
@@ -209,4 +251,5 @@ class Serve(Settings):
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
         self.between(1, 65535, "port")
         self.at_least(1, "queue", "batch")
+        self.at_least(0, "hybrid")
         ensure(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")

@@ -30,7 +30,7 @@ from realmlm.evaluation.scores import Outcome, Report, Score, summarise
 from realmlm.log import duration, say
 from realmlm.model.realm import ModelConfig, Realm
 from realmlm.reading.answer import Answerer
-from realmlm.reading.retrieve import LearnedRetriever, index_of
+from realmlm.reading.retrieve import LearnedRetriever, hybrid_of, index_of
 from realmlm.settings import ADAPTING, Adapt, BuildCorpus, Finetune, JointOptim, Loop, Optim, together
 from realmlm.sources.readers import apart
 from realmlm.storage.artefacts import discard, open_artefact, refuse_existing, write_text
@@ -266,7 +266,7 @@ def _measured(
 ) -> tuple[list[Outcome], float]:
     """What comes of each, and the seconds that answering took."""
     realm = Realm.from_pretrained(model, device=pick_device(device))
-    retriever = LearnedRetriever.settled(realm, index_of(realm, corpus).index)
+    retriever = LearnedRetriever.settled(realm, index_of(realm, corpus).index, hybrid_of(realm, corpus))
     begun = time.monotonic()
     answerer = Answerer(realm, corpus, retriever)
     outcomes = list(measure(answerer, questions, read=min(READ, len(corpus)), recall="dpr"))

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -132,12 +131,14 @@ def finetune(
         check_enough(corpus, settings.read)
         frozen = settings.refresh.every_steps == 0
         learning = _what_learns(settings, realm, run)
-        realm.config = replace(realm.config, trained_on_questions=True)
+        weight = realm.config.hybrid if settings.hybrid is None else settings.hybrid
+        realm.config = replace(realm.config, trained_on_questions=True, hybrid=weight)
         asked = [question for file in settings.questions for question in read_questions(file)]
         gold = locate_answers(corpus, asked, candidates=settings.candidates)
         given = index = None
         if settings.retriever == "bm25":
-            given = _word_matches(corpus, gold, candidates=min(settings.candidates, len(corpus)))
+            matching = BM25Index(corpus, device=device)
+            given = _word_matches(matching, gold, candidates=min(settings.candidates, len(corpus)))
         elif frozen:
             # float16 is the usual: more is as good
             precise = torch.float32 if settings.refresh.dtype == "float32" else None
@@ -370,13 +371,13 @@ def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Paramete
     return learning
 
 
-def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Candidates:
+def _word_matches(index: BM25Index, gold: Gold, *, candidates: int) -> Candidates:
     """BM25's candidates for every question."""
-    index = BM25Index.of(corpus)
     parts = []
     with progress("matching words", len(gold), unit="questions") as bar:
         for first in range(0, len(gold), _MATCHED):
-            parts.append(index.search(gold.texts[first : first + _MATCHED], candidates))
-            bar.advance(len(parts[-1][1]))
-    ids = np.concatenate([ids for _, ids in parts])
-    return Candidates(ids, np.concatenate([scores for scores, _ in parts]))
+            some = gold.questions[first : first + _MATCHED]
+            parts.append(index.search(some, candidates).hits)
+            bar.advance(len(some))
+    ids = torch.cat([hits.ids_QK.cpu() for hits in parts])
+    return Candidates(ids.numpy(), torch.cat([hits.scores_QK.cpu() for hits in parts]).numpy())

@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.corpus.store import Corpus
+from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Index
+from realmlm.index.hybrid import Hybrid
 from realmlm.log import Clock
 from realmlm.model.inputs import Masked, mask_queries, send
 from realmlm.model.marginal import (
@@ -102,6 +104,7 @@ class QuestionAnswering(Objective):
         self.resident: Resident | None = None
         """The corpus on the device, where everything is read packed."""
         self._embed: Work = self._embed_seen
+        self._hybrid: Hybrid | None = None
 
     def prepare(self, model: Realm) -> None:
         """Embed the paragraphs that questions came with: no index has them."""
@@ -111,6 +114,10 @@ class QuestionAnswering(Objective):
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
         if self.resident is not None and self.settings.loop.compile:
             self._embed = Recorded(self._embed_seen, model.device)
+        if model.config.hybrid and self._given is None:
+            # the paragraphs that questions came with are scored, never found
+            words = BM25Index(self.gold.corpus, device=model.device, only=self.corpus.ids)
+            self._hybrid = Hybrid(words, model.config.hybrid)
         told_G = np.unique(self.gold.given_Q[self.gold.given_Q >= 0])
         if len(told_G) and self._given is None:
             encode = DocumentEncoder.of(model)
@@ -176,15 +183,29 @@ class QuestionAnswering(Objective):
             query_BD = model.query(model.query_inputs(questions).to(model.device))
             index = self.live.index
             clock("search")
-            hits = index.search(query_BD.detach().float(), self._candidates)
-            ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, hits.ids_QK.cpu().numpy())
+            found_BC = self._search(index, query_BD.detach().float(), questions)
+            ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, found_BC)
             offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
             clock("embed")
             scores_BC = inner_products(query_BD, self._vectors(index, ids_BC).to(query_BD))
             if self.settings.refresh.every_steps:  # the document tower learns too
                 fresh_BK = fresh_scores(model, query_BD, offered)
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
+            if (words_BC := self._words(questions, ids_BC)) is not None:
+                scores_BC = scores_BC + words_BC.to(scores_BC.device)
         return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds_BC, first_B)
+
+    def _search(self, index: Index, query_BD: Tensor, questions: list[np.ndarray]) -> np.ndarray:
+        """The candidates [B, C], best first."""
+        if self._hybrid is None:
+            return index.search(query_BD, self._candidates).ids_QK.cpu().numpy()
+        return self._hybrid.search(index, query_BD, questions, self._candidates).ids_QC.cpu().numpy()
+
+    def _words(self, questions: list[np.ndarray], ids_BC: np.ndarray) -> Tensor | None:
+        """λ · BM25 of candidates, without gradient; None where the search is not hybrid."""
+        if self._hybrid is None:
+            return None
+        return self._hybrid.weight * self._hybrid.words.scores(questions, torch.from_numpy(ids_BC))
 
     def _matched(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Another retriever's candidates in the order they are read, their scores, which hold an answer, and
@@ -315,8 +336,10 @@ class QuestionAnswering(Objective):
             clock("embed")
             query_BD = self._embed(Staged({"flat": flat}, (shape,)))["query"]
             clock("search")
-            hits = self.live.index.search(query_BD, self._candidates)
-            ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, hits.ids_QK.cpu().numpy())
+            found_BC = self._search(self.live.index, query_BD, asked)
+            ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, found_BC)
+            if (words_BC := self._words(asked, ids_BC)) is not None:
+                tensors["words"] = words_BC.to(device)
             clock("embed")
             tensors["vectors"] = self._vectors(self.live.index, ids_BC).to(device)
         ids_BK = ids_BC[:, : self.settings.read]
@@ -355,6 +378,8 @@ class QuestionAnswering(Objective):
                 vectors_ND = model.document(resident.documents(ids_BK.flatten(), document_room))
                 fresh_BK = inner_products(query_BD, vectors_ND.unflatten(0, ids_BK.shape))
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
+            if "words" in tensors:
+                scores_BC = scores_BC + tensors["words"]
         scores_BK = scores_BC[:, :read]
         packed = resident.pairs(batch.seen, rows_of(ids_BK), ids_BK.flatten(), pair_room)
         reading = read_spans_packed(model, packed, scores_BK.flatten())
