@@ -1,7 +1,7 @@
 """The equations of the paper, in log space. Everything here is differentiable and has no state.
 
 B queries, K passages each (the null document among them), C candidates each, M masked wordpieces, N (query,
-passage) pairs, L wordpieces, W span widths, V vocabulary.
+passage) pairs, U passages of a batch, L wordpieces, W span widths, V vocabulary.
 """
 
 import numpy as np
@@ -110,15 +110,20 @@ def inner_products(query_BD: Tensor, document_ND: Tensor) -> Tensor:
         return torch.einsum("bd,bcd->bc", query_BD, document_ND)
 
 
+def contrast(scores_BU: Tensor, own_B: Tensor, others_BU: Tensor) -> tuple[Tensor, Tensor]:
+    """−log p(z⁺|x) among z⁺, in column `own_B`, and the others it is told from (Karpukhin et al. 2020,
+    eq. 2); and is z⁺ the likeliest? [B]."""
+    scores_BU = scores_BU.masked_fill(~others_BU.scatter(1, own_B[:, None], True), -torch.inf)
+    return F.cross_entropy(scores_BU, own_B, reduction="none"), scores_BU.argmax(-1) == own_B
+
+
 def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse cloze task (Lee et al. 2019): −log p(z_i|x_i) within the batch, and is z_i the likeliest? [B].
 
     No passage is its own negative.
     """
     own_B = torch.arange(len(scores_BB), device=scores_BB.device)
-    again_BB = (passages_B[:, None] == passages_B) & (own_B[:, None] != own_B)
-    scores_BB = scores_BB.masked_fill(again_BB, -torch.inf)
-    return F.cross_entropy(scores_BB, own_B, reduction="none"), scores_BB.argmax(-1) == own_B
+    return contrast(scores_BB, own_B, passages_B[:, None] != passages_B)
 
 
 def mean_where(valid_B: Tensor, values_B: Tensor) -> Tensor:

@@ -47,11 +47,7 @@ class Warmup(Settings):
         ict = self.retriever
         skipped = self.towers_as_reader and not ict.steps
         ensure(not skipped, "towers-as-reader needs ICT: give it steps (--retriever.steps)")
-        ensure(
-            ict.steps == 0 or ict.batch > ict.accumulate,
-            f"ICT tells a passage from others in its part: retriever.batch {ict.batch} in {ict.accumulate} "
-            "parts leaves no others; lower --retriever.accumulate or raise --retriever.batch",
-        )
+        check_others(ict, "retriever")
         self.at_least(0, "pointing")
         self.between(0, 1, "remove_sentence")
 
@@ -143,6 +139,50 @@ class Adapt(Settings):
     def check(self) -> None:
         ensure(any(self.docs), "say what to adapt to: --docs FOLDER")
         self.above_zero("minutes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTowers(Settings):
+    """Train the towers to find the passages that answer questions, telling them from others (DPR).
+
+    --optim.steps 0, the default, means ten passes over the questions, in at most 1,000 steps.
+    """
+
+    model: Annotated[ModelPlace, arg(aliases=("--from",))] = MINI
+    """The model to start from; its reader stays as it is."""
+    corpus: Annotated[Path | None, required("PATH")] = None
+    """The corpus to search."""
+    questions: Annotated[tuple[Path, ...], required("PATH …")]
+    """Questions with answers, as for `finetune`. Those that come with their paragraph ("context") are to find
+    that, all others the best passage found that holds an answer."""
+    out: Path
+    """Folder for the run; the model is saved in its `model/`."""
+    retriever: Literal["learned", "bm25", "both"] = "learned"
+    """What finds passages for the questions before training begins: the model as it is, word matching, or
+    each of them."""
+    candidates: int = 50
+    """Passages it finds for each question, to choose from."""
+    negatives: int = 1
+    """Passages found for a question that do not hold its answer, drawn anew each time; beside them it is told
+    from the passages of all other questions of the batch."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
+    optim: Optim = field(default_factory=lambda: Optim(steps=0, batch=128, lr=2e-5))
+    loop: Loop = field(default_factory=Loop)
+
+    def check(self) -> None:
+        self.at_least(1, "candidates")
+        self.at_least(0, "negatives", "scale_lr")
+        check_others(self.optim, "optim")
+
+
+def check_others(optim: Optim, name: str) -> None:
+    """Passages are told apart within the parts of a batch, which must have several."""
+    ensure(
+        optim.steps == 0 or optim.batch > optim.accumulate,
+        f"a passage is told from others in its part: {name}.batch {optim.batch} in {optim.accumulate} parts "
+        f"leaves no others; lower --{name}.accumulate or raise --{name}.batch",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,23 +19,35 @@ from realmlm.corpus.masking import Masking
 from realmlm.corpus.questions import read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch
-from realmlm.index.bm25 import BM25Index
 from realmlm.index.duplicates import SameWords, check_others, share_cut_otherwise
-from realmlm.log import progress, say
+from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import check_enough, check_readable, index_of
-from realmlm.settings import Finetune, Loop, Optim, Pretrain, TrainObjective, Warmup, filled, record
+from realmlm.settings import (
+    Finetune,
+    Loop,
+    Optim,
+    Pretrain,
+    TrainObjective,
+    TrainTowers,
+    Warmup,
+    filled,
+    record,
+)
 from realmlm.train.callbacks import Callback
 from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource
-from realmlm.train.gold import Gold, locate_answers
+from realmlm.train.gold import locate_answers
+from realmlm.train.hits import found_for, word_matches
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import fit, prepare
 from realmlm.train.objective import Objective
+from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.ict import InverseCloze
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
-from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.objectives.questions import QuestionAnswering
+from realmlm.train.pairs import QuestionPairs
 from realmlm.train.run import Run, read_run
 
 PROBE_LIMIT = 500  # sentences of a probe
@@ -44,9 +55,9 @@ PROBE_LIMIT = 500  # sentences of a probe
 CUT_OTHERWISE = 0.1
 PASSES = 10  # over the questions, where no number of steps is given
 MOST_STEPS = 1000  # there
-_MATCHED = 256  # questions whose words are matched at once
 
-AnyStage = TypeVar("AnyStage", Warmup, Pretrain, Finetune)
+AnyStage = TypeVar("AnyStage", Warmup, Pretrain, TrainTowers, Finetune)
+OnQuestions = TypeVar("OnQuestions", TrainTowers, Finetune)
 
 
 def pretrain(
@@ -137,7 +148,7 @@ def finetune(
         gold = locate_answers(corpus, asked, candidates=settings.candidates)
         given = index = None
         if settings.retriever == "bm25":
-            given = _word_matches(corpus, gold, candidates=min(settings.candidates, len(corpus)))
+            given = word_matches(corpus, gold, candidates=min(settings.candidates, len(corpus)))
         elif frozen:
             # float16 is the usual: more is as good
             precise = torch.float32 if settings.refresh.dtype == "float32" else None
@@ -149,6 +160,43 @@ def finetune(
             taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given)
             fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
             return _save(run, realm, corpus, callbacks)
+
+
+def train_towers(
+    settings: TrainTowers,
+    *,
+    model: Realm | None = None,
+    corpus: Corpus | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+) -> Realm:
+    """Train the towers from questions and the passages that answer them; arguments as for `pretrain`."""
+    settings = with_steps(_with_corpus(settings, corpus))
+    with _begin(settings, "towers", [], model, resume=resume) as run:
+        run.pin_model(model)
+        if run.finished:
+            return _finished(run)
+        device = prepare(settings.loop)
+        corpus = run.open_corpus(_named(settings) if corpus is None else corpus)
+        for file in settings.questions:
+            run.pin_file(file)
+        realm = _to_train(settings.model, model, device, corpus).eval()
+        asked = [question for file in settings.questions for question in read_questions(file)]
+        gold = locate_answers(corpus, asked, candidates=settings.candidates)
+        hits_QC = found_for(settings.retriever, realm, corpus, gold, candidates=settings.candidates)
+        pairs = QuestionPairs(gold, hits_QC, negatives=settings.negatives, seed=settings.loop.seed)
+        if settings.scale_lr:
+            realm.learn_scale()
+        told = PassageContrast(
+            realm,
+            gold.corpus,
+            pairs,
+            optim=settings.optim,
+            scale_lr=settings.scale_lr,
+            bf16=settings.loop.bf16,
+        )
+        fit(realm, told, run, optim=settings.optim, loop=settings.loop, title="towers", callbacks=callbacks)
+        return _save(run, realm, corpus, callbacks)
 
 
 def warmup(
@@ -263,7 +311,7 @@ def _with_corpus(settings: AnyStage, corpus: Corpus | None) -> AnyStage:
     return replace(settings, corpus=corpus.folder)
 
 
-def _named(settings: Warmup | Pretrain | Finetune) -> Path:
+def _named(settings: Warmup | Pretrain | TrainTowers | Finetune) -> Path:
     if settings.corpus is None:
         raise BadInput("say which corpus: --corpus CORPUS; make one: realmlm corpus notes/ --out CORPUS")
     return settings.corpus
@@ -344,7 +392,7 @@ def _check_parts(settings: Warmup) -> None:
             )
 
 
-def with_steps(settings: Finetune) -> Finetune:
+def with_steps(settings: OnQuestions) -> OnQuestions:
     """Where no number of steps is given: some passes over the questions, but no more than large sets need."""
     if settings.optim.steps:
         return settings
@@ -368,15 +416,3 @@ def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Paramete
     for parameter in realm.retriever_parameters() if alone else []:
         parameter.requires_grad_(False)
     return learning
-
-
-def _word_matches(corpus: Corpus, gold: Gold, *, candidates: int) -> Candidates:
-    """BM25's candidates for every question."""
-    index = BM25Index.of(corpus)
-    parts = []
-    with progress("matching words", len(gold), unit="questions") as bar:
-        for first in range(0, len(gold), _MATCHED):
-            parts.append(index.search(gold.texts[first : first + _MATCHED], candidates))
-            bar.advance(len(parts[-1][1]))
-    ids = np.concatenate([ids for _, ids in parts])
-    return Candidates(ids, np.concatenate([scores for scores, _ in parts]))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from realmlm.model.marginal import (
     answer_log_likelihood,
+    contrast,
     hidden_log_p,
     in_batch_contrast,
     inner_products,
@@ -176,3 +177,22 @@ def test_scores_keep_their_precision_under_autocast() -> None:
     exact = query.double() @ document.double().T
     assert torch.allclose(all_pairs.double(), exact, atol=1e-3)
     assert torch.allclose(own.double(), exact, atol=1e-3)
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10_000))
+def test_a_passage_told_from_others_by_a_plain_loop(queries: int, passages: int, seed: int) -> None:
+    """−log of its share among itself and those it is told from; all others count for nothing."""
+    scores_BU = draw(seed, queries, passages)
+    dice = torch.Generator().manual_seed(seed)
+    own = torch.randint(passages, (queries,), generator=dice)
+    others = torch.rand(queries, passages, generator=dice) < 0.5
+    loss, found = contrast(scores_BU, own, others)
+    for b in range(queries):
+        rivals = [u for u in range(passages) if others[b, u] and u != own[b]]
+        mine = scores_BU[b, own[b]].item()
+        total = math.exp(mine) + sum(math.exp(scores_BU[b, u]) for u in rivals)
+        assert loss[b].item() == pytest.approx(math.log(total) - mine, abs=1e-9)
+        assert found[b].item() == all(scores_BU[b, u] < mine for u in rivals)
+    assert torch.autograd.gradcheck(
+        lambda given: contrast(given, own, others)[0], (scores_BU.requires_grad_(),)
+    )
