@@ -37,6 +37,31 @@ def posterior(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
     return (retrieval_BK.log_softmax(-1) + reader_BK).softmax(-1)
 
 
+def divergence(target_BK: Tensor, retrieval_BK: Tensor) -> Tensor:
+    """KL(q(z) ‖ p(z|x)) [B] of a target q that is given as it is."""
+    return (torch.xlogy(target_BK, target_BK) - target_BK * retrieval_BK.log_softmax(-1)).sum(-1)
+
+
+def taught_apart(
+    weight_BK: Tensor, retrieval_BK: Tensor, reader_BK: Tensor, target: str
+) -> tuple[Tensor, Tensor]:
+    """What f(x,z) learns from y, if not by the marginal likelihood: KL(q(z) ‖ p(z|x)) [B], to be made small.
+
+    `posterior`: q(z) = p(z|x,y), as EMDR² (Sachan et al. 2021) teaches its retriever. Where f(x,z) alone
+    weighs the passages, that has the gradient of eq. 1. `perplexity`: q(z) ∝ p(y|z,x), perplexity
+    distillation as in Atlas (Izacard et al. 2023): what the retriever thought does not count. q has no
+    gradient.
+
+    `weight_BK` weighs the passages in p(y|x): f(x,z), or f(x,z) and more. It is given back without what the
+    marginal would teach f(x,z); for the target `marginal` as it is, with 0.
+    """
+    if target == "marginal":
+        return weight_BK, torch.zeros_like(weight_BK[:, 0])
+    target_BK = posterior(weight_BK, reader_BK) if target == "posterior" else reader_BK.softmax(-1)
+    without_BK = weight_BK - retrieval_BK + retrieval_BK.detach()
+    return without_BK, divergence(target_BK.detach(), retrieval_BK)
+
+
 def retrieval_reward(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
     """r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x), the gradient of log p(y|x) by f(x,z) (appendix A)."""
     return posterior(retrieval_BK, reader_BK) - retrieval_BK.softmax(-1)

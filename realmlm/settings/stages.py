@@ -11,6 +11,7 @@ from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
 
 ADAPTING = "adapting"  # where in its folder `adapt` has the run of its training
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
+TARGET = Literal["marginal", "posterior", "perplexity"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Warmup(Settings):
     """Start ICT with the warmed-up reader's encoder in the towers; the paper starts all from one BERT."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is removed from its passage."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
     """Masked LM; 0 steps skip it."""
     retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256))
@@ -48,7 +51,7 @@ class Warmup(Settings):
         skipped = self.towers_as_reader and not ict.steps
         ensure(not skipped, "towers-as-reader needs ICT: give it steps (--retriever.steps)")
         check_others(ict, "retriever")
-        self.at_least(0, "pointing")
+        self.at_least(0, "pointing", "scale_lr")
         self.between(0, 1, "remove_sentence")
 
 
@@ -86,6 +89,11 @@ class Pretrain(Settings):
     hold_out: Annotated[Path | None, optional("PATH")] = None
     """Masked sentences made by `realmlm clozes`; their passages are searched, but no sentence from them is
     trained on."""
+    retriever_target: TARGET = "marginal"
+    """What the retriever learns from: the marginal likelihood (the paper), the posterior of the passages
+    (EMDR²), or how likely each makes the hidden words by itself (perplexity: Atlas)."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     freeze_retriever: int = 0
     """For this many steps at the start, train only the reader."""
     probe: Annotated[Path | None, optional("PATH")] = None
@@ -104,6 +112,12 @@ class Pretrain(Settings):
         self.between(0, 1, "glimpses")
         self.at_least(0, "pointing")
         self.at_least(1, "probe_every")
+        self.at_least(0, "scale_lr")
+        one = self.retriever_target == "marginal" or self.marginal == "joint"
+        ensure(
+            one,
+            "with --marginal per-token every mask has a target of its own: take --retriever-target marginal",
+        )
         marked = not self.recurring or self.masking == "salient"
         ensure(marked, "recurring is about marked words: use it with --masking salient")
 
@@ -215,6 +229,14 @@ class Finetune(Settings):
     (towers still share an encoder)."""
     objective: Literal["marginal", "hard-em"] = "marginal"
     """marginal: every place of an answer counts (the paper); hard-em: only the likeliest in each passage."""
+    retriever_target: TARGET = "marginal"
+    """What the retriever learns from the passages read: the marginal likelihood of the answer (the paper),
+    their posterior (EMDR²), or how likely each makes the answer by itself (perplexity: Atlas). Over the
+    candidates it learns in any case."""
+    in_batch: float = 0.0
+    """Weight of telling a question's passages from those of all other questions of the batch, as DPR does."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     closed_book: float = 0.1
     """Weight of learning to answer without any passage."""
     optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
@@ -224,6 +246,11 @@ class Finetune(Settings):
     def check(self) -> None:
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
-        self.at_least(0, "closed_book")
+        self.at_least(0, "closed_book", "in_batch", "scale_lr")
+        learned = self.retriever == "learned"
+        teaches = self.retriever_target != "marginal" or self.in_batch > 0 or self.scale_lr > 0
+        ensure(
+            learned or not teaches, "BM25 cannot learn: leave out --retriever-target, --in-batch, --scale-lr"
+        )
         fits = 1 <= self.read <= self.candidates
         ensure(fits, f"read ({self.read}) must be between 1 and candidates ({self.candidates})")

@@ -34,6 +34,12 @@ def retriever_groups(
     return groups if scale is None else groups | {"scale": Group([scale], scale_lr)}
 
 
+def scale_of(model: Realm) -> dict[str, Tensor]:
+    """For the row of metrics: the learned scale of f(x,z), if there is one."""
+    scale = model.query.log_scale
+    return {} if scale is None else {"scale": scale.exp()}
+
+
 @dataclass(frozen=True)
 class Staged:
     """What a step computes from: tensors on the device, and all that is decided by numbers of the host."""

@@ -92,6 +92,8 @@ def pretrain(
         text = corpus if settings.text is None else run.open_corpus(settings.text, spans=marked)
         realm = _to_train(settings.model, model, device, corpus, text)
         realm.config = replace(realm.config, null_document=settings.null_document)
+        if settings.scale_lr:
+            realm.learn_scale()
         own = None if settings.own_passage else _own_places(corpus, text)
         check_others(corpus, own, k=settings.k, others=settings.k - settings.null_document)
         source = SentenceSource(
@@ -142,6 +144,8 @@ def finetune(
         realm = _to_train(settings.model, model, device, corpus)
         check_enough(corpus, settings.read)
         frozen = settings.refresh.every_steps == 0
+        if settings.scale_lr:
+            realm.learn_scale()
         learning = _what_learns(settings, realm, run)
         realm.config = replace(realm.config, trained_on_questions=True)
         asked = [question for file in settings.questions for question in read_questions(file)]
@@ -244,6 +248,8 @@ def warmup(
         def finding(realm: Realm) -> InverseCloze:
             if settings.towers_as_reader:
                 realm.begin_towers_as_reader()
+            if settings.scale_lr:
+                realm.learn_scale()
             pairs = ClozePairs(
                 opened, remove=settings.remove_sentence, seed=settings.loop.seed, held_out=held_out()
             )
@@ -372,7 +378,7 @@ def _own_places(corpus: Corpus, text: Corpus) -> SameWords:
 
 _PARTS = {
     "reader": ("model", "masking", "pairing", "pointing", "reader"),
-    "retriever": ("towers_as_reader", "remove_sentence", "retriever"),
+    "retriever": ("towers_as_reader", "remove_sentence", "scale_lr", "retriever"),
 }
 """The settings of a warm-up that are those of one of its parts."""
 
@@ -415,4 +421,6 @@ def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Paramete
     learning = realm.free_query(settings.query) if own_query else realm.retriever_parameters()
     for parameter in realm.retriever_parameters() if alone else []:
         parameter.requires_grad_(False)
+    if settings.scale_lr and realm.query.log_scale is not None:
+        realm.query.log_scale.requires_grad_(True)
     return learning

@@ -134,12 +134,16 @@ def same_step(one: Stepped, other: Stepped) -> dict[str, float]:
         ("bert", {"pointing": 0.0, "marginal": "per-token"}),
         ("bert", {"pointing": 1.0, "null_document": False, "masking": "uniform"}),
         ("bert", {"pointing": 1.0, "own_passage": True}),
+        ("bert", {"pointing": 1.0, "retriever_target": "perplexity", "scale_lr": 0.1}),
+        ("bert", {"retriever_target": "posterior"}),
     ],
 )
 def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, tmp_path: Path) -> None:
     how = {**TINY_MODEL, "family": family, "read_titles": family == "bert"}
     model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
     settings = Pretrain(out=Path("unused"), **{"k": 4, "masking": "salient", **changed})
+    if settings.scale_lr:
+        model.learn_scale()
     source = SentenceSource(knowledge, settings.masking, max_query=32, seed=0, glimpses=settings.glimpses)
     drawn = torch.from_numpy(source.draw(16, 6).passages)
 
@@ -215,8 +219,10 @@ def test_the_same_spans(
         {"objective": "hard-em", "read_gold": True},
         {"refresh": Refresh(every_steps=5)},
         {"retriever": "bm25"},
+        {"in_batch": 0.5, "retriever_target": "posterior"},
+        {"in_batch": 0.5, "retriever_target": "perplexity", "refresh": Refresh(every_steps=5)},
     ],
-    ids=["frozen index", "hard EM", "both towers", "matched words"],
+    ids=["frozen index", "hard EM", "both towers", "matched words", "in batch", "in batch, both towers"],
 )
 def test_the_same_fine_tuning(
     changed: dict[str, Any], knowledge: Corpus, world: Path, tmp_path: Path

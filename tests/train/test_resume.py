@@ -76,7 +76,9 @@ def stage(
             reader=OPTIM,
             retriever=OPTIM,
         ),
-        "pretrain": lambda out: pretrain(**common, **joint, out=out, text=x, optim=OPTIM),
+        "pretrain": lambda out: pretrain(
+            **common, **joint, out=out, text=x, optim=OPTIM, scale_lr=1e-2, retriever_target="perplexity"
+        ),
         "pretrain-same-text": lambda out: pretrain(**common, **joint, out=out, text=None, optim=OPTIM),
         "towers": lambda out: train_towers(
             **common,
@@ -90,7 +92,9 @@ def stage(
         "finetune": lambda out: finetune(
             **common, **asking, out=out, optim=OPTIM, refresh=Refresh(every_steps=0)
         ),
-        "finetune-refreshed": lambda out: finetune(**common, **asking, out=out, optim=OPTIM, refresh=IN_LINE),
+        "finetune-refreshed": lambda out: finetune(
+            **common, **asking, out=out, optim=OPTIM, refresh=IN_LINE, in_batch=0.5, scale_lr=1e-2
+        ),
     }
     return stages[request.param]
 

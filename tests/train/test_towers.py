@@ -1,24 +1,30 @@
 """Towers trained on questions and passages: what is told from what, and what comes of it."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, NotEnough
-from realmlm.log import read_metrics
+from realmlm.index.exact import ExactIndex
+from realmlm.log import Clock, read_metrics
 from realmlm.model.realm import Realm
-from realmlm.settings import Loop, Optim, TrainTowers
+from realmlm.model.snapshot import DocumentEncoder
+from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, TrainTowers, Warmup
 from realmlm.train.gold import locate_answers
 from realmlm.train.hits import found_for
+from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.pairs import Contrasts, QuestionPairs
-from tests.calls import evaluate, train_towers
+from tests.calls import create_model, evaluate, finetune, pretrain, train_towers, warm_up
+from tests.conftest import TINY_MODEL
 
 LOOP = Loop(threads=1, device="cpu", log_every=10)
 
@@ -140,3 +146,146 @@ def test_settings_that_leave_nothing_to_tell_apart_are_refused() -> None:
         TrainTowers(questions=(), out=Path("o"), optim=Optim(steps=1, batch=4, accumulate=4))
     with pytest.raises(BadInput, match="negatives must be 0 or more"):
         TrainTowers(questions=(), out=Path("o"), negatives=-1)
+
+
+# --- in fine-tuning -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_passages_of_the_batch_are_told_apart_by_a_plain_loop(
+    refreshed: bool, tiny_model: Realm, knowledge: Corpus, world: Path
+) -> None:
+    """−log of the share of a question's passages with an answer among all that the batch reads, each once."""
+    asked = read_questions(world / "questions-train.jsonl")[:16]
+    asked.append(replace(asked[0], context=f"It is {asked[0].answers[0]}, they say.", title="Said"))
+    gold = locate_answers(knowledge, asked)
+    vectors = torch.randn(len(knowledge), 32, generator=torch.Generator().manual_seed(0))
+    index = ExactIndex(vectors, torch.from_numpy(knowledge.ids))
+    live: Any = SimpleNamespace(index=index)
+    settings = Finetune(
+        questions=(), out=Path("o"), candidates=100, read=10, refresh=Refresh(every_steps=5 * refreshed)
+    )
+    tiny_model.eval()
+
+    def loss(in_batch: float) -> float:
+        how = replace(settings, in_batch=in_batch)
+        objective = QuestionAnswering(how, tiny_model, knowledge, live, gold, learning=[])
+        objective.prepare(tiny_model)
+        with torch.no_grad():
+            return float(objective.loss(np.arange(len(gold)), 0, Clock())[0])
+
+    with torch.no_grad():
+        query_BD = tiny_model.query(tiny_model.query_inputs(gold.questions))
+        found = index.search(query_BD, 100).ids_QK.tolist()
+        told = tiny_model.embed_passages(
+            [gold.corpus[int(passage)].text for passage in gold.given_Q if passage >= 0], ["Said"]
+        )[0]
+        fresh = DocumentEncoder.of(tiny_model)(knowledge, knowledge.ids)
+    read: list[list[int]] = []
+    right: list[set[int]] = []
+    for number, ids in enumerate(found):
+        holding = set(np.array(ids)[gold.holds(number, np.array(ids))].tolist())
+        given = int(gold.given_Q[number])
+        if given >= 0:  # it stands in the last candidate's place, the rest that is read lacks the answer
+            holding = {*holding - {ids[-1]}, given}
+            read.append([given, *[one for one in ids[:-1] if one not in holding][:9]])
+        else:
+            read.append(ids[:10])
+        right.append(holding)
+    batch = sorted({passage for ids in read for passage in ids})
+
+    def score(number: int, passage: int) -> float:
+        if passage >= len(knowledge):
+            return float(query_BD[number] @ told)
+        return float(query_BD[number] @ (fresh if refreshed else vectors)[passage])
+
+    plain = []
+    for number, holding in enumerate(right):
+        shares = {passage: np.exp(score(number, passage)) for passage in batch}
+        mine = sum(share for passage, share in shares.items() if passage in holding)
+        plain.append(np.log(mine / sum(shares.values())) if mine else 0.0)
+    assert sum(map(bool, plain)) > 2
+    assert loss(2.0) - loss(0.0) == pytest.approx(-2 * np.mean(plain), rel=1e-4)
+
+
+# --- the learned scale --------------------------------------------------------------------------------------
+
+
+def test_a_scale_changes_how_sure_a_model_is_and_not_what_it_finds(tiny_model: Realm, tmp_path: Path) -> None:
+    asked = ["Which animal is the symbol of Tekebra?", "What is Tekebra famous for?"]
+    plain = tiny_model.embed_queries(asked)
+    document = tiny_model.embed_passages(["The heron is a bird."])
+    fingerprint = DocumentEncoder.of(tiny_model).fingerprint
+    tiny_model.learn_scale()
+    assert torch.equal(tiny_model.embed_queries(asked), plain), "1 to begin with"
+    assert tiny_model.query.log_scale is not None
+    tiny_model.query.log_scale.data.fill_(0.7)
+    for dtype in ("float32", "int8", "float16"):
+        tiny_model.save_pretrained(tmp_path / dtype, dtype=dtype)
+    again = Realm.from_pretrained(tmp_path / "float32")
+    assert torch.allclose(again.embed_queries(asked), plain * np.exp(0.7), rtol=1e-6)
+    assert torch.equal(again.embed_passages(["The heron is a bird."]), document)
+    assert DocumentEncoder.of(again).fingerprint == fingerprint
+    for dtype in ("int8", "float16"):
+        scale = Realm.from_pretrained(tmp_path / dtype).query.log_scale
+        assert scale is not None
+        assert scale.item() == pytest.approx(0.7, abs=1e-3)
+    assert Realm.from_pretrained(tmp_path / "int8", int8=True).query.log_scale is not None
+    assert again.free_query("projection")[-1] is again.query.log_scale
+
+
+@pytest.mark.parametrize("stage", ["warmup", "pretrain", "finetune", "towers"])
+def test_every_stage_can_learn_the_scale_and_at_its_own_rate(
+    stage: str, tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    """Adam's first step moves it by its rate; a stage that is not told to leaves it as it is."""
+    common: dict[str, Any] = {"corpus": knowledge.folder, "loop": LOOP}
+    asking: dict[str, Any] = {"questions": (world / "questions-train.jsonl",)}
+    steps: dict[str, Any] = {"steps": 1, "batch": 8, "lr": 1e-3, "warmup": 0.0}
+    joint = JointOptim(**steps, retriever_lr=1e-3)
+    still = Refresh(every_steps=0)
+
+    def run(model: Path, out: Path, scale_lr: float) -> Realm:
+        given = {**common, "model": model, "out": out, "scale_lr": scale_lr}
+        if stage == "warmup":
+            warm_up(**given, reader=Optim(steps=0), retriever=Optim(**steps))
+        elif stage == "pretrain":
+            pretrain(**given, k=3, optim=joint, refresh=still)
+        elif stage == "finetune":
+            finetune(**given, **asking, candidates=300, query="projection", optim=joint)
+        else:
+            train_towers(**given, **asking, candidates=20, optim=Optim(**steps))
+        return Realm.from_pretrained(out / "model")
+
+    first = run(tiny_model_folder, tmp_path / "first", 0.05)
+    assert first.query.log_scale is not None
+    assert abs(first.query.log_scale.item()) == pytest.approx(0.05, rel=1e-3)
+    second = run(tmp_path / "first" / "model", tmp_path / "second", 0.0)
+    assert second.query.log_scale is not None
+    assert torch.equal(second.query.log_scale, first.query.log_scale)
+    assert not torch.equal(second.query.projection.weight, first.query.projection.weight)
+
+
+def test_what_cannot_be_taught_is_refused() -> None:
+    for how in ({"in_batch": 0.1}, {"scale_lr": 0.1}, {"retriever_target": "posterior"}):
+        with pytest.raises(BadInput, match="BM25 cannot learn"):
+            Finetune(questions=(), out=Path("o"), retriever="bm25", **how)
+    with pytest.raises(BadInput, match="per-token"):
+        Pretrain(out=Path("o"), marginal="per-token", retriever_target="perplexity")
+    with pytest.raises(BadInput, match="scale-lr must be 0 or more"):
+        Warmup(out=Path("o"), scale_lr=-1.0)
+
+
+# --- encoders that do not learn -----------------------------------------------------------------------------
+
+
+def test_what_does_not_learn_does_not_waver(knowledge: Corpus, tmp_path: Path) -> None:
+    how = {**TINY_MODEL, "dropout": 0.5}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).train()
+    inputs = model.query_inputs([knowledge.tokens(0)[:9]])
+    assert not torch.equal(model.query(inputs), model.query(inputs)), "there is dropout"
+    model.free_query("projection")
+    model.train()
+    assert torch.equal(model.query(inputs), model.query(inputs))
+    assert model.reader.encoder.training
+    assert not model.eval().reader.encoder.training

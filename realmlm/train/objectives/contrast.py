@@ -18,7 +18,7 @@ from realmlm.model.resident import Queries, Resident
 from realmlm.reading.packed import lay_out
 from realmlm.reading.retrieve import Offered, embed_documents
 from realmlm.settings import Optim
-from realmlm.train.objective import Group, Objective, Staged, retriever_groups
+from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.pairs import Contrasts, Pairs
 
 _SIZES = 64  # that packed sequences may come in; a run sees a few of them
@@ -68,10 +68,7 @@ class PassageContrast(Objective):
         self, query_BD: Tensor, vectors_UD: Tensor, own_B: Tensor, others_BU: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         loss_B, found_B = contrast(inner_products(query_BD, vectors_UD), own_B, others_BU)
-        numbers = {"found": found_B.float().mean()}
-        if self.model.query.log_scale is not None:
-            numbers["scale"] = self.model.query.log_scale.exp()
-        return loss_B.mean(), numbers
+        return loss_B.mean(), {"found": found_B.float().mean(), **scale_of(self.model)}
 
     # --- the same with everything on the device -------------------------------------------------------------
 

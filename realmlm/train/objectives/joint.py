@@ -25,6 +25,7 @@ from realmlm.model.marginal import (
     mean_where,
     per_token_marginal,
     retrieval_utility,
+    taught_apart,
 )
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Resident
@@ -47,7 +48,7 @@ from realmlm.reading.retrieve import LearnedRetriever, Offered, fresh_scores
 from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
 
 Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
@@ -90,7 +91,12 @@ class JointPretraining(Objective):
         optim = self.settings.optim
         return {
             "reader": Group(list(self.model.reader.parameters()), optim.lr),
-            "retriever": Group(self.model.retriever_parameters(), optim.retriever_lr),
+            **retriever_groups(
+                self.model,
+                self.model.retriever_parameters(),
+                lr=optim.retriever_lr,
+                scale_lr=self.settings.scale_lr,
+            ),
         }
 
     def prepare(self, model: Realm) -> None:
@@ -141,20 +147,29 @@ class JointPretraining(Objective):
         reading = read_masks(model, inputs.to(self._device), positions_BM)
         token_BKM = hidden_log_p(reading.log_BKMV, targets_BM)
         if not self.settings.pointing:
-            return self.likelihood(retrieval_BK, token_BKM, valid_BM)
+            return self._learned(retrieval_BK, token_BKM, valid_BM, None)
         clock("point")
         runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
         gold_N3 = standing(runs, offered.bodies_N, inputs)
-        return self._pointing(retrieval_BK, token_BKM, valid_BM, point(model.reader, reading, gold_N3))
+        return self._learned(retrieval_BK, token_BKM, valid_BM, point(model.reader, reading, gold_N3))
 
-    def _pointing(
-        self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor, pointed: tuple[Tensor, Tensor]
+    def _learned(
+        self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor, pointed: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The likelihood, and that of pointing at the hidden words, as `point` gives it."""
+        """The likelihood, and that of pointing at the hidden words, if `point` gave it."""
         loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        found_B, some_B = pointing_log_likelihood(retrieval_BK, *pointed)
+        numbers |= scale_of(self.model)
+        if pointed is None:
+            return loss, numbers
+        some_B = pointed[1].view_as(retrieval_BK).any(-1)
+        point_BK = pointed[0].view_as(retrieval_BK).masked_fill(~some_B[:, None], 0.0)
+        weight_BK, apart_B = self._apart(retrieval_BK, point_BK)
+        found_B, some_B = pointing_log_likelihood(weight_BK, *pointed)
         numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
-        return loss - self.settings.pointing * found_B.mean(), numbers
+        return loss - self.settings.pointing * (found_B - torch.where(some_B, apart_B, 0.0)).mean(), numbers
+
+    def _apart(self, retrieval_BK: Tensor, reader_BK: Tensor) -> tuple[Tensor, Tensor]:
+        return taught_apart(retrieval_BK, retrieval_BK, reader_BK, self.settings.retriever_target)
 
     # --- the same with everything on the device -------------------------------------------------------------
 
@@ -214,9 +229,7 @@ class JointPretraining(Objective):
         k = found.ids_BK.shape[1]
         token_SK, _, pointed = read_packed(model.reader, packed, batch, standing_NJ, k=k, room=room)
         token_BKM, valid_BM = batch.by_mask(token_SK)
-        if pointed is None:
-            return self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        return self._pointing(retrieval_BK, token_BKM, valid_BM, pointed)
+        return self._learned(retrieval_BK, token_BKM, valid_BM, pointed)
 
     def likelihood(
         self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor
@@ -227,8 +240,9 @@ class JointPretraining(Objective):
         to step must be a tensor on the device.
         """
         reader_BK = joint_reading(token_BKM, valid_BM)
-        joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
-        trained_B = joint_B
+        weight_BK, apart_B = self._apart(retrieval_BK, reader_BK)
+        joint_B = marginal_log_likelihood(weight_BK, reader_BK)
+        trained_B = joint_B - apart_B
         if self.settings.marginal == "per-token":
             trained_B = per_token_marginal(retrieval_BK, token_BKM, valid_BM)
         p_BK = retrieval_BK.softmax(-1)
