@@ -17,7 +17,7 @@ TARGET = Literal["marginal", "posterior", "perplexity"]
 @dataclass(frozen=True, kw_only=True)
 class Warmup(Settings):
     """Prepare a model for joint training: the reader learns to read passages (masked LM), the retriever to
-    find them (ICT)."""
+    find them (ICT, or words that recur)."""
 
     model: Annotated[ModelPlace, arg(aliases=("--from",))] = MINI
     """The model to start from."""
@@ -36,6 +36,9 @@ class Warmup(Settings):
     """Masked sentences made by `realmlm clozes`; no sentence from their passages is trained on."""
     towers_as_reader: bool = False
     """Start ICT with the warmed-up reader's encoder in the towers; the paper starts all from one BERT."""
+    retriever_objective: Literal["ict", "recurring"] = "ict"
+    """What the retriever finds: the passage that a sentence was taken from (ICT), or another one of its title
+    that has marked words of the sentence too, which half of the time are taken out of it (recurring)."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is removed from its passage."""
     scale_lr: float = 0.0
@@ -43,7 +46,7 @@ class Warmup(Settings):
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
     """Masked LM; 0 steps skip it."""
     retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256))
-    """ICT; 0 steps skip it."""
+    """ICT, or what takes its place; 0 steps skip it."""
     loop: Loop = field(default_factory=Loop)
 
     def check(self) -> None:

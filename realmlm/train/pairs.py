@@ -3,7 +3,7 @@
 B queries, J passages for each of them, U different passages, Q questions, C hits of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from realmlm.errors import NotEnough
 from realmlm.log import progress, say
-from realmlm.train.data import epoch_positions, generator
+from realmlm.train.data import Recurrences, SentenceSource, epoch_positions, generator
 from realmlm.train.gold import Gold
+
+REMOVED = 0.5  # share of sentences that a recurring span is taken out of
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,3 +93,37 @@ class QuestionPairs:
             ids_BJ[row, 1 : 1 + len(chosen)] = chosen
             spared.append(np.append(hits_C[holds_C], self._own_Q[number]))
         return Contrasts.of([self._gold.questions[number] for number in numbers], ids_BJ, spared)
+
+
+class SpanPairs:
+    """Recurring spans (Spider: Ram et al. 2022): a sentence, and another passage of its title in which words
+    that are marked in the sentence are marked too. No one labels anything.
+
+    In half of the cases the words are taken out of the sentence: else matching them would be enough. It is
+    told from a passage of its title without the words, if there is one.
+    """
+
+    def __init__(self, source: SentenceSource, *, seed: int, held_out: Iterable[int] = ()) -> None:
+        """`held_out` are passages that must not be learned from."""
+        self._source = source
+        self._seed = seed
+        self._held_out = np.array(sorted(held_out), dtype=np.int64)
+        self._recurrences = Recurrences(source.corpus, source.sentences)
+
+    def draw(self, first: int, count: int) -> Contrasts:
+        """The pairs from position `first` on."""
+        queries = []
+        ids_BJ = np.full((count, 2), -1)
+        spared = []
+        for row in range(count):
+            rng = generator(self._seed + 3, first + row)
+            example, another, having = self._recurrences.pair(self._source, rng)
+            without = rng.random() < REMOVED
+            queries.append(np.delete(example.tokens, example.positions) if without else example.tokens)
+            beside = np.setdiff1d(self._source.corpus.siblings(example.passage), having)
+            beside = np.setdiff1d(beside, self._held_out)
+            ids_BJ[row, 0] = another
+            if len(beside):
+                ids_BJ[row, 1] = rng.choice(beside)
+            spared.append(having)  # its own passage among them
+        return Contrasts.of(queries, ids_BJ, spared)

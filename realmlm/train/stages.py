@@ -47,7 +47,7 @@ from realmlm.train.objectives.ict import InverseCloze
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
 from realmlm.train.objectives.questions import QuestionAnswering
-from realmlm.train.pairs import QuestionPairs
+from realmlm.train.pairs import QuestionPairs, SpanPairs
 from realmlm.train.run import Run, read_run
 
 PROBE_LIMIT = 500  # sentences of a probe
@@ -215,7 +215,7 @@ def warmup(
     """Prepare a model for joint training; arguments as for `pretrain`.
 
     The reader learns to read passages by masked LM, then the retriever to find them by the inverse cloze
-    task, each in a run of its own in `settings.out`.
+    task or by words that recur, each in a run of its own in `settings.out`.
     """
     settings = _with_corpus(settings, corpus)
     own_names = [] if masking is None else [_name(type(masking))]
@@ -228,28 +228,43 @@ def warmup(
         reader_done = (whole.folder / "reader" / "model").exists()
         marked = masking.needs_spans if masking else settings.masking == "salient"
         masks_spans = marked and settings.reader.steps > 0 and not reader_done
+        masks_spans |= settings.retriever_objective == "recurring" and settings.retriever.steps > 0
         opened = whole.open_corpus(_named(settings) if corpus is None else corpus, spans=masks_spans)
 
         @cache
         def held_out() -> list[int]:
             return _held_out(whole, opened, settings.hold_out)
 
-        def reading(realm: Realm) -> MaskedReading:
-            source = SentenceSource(
+        def sentences(realm: Realm, scheme: str | Masking) -> SentenceSource:
+            return SentenceSource(
                 opened,
-                masking or settings.masking,
+                scheme,
                 max_query=realm.config.max_query,
                 seed=settings.loop.seed,
                 held_out=held_out(),
             )
+
+        def reading(realm: Realm) -> MaskedReading:
+            source = sentences(realm, masking or settings.masking)
             pairs = ReadingPairs(source, pairing=settings.pairing, seed=settings.loop.seed)
             return MaskedReading(settings, realm, opened, pairs)
 
-        def finding(realm: Realm) -> InverseCloze:
+        def finding(realm: Realm) -> Objective:
             if settings.towers_as_reader:
                 realm.begin_towers_as_reader()
             if settings.scale_lr:
                 realm.learn_scale()
+            if settings.retriever_objective == "recurring":
+                source = sentences(realm, "salient")
+                spans = SpanPairs(source, seed=settings.loop.seed, held_out=held_out())
+                return PassageContrast(
+                    realm,
+                    opened,
+                    spans,
+                    optim=settings.retriever,
+                    scale_lr=settings.scale_lr,
+                    bf16=settings.loop.bf16,
+                )
             pairs = ClozePairs(
                 opened, remove=settings.remove_sentence, seed=settings.loop.seed, held_out=held_out()
             )
@@ -378,7 +393,13 @@ def _own_places(corpus: Corpus, text: Corpus) -> SameWords:
 
 _PARTS = {
     "reader": ("model", "masking", "pairing", "pointing", "reader"),
-    "retriever": ("towers_as_reader", "remove_sentence", "scale_lr", "retriever"),
+    "retriever": (
+        "towers_as_reader",
+        "retriever_objective",
+        "remove_sentence",
+        "scale_lr",
+        "retriever",
+    ),
 }
 """The settings of a warm-up that are those of one of its parts."""
 

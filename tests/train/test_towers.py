@@ -1,5 +1,6 @@
 """Towers trained on questions and passages: what is told from what, and what comes of it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,18 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.corpus.questions import read_questions
+from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.taggers import PhraseTagger
 from realmlm.errors import BadInput, NotEnough
 from realmlm.index.exact import ExactIndex
 from realmlm.log import Clock, read_metrics
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, TrainTowers, Warmup
+from realmlm.train import stages
+from realmlm.train.data import SentenceSource
 from realmlm.train.gold import locate_answers
 from realmlm.train.hits import found_for
 from realmlm.train.objectives.questions import QuestionAnswering
-from realmlm.train.pairs import Contrasts, QuestionPairs
-from tests.calls import create_model, evaluate, finetune, pretrain, train_towers, warm_up
+from realmlm.train.pairs import Contrasts, QuestionPairs, SpanPairs
+from tests.calls import build_corpus, create_model, evaluate, finetune, pretrain, train_towers, warm_up
 from tests.conftest import TINY_MODEL
 
 LOOP = Loop(threads=1, device="cpu", log_every=10)
@@ -146,6 +151,59 @@ def test_settings_that_leave_nothing_to_tell_apart_are_refused() -> None:
         TrainTowers(questions=(), out=Path("o"), optim=Optim(steps=1, batch=4, accumulate=4))
     with pytest.raises(BadInput, match="negatives must be 0 or more"):
         TrainTowers(questions=(), out=Path("o"), negatives=-1)
+
+
+# --- words that recur ---------------------------------------------------------------------------------------
+
+
+def test_a_sentence_is_to_find_another_passage_with_its_words(tmp_path: Path) -> None:
+    beasts = ["heron", "badger", "otter", "falcon", "beaver"]
+    rows = []
+    for number, beast in enumerate(beasts):
+        parts = [f"Town{number} bears a {beast} on its arms.", f"The {beast} of Town{number} was painted."]
+        parts += [f"Town{number} lies by a river that has many names.", "No one knows who built the tower."]
+        rows.append(json.dumps({"title": f"Town{number}", "text": "\n\n".join(parts)}))
+    (tmp_path / "towns.jsonl").write_text("\n".join(rows))
+    towns = build_corpus(
+        [tmp_path / "towns.jsonl"], tmp_path / "corpus", train_tokenizer=300, max_wordpieces=12, workers=1
+    )
+    mark_spans(towns, PhraseTagger(beasts), workers=1)
+    source = SentenceSource(towns, "salient", max_query=32, seed=0)
+    out = int(towns.ids[-1])
+    pairs = SpanPairs(source, seed=0, held_out=[out])
+    taken_out = 0
+    hard = 0
+    for position in range(40):
+        drawn = pairs.draw(position, 1)
+        passage = towns[int(drawn.ids_U[drawn.own_B[0]])]
+        (beast,) = (beast for beast in beasts if beast in passage.text)
+        query = towns.wordpieces.decode(drawn.queries[0].tolist())
+        taken_out += beast not in query
+        assert not any(other in query for other in beasts if other != beast)
+        assert query[:20] not in passage.text, "not the passage that the sentence is from"
+        told_from = [towns[number] for number in drawn.ids_U[drawn.others_BU[0]].tolist()]
+        assert all(other.title == passage.title and beast not in other.text for other in told_from)
+        assert out not in [other.id for other in told_from]
+        hard += len(told_from)
+    assert 8 < taken_out < 32
+    assert hard > 8
+    whole = pairs.draw(3, 6)
+    again = [query.tolist() for part in (pairs.draw(3, 2), pairs.draw(5, 4)) for query in part.queries]
+    assert again == [query.tolist() for query in whole.queries]
+
+
+def test_towers_warm_up_on_words_that_recur(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
+    warm_up(
+        model=towns_model,
+        corpus=towns.folder,
+        out=tmp_path / "run",
+        retriever_objective="recurring",
+        reader=Optim(steps=0),
+        retriever=Optim(steps=60, batch=16, lr=3e-3),
+        loop=LOOP,
+    )
+    rows = read_metrics(tmp_path / "run" / "retriever" / "metrics.jsonl")
+    assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
 
 
 # --- in fine-tuning -----------------------------------------------------------------------------------------
@@ -289,3 +347,37 @@ def test_what_does_not_learn_does_not_waver(knowledge: Corpus, tmp_path: Path) -
     assert torch.equal(model.query(inputs), model.query(inputs))
     assert model.reader.encoder.training
     assert not model.eval().reader.encoder.training
+
+
+@pytest.mark.parametrize(
+    "how", [{"freeze_retriever": 2}, {"optim": JointOptim(steps=3, batch=4, retriever_lr=0)}]
+)
+def test_a_retriever_that_is_frozen_for_a_while_does_not_waver(
+    how: dict[str, Any], knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_model(corpus=knowledge.folder, out=tmp_path / "model", **{**TINY_MODEL, "dropout": 0.5})
+    wavers = []
+    search = ExactIndex.search
+
+    def spy(self: ExactIndex, queries: torch.Tensor, k: int, **given: Any) -> Any:
+        wavers.append(model.query.encoder.training)
+        assert model.document.encoder.training == model.query.encoder.training
+        assert model.reader.encoder.training
+        return search(self, queries, k, **given)
+
+    monkeypatch.setattr(ExactIndex, "search", spy)
+    model = Realm.from_pretrained(tmp_path / "model")
+    settings = Pretrain(
+        corpus=knowledge.folder,
+        out=tmp_path / "run",
+        k=3,
+        refresh=Refresh(every_steps=0),
+        loop=LOOP,
+        **{"optim": JointOptim(steps=3, batch=4), **how},
+    )
+    before = {name: weight.clone() for name, weight in model.query.named_parameters()}
+    stages.pretrain(settings, model=model)
+    frozen = "optim" in how
+    assert wavers == [False, False, not frozen]
+    moved = any(not torch.equal(before[name], weight) for name, weight in model.query.named_parameters())
+    assert moved != frozen

@@ -126,6 +126,7 @@ class JointPretraining(Objective):
         if (staged := self.stage(drawn, step, clock)) is not None:
             clock("read")
             return self.compute(staged)
+        frozen = self._holds_still(step)
         model = self.model
         sentences, inputs = drawn
         assert isinstance(sentences, MaskedSentences)
@@ -140,7 +141,7 @@ class JointPretraining(Objective):
         offered = Offered(self.corpus, hits.ids_QK.cpu().numpy(), null=self._null)
         clock("embed")
         retrieval_BK = fresh_scores(model, query_BD, offered)
-        if step < self.settings.freeze_retriever:
+        if frozen:
             retrieval_BK = retrieval_BK.detach()
         clock("read")
         inputs = join(model, masked.queries, offered)
@@ -171,6 +172,18 @@ class JointPretraining(Objective):
     def _apart(self, retrieval_BK: Tensor, reader_BK: Tensor) -> tuple[Tensor, Tensor]:
         return taught_apart(retrieval_BK, retrieval_BK, reader_BK, self.settings.retriever_target)
 
+    def _holds_still(self, step: int) -> bool:
+        """Does the retriever not learn at this step? Then it has no dropout either."""
+        rates = (self.settings.optim.retriever_lr, self.settings.scale_lr)
+        frozen = step < self.settings.freeze_retriever or not any(rates)
+        towers = (self.model.query, self.model.document)
+        if frozen:
+            for tower in towers:
+                tower.eval()
+        elif self.model.training and not all(tower.training for tower in towers):
+            self.model.train()
+        return frozen
+
     # --- the same with everything on the device -------------------------------------------------------------
 
     def stage(self, drawn: Drawn, step: int, clock: Clock) -> Staged | None:
@@ -178,13 +191,14 @@ class JointPretraining(Objective):
         resident = self.resident
         if resident is None:
             return None
+        frozen = self._holds_still(step)
         array, shape = drawn
         assert isinstance(array, np.ndarray)
         assert isinstance(shape, Shape)
         flat = send(torch.from_numpy(array), self._device)
         batch = MaskedBatch.of(flat, shape)
         clock("embed")
-        query_BD = self._embed(Staged({"flat": flat}, (shape,)))["query"]
+        query_BD = self._embed(Staged({"flat": flat}, (shape, frozen)))["query"]
         clock("search")
         hits = self.live.index.search(query_BD, self._passages, exclude_QE=batch.passages_BE)
         ids_BK = F.pad(hits.ids_QK.to(self._device), (int(self._null), 0), value=-1)
@@ -194,11 +208,11 @@ class JointPretraining(Objective):
         document_size = batch.fitting(documents, longest=config.max_document)
         pair_size = batch.fitting(pairs, longest=config.max_joint)
         sizes = (shape, document_size, pair_size, batch.room(held, of=ids_BK.numel()))
-        frozen = step < self.settings.freeze_retriever
         return Staged(found | {"flat": flat}, (*sizes, frozen))
 
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
-        batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
+        shape, _ = staged.sizes  # what is recorded with dropout is not what is recorded without
+        batch = MaskedBatch.of(staged.tensors["flat"], shape)
         return {"query": embed_to_search(self.model, self._laid_out(), batch)}
 
     def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
