@@ -7,8 +7,8 @@ engine = realmlm.load().read("notes/")
 engine.ask("When was the treaty signed?")
 ```
 
-Public names: `load`, `Engine`, `Answer`; `Realm`, `Corpus`, `Index`; `warmup`, `pretrain`, `finetune`,
-`adapt`, `evaluate`, each with its settings in `realmlm.settings`; `pocket`.
+Public names: `load`, `Engine`, `Answer`; `Realm`, `Corpus`, `Index`; `warmup`, `pretrain`,
+`train_towers`, `finetune`, `adapt`, `evaluate`, each with its settings in `realmlm.settings`; `pocket`.
 """
 
 import importlib
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from realmlm.model.realm import Realm
     from realmlm.reading.answer import Answer
     from realmlm.train.adapt import adapt
-    from realmlm.train.stages import finetune, pretrain, warmup
+    from realmlm.train.stages import finetune, pretrain, train_towers, warmup
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "pocket",
     "pretrain",
+    "train_towers",
     "warmup",
 ]
 
@@ -57,6 +58,7 @@ _LIVES_IN = {
     "finetune": "realmlm.train.stages",
     "load": "realmlm.engine",
     "pretrain": "realmlm.train.stages",
+    "train_towers": "realmlm.train.stages",
     "warmup": "realmlm.train.stages",
 }
 

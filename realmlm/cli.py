@@ -183,13 +183,17 @@ def _index(settings: kinds.BuildIndex) -> None:
     say(made)
 
 
-def _train(settings: kinds.Warmup | kinds.Pretrain | kinds.Finetune, *, resume: bool) -> None:
-    from realmlm.train.stages import finetune, pretrain, warmup
+def _train(
+    settings: kinds.Warmup | kinds.Pretrain | kinds.TrainTowers | kinds.Finetune, *, resume: bool
+) -> None:
+    from realmlm.train.stages import finetune, pretrain, train_towers, warmup
 
     if isinstance(settings, kinds.Warmup):
         warmup(settings, resume=resume)
     elif isinstance(settings, kinds.Pretrain):
         pretrain(settings, resume=resume)
+    elif isinstance(settings, kinds.TrainTowers):
+        train_towers(settings, resume=resume)
     else:
         finetune(settings, resume=resume)
     say(f"the model is in {settings.out / 'model'}")
@@ -347,6 +351,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "model": (kinds.MakeModel, _model),
     "warmup": (kinds.Warmup, _train),
     "pretrain": (kinds.Pretrain, _train),
+    "towers": (kinds.TrainTowers, _train),
     "finetune": (kinds.Finetune, _train),
     "index": (kinds.BuildIndex, _index),
     "import-hf": (kinds.ImportHf, _import_hf),

@@ -14,7 +14,7 @@ from realmlm.evaluation.scores import Report
 from realmlm.interop import exporting, importing
 from realmlm.model import create
 from realmlm.model.realm import Realm
-from realmlm.settings import Finetune, Pretrain, Settings, Warmup
+from realmlm.settings import Finetune, Pretrain, Settings, TrainTowers, Warmup
 from realmlm.train import adapt as adapting
 from realmlm.train import stages
 
@@ -70,6 +70,11 @@ def run_pretrain(settings: Pretrain, **given: Any) -> Path:
 def run_finetune(settings: Finetune, **given: Any) -> Path:
     stages.finetune(settings, **given)
     return settings.out / "model"
+
+
+def train_towers(**settings: Any) -> Path:
+    stages.train_towers(TrainTowers(**settings))
+    return Path(settings["out"]) / "model"
 
 
 def warm_up(**settings: Any) -> Path:

@@ -205,6 +205,9 @@ EXAMPLES = [
         loop=LOOP,
     ),
     kinds.Pretrain(**PLACES, out=HERE),
+    kinds.TrainTowers(
+        corpus=HERE, questions=(HERE,), out=HERE, retriever="both", negatives=3, optim=kinds.Optim(steps=2)
+    ),
     kinds.Finetune(
         **PLACES,
         out=HERE,

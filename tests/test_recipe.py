@@ -191,6 +191,19 @@ def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_p
     assert own[0][-2:] == ["--k", "20"]
 
 
+TAUGHT = ["own", "bm25", "both", "own-fixed", "own-more", "own-again", "ict", "recurring"]
+TAUGHT += ["tune", "tune-batch", "tune-posterior", "tune-perplexity", "tune-fixed"]
+
+
+@pytest.mark.parametrize("arm", ["start", *TAUGHT])
+def test_ways_to_teach_a_retriever_are_commands_that_exist(arm: str, data: Path, tmp_path: Path) -> None:
+    asked = commands_of("towers.sh", tmp_path / "base", data, str(tmp_path / "model"), arm)
+    for name, *arguments in asked:
+        parse(name, COMMANDS[name][0], arguments)
+    assert [name for name, *_ in asked[-2:]] == ["evaluate", "evaluate"]
+    assert len(asked) == 2 + (arm in TAUGHT)
+
+
 @pytest.mark.parametrize("script", ["demo.sh", "world.sh"])
 def test_a_folder_that_was_named_is_never_removed(tmp_path: Path, script: str) -> None:
     (tmp_path / "letters.txt").write_text("dear")

@@ -159,7 +159,8 @@ def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | N
     embeds = any("embedder" in kind for kind in kinds)
     reads = any(kind in ("encoder", "reader") for kind in kinds)
     encoder = settings["tower"] if embeds else settings["reader"]
-    needed = {"projection_norm": True, "scale_scores": False, "pooling": "pooler"} if embeds else {}
+    plain = {"scale_scores": False, "learned_scale": False}
+    needed = {"projection_norm": True, **plain, "pooling": "pooler"} if embeds else {}
     needed |= {"reading": "released"} if "reader" in kinds else {}
     wrong = [f"{name} = {settings[name]}" for name, value in needed.items() if settings[name] != value]
     if encoder.get("model_type") != "bert":

@@ -289,7 +289,9 @@ def _has_bfloat16() -> bool:
 
 
 class Tower(nn.Module):
-    """Embed(·) = W · encoder_CLS(·), with LayerNorm and a fixed scale if the config asks for them."""
+    """Embed(·) = W · encoder_CLS(·), with LayerNorm and a scale, fixed or learned, if so configured."""
+
+    log_scale: nn.Parameter | None
 
     def __init__(
         self, encoder: Encoder, projection: nn.Linear, norm: nn.Module, *, pooling: str, scale: float
@@ -300,10 +302,19 @@ class Tower(nn.Module):
         self.norm = norm
         self.pooling = pooling
         self.scale = scale
+        self.register_parameter("log_scale", None)
+
+    def learn_scale(self) -> None:
+        """Multiply all vectors by a number that is learned, as its logarithm; 1 to begin with."""
+        if self.log_scale is None:
+            self.log_scale = nn.Parameter(torch.zeros((), device=self.projection.weight.device))
 
     def forward(self, inputs: Inputs | Packed) -> Tensor:
         """A vector a sequence [N, D]."""
-        return self.norm(self.projection(self.encoder.pooled(inputs, self.pooling))).float() * self.scale
+        vectors_ND = (
+            self.norm(self.projection(self.encoder.pooled(inputs, self.pooling))).float() * self.scale
+        )
+        return vectors_ND if self.log_scale is None else vectors_ND * self.log_scale.exp()
 
 
 class MaskHead(nn.Module):

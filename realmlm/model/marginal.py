@@ -1,7 +1,7 @@
 """The equations of the paper, in log space. Everything here is differentiable and has no state.
 
 B queries, K passages each (the null document among them), C candidates each, M masked wordpieces, N (query,
-passage) pairs, L wordpieces, W span widths, V vocabulary.
+passage) pairs, U passages of a batch, L wordpieces, W span widths, V vocabulary.
 """
 
 import numpy as np
@@ -35,6 +35,31 @@ def per_token_marginal(retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor
 def posterior(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
     """p(z|x,y): how much of the answer's probability each passage carries."""
     return (retrieval_BK.log_softmax(-1) + reader_BK).softmax(-1)
+
+
+def divergence(target_BK: Tensor, retrieval_BK: Tensor) -> Tensor:
+    """KL(q(z) ‖ p(z|x)) [B] of a target q that is given as it is."""
+    return (torch.xlogy(target_BK, target_BK) - target_BK * retrieval_BK.log_softmax(-1)).sum(-1)
+
+
+def taught_apart(
+    weight_BK: Tensor, retrieval_BK: Tensor, reader_BK: Tensor, target: str
+) -> tuple[Tensor, Tensor]:
+    """What f(x,z) learns from y, if not by the marginal likelihood: KL(q(z) ‖ p(z|x)) [B], to be made small.
+
+    `posterior`: q(z) = p(z|x,y), as EMDR² (Sachan et al. 2021) teaches its retriever. Where f(x,z) alone
+    weighs the passages, that has the gradient of eq. 1. `perplexity`: q(z) ∝ p(y|z,x), perplexity
+    distillation as in Atlas (Izacard et al. 2023): what the retriever thought does not count. q has no
+    gradient.
+
+    `weight_BK` weighs the passages in p(y|x): f(x,z), or f(x,z) and more. It is given back without what the
+    marginal would teach f(x,z); for the target `marginal` as it is, with 0.
+    """
+    if target == "marginal":
+        return weight_BK, torch.zeros_like(weight_BK[:, 0])
+    target_BK = posterior(weight_BK, reader_BK) if target == "posterior" else reader_BK.softmax(-1)
+    without_BK = weight_BK - retrieval_BK + retrieval_BK.detach()
+    return without_BK, divergence(target_BK.detach(), retrieval_BK)
 
 
 def retrieval_reward(retrieval_BK: Tensor, reader_BK: Tensor) -> Tensor:
@@ -110,15 +135,20 @@ def inner_products(query_BD: Tensor, document_ND: Tensor) -> Tensor:
         return torch.einsum("bd,bcd->bc", query_BD, document_ND)
 
 
+def contrast(scores_BU: Tensor, own_B: Tensor, others_BU: Tensor) -> tuple[Tensor, Tensor]:
+    """−log p(z⁺|x) among z⁺, in column `own_B`, and the others it is told from (Karpukhin et al. 2020,
+    eq. 2); and is z⁺ the likeliest? [B]."""
+    scores_BU = scores_BU.masked_fill(~others_BU.scatter(1, own_B[:, None], True), -torch.inf)
+    return F.cross_entropy(scores_BU, own_B, reduction="none"), scores_BU.argmax(-1) == own_B
+
+
 def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse cloze task (Lee et al. 2019): −log p(z_i|x_i) within the batch, and is z_i the likeliest? [B].
 
     No passage is its own negative.
     """
     own_B = torch.arange(len(scores_BB), device=scores_BB.device)
-    again_BB = (passages_B[:, None] == passages_B) & (own_B[:, None] != own_B)
-    scores_BB = scores_BB.masked_fill(again_BB, -torch.inf)
-    return F.cross_entropy(scores_BB, own_B, reduction="none"), scores_BB.argmax(-1) == own_B
+    return contrast(scores_BB, own_B, passages_B[:, None] != passages_B)
 
 
 def mean_where(valid_B: Tensor, values_B: Tensor) -> Tensor:

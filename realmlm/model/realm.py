@@ -63,6 +63,8 @@ class ModelConfig:
     """Its epsilon."""
     scale_scores: bool = True
     """Scores of such normed vectors are divided by √size."""
+    learned_scale: bool = False
+    """Scores are multiplied by exp of a weight of the query tower, `query.log_scale`, as well."""
     pooling: Literal["cls", "mean", "pooler"] = "cls"
     """What stands for a sequence: its first vector, the mean of all, or the first through the pooler."""
     max_query: int = 64
@@ -163,6 +165,8 @@ class Realm(TakesInputs, nn.Module):
         if config.share_projection:
             self.query.projection = self.document.projection
             self.query.norm = self.document.norm
+        if config.learned_scale:
+            self.query.learn_scale()
         body = build_encoder(config.reader, draw=draw) if reader is None else reader
         self.reader = Reader(Encoder(body), max_answer=config.max_answer, span_hidden=config.span_hidden)
         if config.freeze_embeddings:
@@ -177,6 +181,20 @@ class Realm(TakesInputs, nn.Module):
     def retriever_parameters(self) -> list[nn.Parameter]:
         """The weights of both towers, each once."""
         return list(dict.fromkeys([*self.document.parameters(), *self.query.parameters()]))
+
+    def learn_scale(self) -> None:
+        """Let the scale of f(x,z), and so how sure p(z|x) is, be learned. The order of passages, and an index
+        of them, do not depend on it."""
+        self.query.learn_scale()
+        self.config = replace(self.config, learned_scale=True)
+
+    def train(self, mode: bool = True) -> "Realm":
+        """As every module's; an encoder that does not learn has no dropout."""
+        super().train(mode)
+        for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
+            if not any(parameter.requires_grad for parameter in encoder.parameters()):
+                encoder.eval()
+        return self
 
     def _share_frozen_embeddings(self) -> None:
         """Equal embeddings that never learn are held once."""
@@ -203,7 +221,8 @@ class Realm(TakesInputs, nn.Module):
             return list(self.query.parameters())
         self.untie_projection()
         self.query.encoder.requires_grad_(False)
-        return [*self.query.projection.parameters(), *self.query.norm.parameters()]
+        scale = [] if self.query.log_scale is None else [self.query.log_scale]
+        return [*self.query.projection.parameters(), *self.query.norm.parameters(), *scale]
 
     def begin_towers_as_reader(self) -> None:
         """Give the towers the reader's encoder; their projections stay."""

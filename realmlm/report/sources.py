@@ -57,7 +57,8 @@ def read_run(folder: Path, name: str) -> Iterator[ShownRun]:
         folder /= ADAPTING
     if not (folder / "run.json").is_file():
         raise ArtefactMissing(
-            f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain, finetune or adapt"
+            f"no run in {folder}: it has no run.json; name the --out of a warmup, pretrain, towers, finetune "
+            "or adapt"
         )
     # a warm-up has parts
     files = sorted(folder.glob("metrics.jsonl")) or sorted(folder.glob("*/metrics.jsonl"))

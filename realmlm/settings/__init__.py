@@ -11,11 +11,16 @@ realmlm.pretrain(Pretrain(corpus="corpus", out="run", optim=JointOptim(steps=500
 from realmlm.settings.base import Settings, filled, record, restore, together
 from realmlm.settings.corpus import BuildCorpus, EditCorpus, ListPassages, MakeClozes, MakeWorld, MarkSpans
 from realmlm.settings.model import BuildIndex, Compress, ExportHf, Graft, ImportHf, MakeModel, TrainTagger
-from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, Warmup
+from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, TrainTowers, Warmup
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh, TrainObjective
 from realmlm.settings.use import Align, Ask, Calibrate, Evaluate, FitHybrid, MakeReport, RunBatch, Serve
 
-STAGES: dict[str, type[Settings]] = {"warmup": Warmup, "pretrain": Pretrain, "finetune": Finetune}
+STAGES: dict[str, type[Settings]] = {
+    "warmup": Warmup,
+    "pretrain": Pretrain,
+    "towers": TrainTowers,
+    "finetune": Finetune,
+}
 """Commands whose runs can be resumed."""
 
 __all__ = [
@@ -51,6 +56,7 @@ __all__ = [
     "Settings",
     "TrainObjective",
     "TrainTagger",
+    "TrainTowers",
     "Warmup",
     "filled",
     "record",

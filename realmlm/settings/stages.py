@@ -11,12 +11,13 @@ from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
 
 ADAPTING = "adapting"  # where in its folder `adapt` has the run of its training
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
+TARGET = Literal["marginal", "posterior", "perplexity"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warmup(Settings):
     """Prepare a model for joint training: the reader learns to read passages (masked LM), the retriever to
-    find them (ICT)."""
+    find them (ICT, or words that recur)."""
 
     model: Annotated[ModelPlace, arg(aliases=("--from",))] = MINI
     """The model to start from."""
@@ -35,24 +36,25 @@ class Warmup(Settings):
     """Masked sentences made by `realmlm clozes`; no sentence from their passages is trained on."""
     towers_as_reader: bool = False
     """Start ICT with the warmed-up reader's encoder in the towers; the paper starts all from one BERT."""
+    retriever_objective: Literal["ict", "recurring"] = "ict"
+    """What the retriever finds: the passage that a sentence was taken from (ICT), or another one of its title
+    that has marked words of the sentence too, which half of the time are taken out of it (recurring)."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is removed from its passage."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     reader: Optim = field(default_factory=lambda: Optim(steps=2000, batch=64, lr=3e-4))
     """Masked LM; 0 steps skip it."""
     retriever: Optim = field(default_factory=lambda: Optim(steps=2000, batch=256))
-    """ICT; 0 steps skip it."""
+    """ICT, or what takes its place; 0 steps skip it."""
     loop: Loop = field(default_factory=Loop)
 
     def check(self) -> None:
         ict = self.retriever
         skipped = self.towers_as_reader and not ict.steps
         ensure(not skipped, "towers-as-reader needs ICT: give it steps (--retriever.steps)")
-        ensure(
-            ict.steps == 0 or ict.batch > ict.accumulate,
-            f"ICT tells a passage from others in its part: retriever.batch {ict.batch} in {ict.accumulate} "
-            "parts leaves no others; lower --retriever.accumulate or raise --retriever.batch",
-        )
-        self.at_least(0, "pointing")
+        check_others(ict, "retriever")
+        self.at_least(0, "pointing", "scale_lr")
         self.between(0, 1, "remove_sentence")
 
 
@@ -90,6 +92,11 @@ class Pretrain(Settings):
     hold_out: Annotated[Path | None, optional("PATH")] = None
     """Masked sentences made by `realmlm clozes`; their passages are searched, but no sentence from them is
     trained on."""
+    retriever_target: TARGET = "marginal"
+    """What the retriever learns from: the marginal likelihood (the paper), the posterior of the passages
+    (EMDR²), or how likely each makes the hidden words by itself (perplexity: Atlas)."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     freeze_retriever: int = 0
     """For this many steps at the start, train only the reader."""
     probe: Annotated[Path | None, optional("PATH")] = None
@@ -108,6 +115,12 @@ class Pretrain(Settings):
         self.between(0, 1, "glimpses")
         self.at_least(0, "pointing")
         self.at_least(1, "probe_every")
+        self.at_least(0, "scale_lr")
+        one = self.retriever_target == "marginal" or self.marginal == "joint"
+        ensure(
+            one,
+            "with --marginal per-token every mask has a target of its own: take --retriever-target marginal",
+        )
         marked = not self.recurring or self.masking == "salient"
         ensure(marked, "recurring is about marked words: use it with --masking salient")
 
@@ -146,6 +159,50 @@ class Adapt(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainTowers(Settings):
+    """Train the towers to find the passages that answer questions, telling them from others (DPR).
+
+    --optim.steps 0, the default, means ten passes over the questions, in at most 1,000 steps.
+    """
+
+    model: Annotated[ModelPlace, arg(aliases=("--from",))] = MINI
+    """The model to start from; its reader stays as it is."""
+    corpus: Annotated[Path | None, required("PATH")] = None
+    """The corpus to search."""
+    questions: Annotated[tuple[Path, ...], required("PATH …")]
+    """Questions with answers, as for `finetune`. Those that come with their paragraph ("context") are to find
+    that, all others the best passage found that holds an answer."""
+    out: Path
+    """Folder for the run; the model is saved in its `model/`."""
+    retriever: Literal["learned", "bm25", "both"] = "learned"
+    """What finds passages for the questions before training begins: the model as it is, word matching, or
+    each of them."""
+    candidates: int = 50
+    """Passages it finds for each question, to choose from."""
+    negatives: int = 1
+    """Passages found for a question that do not hold its answer, drawn anew each time; beside them it is told
+    from the passages of all other questions of the batch."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
+    optim: Optim = field(default_factory=lambda: Optim(steps=0, batch=128, lr=2e-5))
+    loop: Loop = field(default_factory=Loop)
+
+    def check(self) -> None:
+        self.at_least(1, "candidates")
+        self.at_least(0, "negatives", "scale_lr")
+        check_others(self.optim, "optim")
+
+
+def check_others(optim: Optim, name: str) -> None:
+    """Passages are told apart within the parts of a batch, which must have several."""
+    ensure(
+        optim.steps == 0 or optim.batch > optim.accumulate,
+        f"a passage is told from others in its part: {name}.batch {optim.batch} in {optim.accumulate} parts "
+        f"leaves no others; lower --{name}.accumulate or raise --{name}.batch",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finetune(Settings):
     """Train a model to answer questions from the passages it retrieves.
 
@@ -178,6 +235,14 @@ class Finetune(Settings):
     (towers still share an encoder)."""
     objective: Literal["marginal", "hard-em"] = "marginal"
     """marginal: every place of an answer counts (the paper); hard-em: only the likeliest in each passage."""
+    retriever_target: TARGET = "marginal"
+    """What the retriever learns from the passages read: the marginal likelihood of the answer (the paper),
+    their posterior (EMDR²), or how likely each makes the answer by itself (perplexity: Atlas). Over the
+    candidates it learns in any case."""
+    in_batch: float = 0.0
+    """Weight of telling a question's passages from those of all other questions of the batch, as DPR does."""
+    scale_lr: float = 0.0
+    """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     closed_book: float = 0.1
     """Weight of learning to answer without any passage."""
     optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
@@ -187,8 +252,13 @@ class Finetune(Settings):
     def check(self) -> None:
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
-        self.at_least(0, "closed_book", "hybrid")
-        own = self.hybrid is None or self.retriever == "learned"
+        self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid")
+        learned = self.retriever == "learned"
+        own = self.hybrid is None or learned
         ensure(own, f"--hybrid adds word matching to the model's own search, not to {self.retriever}")
+        teaches = self.retriever_target != "marginal" or self.in_batch > 0 or self.scale_lr > 0
+        ensure(
+            learned or not teaches, "BM25 cannot learn: leave out --retriever-target, --in-batch, --scale-lr"
+        )
         fits = 1 <= self.read <= self.candidates
         ensure(fits, f"read ({self.read}) must be between 1 and candidates ({self.candidates})")

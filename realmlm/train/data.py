@@ -185,7 +185,7 @@ class ReadingPairs:
             rng = generator(self._seed + 1, first + place)
             chance = rng.random()
             if self._recurrences is not None and chance >= 1 - RECURRING_SHARE:
-                example, passage = self._recurrences.pair(self._source, rng)
+                example, passage, _ = self._recurrences.pair(self._source, rng)
                 passages.append(passage)
             else:
                 passages.append(self._beside(example.passage, chance < NULL_SHARE, rng))
@@ -226,17 +226,18 @@ class Recurrences:
         self._table_M5 = table_M5
         if not len(self):
             lacking = f"{corpus.folder} has no marked words that occur in two passages of the same title"
-            raise NotEnough(f"{lacking}; use --pairing sibling")
+            raise NotEnough(f"{lacking}; use --pairing sibling and --retriever-objective ict")
 
     def __len__(self) -> int:
         return len(self._groups_G2)
 
-    def pair(self, source: SentenceSource, rng: np.random.Generator) -> tuple[Example, int]:
-        """A sentence that hides such words, and another passage that has them."""
+    def pair(self, source: SentenceSource, rng: np.random.Generator) -> tuple[Example, int, np.ndarray]:
+        """A sentence that hides such words, another passage that has them, and all that have."""
         first, last = self._groups_G2[rng.integers(len(self))]
         _, passage, sentence, start, end = self._table_M5[rng.integers(first, last)].tolist()
         passages = self._table_M5[first:last, 1]
-        return source.example(sentence, np.arange(start, end)), int(rng.choice(passages[passages != passage]))
+        another = int(rng.choice(passages[passages != passage]))
+        return source.example(sentence, np.arange(start, end)), another, passages
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a training stage learns: parameters with their rates, examples, and a loss over them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,22 @@ class Group:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", list(self.parameters))
+
+
+def retriever_groups(
+    model: Realm, parameters: Sequence[nn.Parameter], *, lr: float, scale_lr: float
+) -> dict[str, Group]:
+    """These weights of a retriever, and if it is learned, the scale of f(x,z) at a rate of its own: at the
+    1e-5 that suits a trained encoder it would take 69,000 steps to double."""
+    scale = model.query.log_scale
+    groups = {"retriever": Group([parameter for parameter in parameters if parameter is not scale], lr)}
+    return groups if scale is None else groups | {"scale": Group([scale], scale_lr)}
+
+
+def scale_of(model: Realm) -> dict[str, Tensor]:
+    """For the row of metrics: the learned scale of f(x,z), if there is one."""
+    scale = model.query.log_scale
+    return {} if scale is None else {"scale": scale.exp()}
 
 
 @dataclass(frozen=True)

@@ -19,23 +19,35 @@ from realmlm.corpus.masking import Masking
 from realmlm.corpus.questions import read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch
-from realmlm.index.bm25 import BM25Index
 from realmlm.index.duplicates import SameWords, check_others, share_cut_otherwise
-from realmlm.log import progress, say
+from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import check_enough, check_readable, index_of
-from realmlm.settings import Finetune, Loop, Optim, Pretrain, TrainObjective, Warmup, filled, record
+from realmlm.settings import (
+    Finetune,
+    Loop,
+    Optim,
+    Pretrain,
+    TrainObjective,
+    TrainTowers,
+    Warmup,
+    filled,
+    record,
+)
 from realmlm.train.callbacks import Callback
 from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource
-from realmlm.train.gold import Gold, locate_answers
+from realmlm.train.gold import locate_answers
+from realmlm.train.hits import found_for, word_matches
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import fit, prepare
 from realmlm.train.objective import Objective
+from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.ict import InverseCloze
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
-from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.objectives.questions import QuestionAnswering
+from realmlm.train.pairs import QuestionPairs, SpanPairs
 from realmlm.train.run import Run, read_run
 
 PROBE_LIMIT = 500  # sentences of a probe
@@ -43,9 +55,9 @@ PROBE_LIMIT = 500  # sentences of a probe
 CUT_OTHERWISE = 0.1
 PASSES = 10  # over the questions, where no number of steps is given
 MOST_STEPS = 1000  # there
-_MATCHED = 256  # questions whose words are matched at once
 
-AnyStage = TypeVar("AnyStage", Warmup, Pretrain, Finetune)
+AnyStage = TypeVar("AnyStage", Warmup, Pretrain, TrainTowers, Finetune)
+OnQuestions = TypeVar("OnQuestions", TrainTowers, Finetune)
 
 
 def pretrain(
@@ -80,6 +92,8 @@ def pretrain(
         text = corpus if settings.text is None else run.open_corpus(settings.text, spans=marked)
         realm = _to_train(settings.model, model, device, corpus, text)
         realm.config = replace(realm.config, null_document=settings.null_document)
+        if settings.scale_lr:
+            realm.learn_scale()
         own = None if settings.own_passage else _own_places(corpus, text)
         check_others(corpus, own, k=settings.k, others=settings.k - settings.null_document)
         source = SentenceSource(
@@ -130,6 +144,8 @@ def finetune(
         realm = _to_train(settings.model, model, device, corpus)
         check_enough(corpus, settings.read)
         frozen = settings.refresh.every_steps == 0
+        if settings.scale_lr:
+            realm.learn_scale()
         learning = _what_learns(settings, realm, run)
         weight = realm.config.hybrid if settings.hybrid is None else settings.hybrid
         realm.config = replace(realm.config, trained_on_questions=True, hybrid=weight)
@@ -137,8 +153,8 @@ def finetune(
         gold = locate_answers(corpus, asked, candidates=settings.candidates)
         given = index = None
         if settings.retriever == "bm25":
-            matching = BM25Index(corpus, device=device)
-            given = _word_matches(matching, gold, candidates=min(settings.candidates, len(corpus)))
+            most = min(settings.candidates, len(corpus))
+            given = word_matches(corpus, gold, candidates=most, device=device)
         elif frozen:
             # float16 is the usual: more is as good
             precise = torch.float32 if settings.refresh.dtype == "float32" else None
@@ -150,6 +166,43 @@ def finetune(
             taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given)
             fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
             return _save(run, realm, corpus, callbacks)
+
+
+def train_towers(
+    settings: TrainTowers,
+    *,
+    model: Realm | None = None,
+    corpus: Corpus | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+) -> Realm:
+    """Train the towers from questions and the passages that answer them; arguments as for `pretrain`."""
+    settings = with_steps(_with_corpus(settings, corpus))
+    with _begin(settings, "towers", [], model, resume=resume) as run:
+        run.pin_model(model)
+        if run.finished:
+            return _finished(run)
+        device = prepare(settings.loop)
+        corpus = run.open_corpus(_named(settings) if corpus is None else corpus)
+        for file in settings.questions:
+            run.pin_file(file)
+        realm = _to_train(settings.model, model, device, corpus).eval()
+        asked = [question for file in settings.questions for question in read_questions(file)]
+        gold = locate_answers(corpus, asked, candidates=settings.candidates)
+        hits_QC = found_for(settings.retriever, realm, corpus, gold, candidates=settings.candidates)
+        pairs = QuestionPairs(gold, hits_QC, negatives=settings.negatives, seed=settings.loop.seed)
+        if settings.scale_lr:
+            realm.learn_scale()
+        told = PassageContrast(
+            realm,
+            gold.corpus,
+            pairs,
+            optim=settings.optim,
+            scale_lr=settings.scale_lr,
+            bf16=settings.loop.bf16,
+        )
+        fit(realm, told, run, optim=settings.optim, loop=settings.loop, title="towers", callbacks=callbacks)
+        return _save(run, realm, corpus, callbacks)
 
 
 def warmup(
@@ -164,7 +217,7 @@ def warmup(
     """Prepare a model for joint training; arguments as for `pretrain`.
 
     The reader learns to read passages by masked LM, then the retriever to find them by the inverse cloze
-    task, each in a run of its own in `settings.out`.
+    task or by words that recur, each in a run of its own in `settings.out`.
     """
     settings = _with_corpus(settings, corpus)
     own_names = [] if masking is None else [_name(type(masking))]
@@ -177,26 +230,43 @@ def warmup(
         reader_done = (whole.folder / "reader" / "model").exists()
         marked = masking.needs_spans if masking else settings.masking == "salient"
         masks_spans = marked and settings.reader.steps > 0 and not reader_done
+        masks_spans |= settings.retriever_objective == "recurring" and settings.retriever.steps > 0
         opened = whole.open_corpus(_named(settings) if corpus is None else corpus, spans=masks_spans)
 
         @cache
         def held_out() -> list[int]:
             return _held_out(whole, opened, settings.hold_out)
 
-        def reading(realm: Realm) -> MaskedReading:
-            source = SentenceSource(
+        def sentences(realm: Realm, scheme: str | Masking) -> SentenceSource:
+            return SentenceSource(
                 opened,
-                masking or settings.masking,
+                scheme,
                 max_query=realm.config.max_query,
                 seed=settings.loop.seed,
                 held_out=held_out(),
             )
+
+        def reading(realm: Realm) -> MaskedReading:
+            source = sentences(realm, masking or settings.masking)
             pairs = ReadingPairs(source, pairing=settings.pairing, seed=settings.loop.seed)
             return MaskedReading(settings, realm, opened, pairs)
 
-        def finding(realm: Realm) -> InverseCloze:
+        def finding(realm: Realm) -> Objective:
             if settings.towers_as_reader:
                 realm.begin_towers_as_reader()
+            if settings.scale_lr:
+                realm.learn_scale()
+            if settings.retriever_objective == "recurring":
+                source = sentences(realm, "salient")
+                spans = SpanPairs(source, seed=settings.loop.seed, held_out=held_out())
+                return PassageContrast(
+                    realm,
+                    opened,
+                    spans,
+                    optim=settings.retriever,
+                    scale_lr=settings.scale_lr,
+                    bf16=settings.loop.bf16,
+                )
             pairs = ClozePairs(
                 opened, remove=settings.remove_sentence, seed=settings.loop.seed, held_out=held_out()
             )
@@ -264,7 +334,7 @@ def _with_corpus(settings: AnyStage, corpus: Corpus | None) -> AnyStage:
     return replace(settings, corpus=corpus.folder)
 
 
-def _named(settings: Warmup | Pretrain | Finetune) -> Path:
+def _named(settings: Warmup | Pretrain | TrainTowers | Finetune) -> Path:
     if settings.corpus is None:
         raise BadInput("say which corpus: --corpus CORPUS; make one: realmlm corpus notes/ --out CORPUS")
     return settings.corpus
@@ -325,7 +395,13 @@ def _own_places(corpus: Corpus, text: Corpus) -> SameWords:
 
 _PARTS = {
     "reader": ("model", "masking", "pairing", "pointing", "reader"),
-    "retriever": ("towers_as_reader", "remove_sentence", "retriever"),
+    "retriever": (
+        "towers_as_reader",
+        "retriever_objective",
+        "remove_sentence",
+        "scale_lr",
+        "retriever",
+    ),
 }
 """The settings of a warm-up that are those of one of its parts."""
 
@@ -345,7 +421,7 @@ def _check_parts(settings: Warmup) -> None:
             )
 
 
-def with_steps(settings: Finetune) -> Finetune:
+def with_steps(settings: OnQuestions) -> OnQuestions:
     """Where no number of steps is given: some passes over the questions, but no more than large sets need."""
     if settings.optim.steps:
         return settings
@@ -368,16 +444,6 @@ def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Paramete
     learning = realm.free_query(settings.query) if own_query else realm.retriever_parameters()
     for parameter in realm.retriever_parameters() if alone else []:
         parameter.requires_grad_(False)
+    if settings.scale_lr and realm.query.log_scale is not None:
+        realm.query.log_scale.requires_grad_(True)
     return learning
-
-
-def _word_matches(index: BM25Index, gold: Gold, *, candidates: int) -> Candidates:
-    """BM25's candidates for every question."""
-    parts = []
-    with progress("matching words", len(gold), unit="questions") as bar:
-        for first in range(0, len(gold), _MATCHED):
-            some = gold.questions[first : first + _MATCHED]
-            parts.append(index.search(some, candidates).hits)
-            bar.advance(len(some))
-    ids = torch.cat([hits.ids_QK.cpu() for hits in parts])
-    return Candidates(ids.numpy(), torch.cat([hits.scores_QK.cpu() for hits in parts]).numpy())

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from realmlm.model.marginal import (
     answer_log_likelihood,
+    contrast,
+    divergence,
     hidden_log_p,
     in_batch_contrast,
     inner_products,
@@ -21,6 +23,7 @@ from realmlm.model.marginal import (
     retrieval_reward,
     retrieval_utility,
     span_log_probabilities,
+    taught_apart,
 )
 
 scores = st.floats(-8, 8)
@@ -176,3 +179,93 @@ def test_scores_keep_their_precision_under_autocast() -> None:
     exact = query.double() @ document.double().T
     assert torch.allclose(all_pairs.double(), exact, atol=1e-3)
     assert torch.allclose(own.double(), exact, atol=1e-3)
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10_000))
+def test_a_passage_told_from_others_by_a_plain_loop(queries: int, passages: int, seed: int) -> None:
+    """−log of its share among itself and those it is told from; all others count for nothing."""
+    scores_BU = draw(seed, queries, passages)
+    dice = torch.Generator().manual_seed(seed)
+    own = torch.randint(passages, (queries,), generator=dice)
+    others = torch.rand(queries, passages, generator=dice) < 0.5
+    loss, found = contrast(scores_BU, own, others)
+    for b in range(queries):
+        rivals = [u for u in range(passages) if others[b, u] and u != own[b]]
+        mine = scores_BU[b, own[b]].item()
+        total = math.exp(mine) + sum(math.exp(scores_BU[b, u]) for u in rivals)
+        assert loss[b].item() == pytest.approx(math.log(total) - mine, abs=1e-9)
+        assert found[b].item() == all(scores_BU[b, u] < mine for u in rivals)
+    assert torch.autograd.gradcheck(
+        lambda given: contrast(given, own, others)[0], (scores_BU.requires_grad_(),)
+    )
+
+
+# --- what else can teach the retriever ----------------------------------------------------------------------
+
+
+@given(sizes, st.integers(0, 10_000))
+def test_targets_by_plain_loops(size: tuple[int, int, int], seed: int) -> None:
+    queries, passages, _ = size
+    retrieval = draw(seed, queries, passages)
+    weight = retrieval + draw(seed + 2, queries, passages)
+    reader = -draw(seed + 1, queries, passages).abs()
+    reader[0, 1:] = -torch.inf  # passages without the answer
+    for target in ("posterior", "perplexity"):
+        fixed, apart = taught_apart(weight, retrieval, reader, target)
+        assert torch.allclose(fixed, weight, atol=1e-12)
+        for b in range(queries):
+            p = softmax(retrieval[b].tolist())
+            prior = softmax(weight[b].tolist()) if target == "posterior" else [1.0] * passages
+            joint = [prior[z] * math.exp(reader[b, z]) for z in range(passages)]
+            q = [part / sum(joint) for part in joint]
+            plain = sum(q[z] * (math.log(q[z]) - math.log(p[z])) for z in range(passages) if q[z])
+            assert apart[b].item() == pytest.approx(plain, abs=1e-9)
+    same, nothing = taught_apart(weight, retrieval, reader, "marginal")
+    assert same is weight
+    assert not nothing.any()
+
+
+def test_the_divergence_against_finite_differences() -> None:
+    target = draw(7, 3, 4).softmax(-1)
+    retrieval = draw(8, 3, 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda scores: divergence(target, scores), (retrieval,))
+
+
+def test_the_posterior_teaches_what_emdr2_does_and_alone_what_the_marginal_does() -> None:
+    """log Σ_z p(z|x) SG(p(y|z,x)) has the posterior's gradient, and so has eq. 1; with more than f(x,z) in the
+    weights the two part."""
+    retrieval = draw(9, 4, 5).requires_grad_()
+    beside = draw(10, 4, 5)
+    reader = -draw(11, 4, 5).abs()
+
+    def by_f(loss: Tensor) -> Tensor:
+        return torch.autograd.grad(loss.sum(), retrieval)[0]
+
+    _, apart = taught_apart(retrieval, retrieval, reader, "posterior")
+    assert torch.allclose(by_f(-apart), by_f(marginal_log_likelihood(retrieval, reader)), atol=1e-12)
+    weight = retrieval + beside
+    _, apart = taught_apart(weight, retrieval, reader, "posterior")
+    told = posterior(weight, reader).detach() - retrieval.detach().softmax(-1)
+    assert torch.allclose(by_f(-apart), told, atol=1e-12)
+    assert not torch.allclose(told, by_f(marginal_log_likelihood(weight, reader)), atol=1e-2)
+
+
+@pytest.mark.parametrize("target", ["posterior", "perplexity"])
+def test_a_target_is_no_ones_to_change_and_the_reader_learns_as_before(target: str) -> None:
+    retrieval = draw(12, 4, 5).requires_grad_()
+    beside = draw(13, 4, 5).requires_grad_()
+    reader = (-draw(14, 4, 5).abs()).requires_grad_()
+    fixed, apart = taught_apart(retrieval + beside, retrieval, reader, target)
+    assert torch.autograd.grad(apart.sum(), (beside, reader), retain_graph=True, allow_unused=True) == (
+        None,
+        None,
+    )
+    learned = marginal_log_likelihood(fixed, reader).sum()
+    plain = marginal_log_likelihood(retrieval + beside, reader).sum()
+    assert torch.autograd.grad(learned, retrieval, retain_graph=True)[0].abs().max() < 1e-12
+    for one, other in zip(
+        torch.autograd.grad(learned, (beside, reader)),
+        torch.autograd.grad(plain, (beside, reader)),
+        strict=True,
+    ):
+        assert torch.allclose(one, other, atol=1e-12)

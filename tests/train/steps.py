@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.ict import InverseCloze
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
@@ -14,7 +15,7 @@ from realmlm.train.objectives.questions import QuestionAnswering
 
 def at_each_step(happens: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let something happen in every step of every stage, when its examples are drawn and no loss is known."""
-    for objective in (MaskedReading, InverseCloze, JointPretraining, QuestionAnswering):
+    for objective in (MaskedReading, InverseCloze, PassageContrast, JointPretraining, QuestionAnswering):
         monkeypatch.setattr(objective, "loss", _preceded(happens, objective.loss))
 
 

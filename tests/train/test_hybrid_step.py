@@ -72,7 +72,7 @@ def test_words_offer_passages_and_a_given_paragraph_has_its_score(
             super().__init__(corpus, ids_BK, null=null)
 
     class Noting(QuestionAnswering):
-        def _taught(self, *given: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        def _taught(self, *given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             weighed.append(given[2])
             return super()._taught(*given)
 

@@ -23,14 +23,16 @@ from realmlm.model.resident import Queries, Resident
 from realmlm.reading.packed import pair_size, read_spans_packed, rows_of
 from realmlm.reading.read import join, read_spans
 from realmlm.reading.retrieve import Offered
-from realmlm.settings import Finetune, Pretrain, Refresh, Warmup
+from realmlm.settings import Finetune, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
 from realmlm.train.data import ReadingPairs, SentenceSource
 from realmlm.train.gold import locate_answers
 from realmlm.train.objective import Objective
+from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
 from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.pairs import QuestionPairs
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
 
@@ -132,12 +134,16 @@ def same_step(one: Stepped, other: Stepped) -> dict[str, float]:
         ("bert", {"pointing": 0.0, "marginal": "per-token"}),
         ("bert", {"pointing": 1.0, "null_document": False, "masking": "uniform"}),
         ("bert", {"pointing": 1.0, "own_passage": True}),
+        ("bert", {"pointing": 1.0, "retriever_target": "perplexity", "scale_lr": 0.1}),
+        ("bert", {"retriever_target": "posterior"}),
     ],
 )
 def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, tmp_path: Path) -> None:
     how = {**TINY_MODEL, "family": family, "read_titles": family == "bert"}
     model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
     settings = Pretrain(out=Path("unused"), **{"k": 4, "masking": "salient", **changed})
+    if settings.scale_lr:
+        model.learn_scale()
     source = SentenceSource(knowledge, settings.masking, max_query=32, seed=0, glimpses=settings.glimpses)
     drawn = torch.from_numpy(source.draw(16, 6).passages)
 
@@ -213,8 +219,10 @@ def test_the_same_spans(
         {"objective": "hard-em", "read_gold": True},
         {"refresh": Refresh(every_steps=5)},
         {"retriever": "bm25"},
+        {"in_batch": 0.5, "retriever_target": "posterior"},
+        {"in_batch": 0.5, "retriever_target": "perplexity", "refresh": Refresh(every_steps=5)},
     ],
-    ids=["frozen index", "hard EM", "both towers", "matched words"],
+    ids=["frozen index", "hard EM", "both towers", "matched words", "in batch", "in batch, both towers"],
 )
 def test_the_same_fine_tuning(
     changed: dict[str, Any], knowledge: Corpus, world: Path, tmp_path: Path
@@ -243,3 +251,26 @@ def test_the_same_fine_tuning(
 
     numbers = same_step(one_step(packed=False), one_step(packed=True))
     assert numbers["gold_read"] > 0
+
+
+@pytest.mark.parametrize(("family", "pooling"), [("modernbert", "mean"), ("bert", "cls")])
+def test_the_same_contrast(family: str, pooling: str, knowledge: Corpus, world: Path, tmp_path: Path) -> None:
+    how = {**TINY_MODEL, "family": family, "pooling": pooling}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
+    model.learn_scale()
+    asked = read_questions(world / "questions-train.jsonl")[:12]
+    asked.append(replace(asked[0], context=f"It is {asked[0].answers[0]}, they say.", title="Said"))
+    gold = locate_answers(knowledge, asked)
+    # all passages are found, but for one question: it has fewer wrong ones than are wanted
+    hits = np.stack([np.roll(knowledge.ids, -7 * number) for number in range(len(gold))])
+    hits[0] = knowledge.ids[gold.holds(0, knowledge.ids)][0]
+    pairs = QuestionPairs(gold, hits, negatives=2, seed=0)
+
+    def one_step(packed: bool) -> Stepped:
+        objective = PassageContrast(model, gold.corpus, pairs, optim=Optim(), scale_lr=0.1, bf16=True)
+        objective.resident = resident_of(model, gold.corpus) if packed else None
+        return stepped(model, objective, objective.draw(0, len(gold)))
+
+    padded = one_step(packed=False)
+    same_step(padded, one_step(packed=True))
+    assert padded[2]["query.log_scale"].abs() > 0

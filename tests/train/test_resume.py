@@ -15,7 +15,7 @@ from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.log import read_metrics
 from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
 from realmlm.train.run import Run
-from tests.calls import create_model, finetune, pretrain, run_pretrain, warm_up
+from tests.calls import create_model, finetune, pretrain, run_pretrain, train_towers, warm_up
 from tests.conftest import TINY_MODEL
 from tests.train.steps import at_each_step
 
@@ -41,7 +41,9 @@ def cut_at(cuts: set[int], monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return cuts
 
 
-@pytest.fixture(params=["warmup", "pretrain", "pretrain-same-text", "finetune", "finetune-refreshed"])
+@pytest.fixture(
+    params=["warmup", "pretrain", "pretrain-same-text", "towers", "finetune", "finetune-refreshed"]
+)
 def stage(
     request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, world: Path
 ) -> Stage:
@@ -74,12 +76,25 @@ def stage(
             reader=OPTIM,
             retriever=OPTIM,
         ),
-        "pretrain": lambda out: pretrain(**common, **joint, out=out, text=x, optim=OPTIM),
+        "pretrain": lambda out: pretrain(
+            **common, **joint, out=out, text=x, optim=OPTIM, scale_lr=1e-2, retriever_target="perplexity"
+        ),
         "pretrain-same-text": lambda out: pretrain(**common, **joint, out=out, text=None, optim=OPTIM),
+        "towers": lambda out: train_towers(
+            **common,
+            out=out,
+            questions=(world / "questions-train.jsonl",),
+            candidates=20,
+            negatives=2,
+            scale_lr=1e-2,
+            optim=OPTIM,
+        ),
         "finetune": lambda out: finetune(
             **common, **asking, out=out, optim=OPTIM, refresh=Refresh(every_steps=0)
         ),
-        "finetune-refreshed": lambda out: finetune(**common, **asking, out=out, optim=OPTIM, refresh=IN_LINE),
+        "finetune-refreshed": lambda out: finetune(
+            **common, **asking, out=out, optim=OPTIM, refresh=IN_LINE, in_batch=0.5, scale_lr=1e-2
+        ),
     }
     return stages[request.param]
 

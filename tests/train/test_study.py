@@ -166,7 +166,8 @@ def test_recurring_words_stand_in_another_passage_of_the_title(towns: Corpus) ->
     assert len(recurrences) == 10  # each town's beast; not the same beast of another town
     rng = np.random.default_rng(0)
     for _ in range(30):
-        example, other = recurrences.pair(source, rng)
+        example, other, having = recurrences.pair(source, rng)
+        assert {example.passage, other} <= set(having.tolist())
         assert other != example.passage
         assert towns[other].title == towns[example.passage].title
         hidden = towns.wordpieces.decode(example.tokens[example.positions])

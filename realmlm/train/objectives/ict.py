@@ -13,7 +13,7 @@ from realmlm.model.marginal import in_batch_contrast, inner_products
 from realmlm.model.realm import Realm
 from realmlm.settings import Warmup
 from realmlm.train.data import ClozePairs
-from realmlm.train.objective import Group, Objective
+from realmlm.train.objective import Group, Objective, retriever_groups, scale_of
 
 Drawn = tuple[Inputs, Inputs, np.ndarray]
 """Sentences, passages, and the passages' ids."""
@@ -28,7 +28,9 @@ class InverseCloze(Objective):
         self.pairs = pairs
 
     def groups(self) -> dict[str, Group]:
-        return {"retriever": Group(self.model.retriever_parameters(), self.settings.retriever.lr)}
+        towers = self.model.retriever_parameters()
+        rates = {"lr": self.settings.retriever.lr, "scale_lr": self.settings.scale_lr}
+        return retriever_groups(self.model, towers, **rates)
 
     def draw(self, first: int, count: int) -> Drawn:
         pairs = self.pairs.draw(first, count)
@@ -42,4 +44,4 @@ class InverseCloze(Objective):
         query_BD = self.model.query(queries.to(device))
         scores_BB = inner_products(query_BD, self.model.document(documents.to(device)))
         loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
-        return loss_B.mean(), {"found": found_B.float().mean()}
+        return loss_B.mean(), {"found": found_B.float().mean(), **scale_of(self.model)}

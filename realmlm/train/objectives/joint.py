@@ -25,6 +25,7 @@ from realmlm.model.marginal import (
     mean_where,
     per_token_marginal,
     retrieval_utility,
+    taught_apart,
 )
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Resident
@@ -47,7 +48,7 @@ from realmlm.reading.retrieve import LearnedRetriever, Offered, fresh_scores
 from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
 
 Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
@@ -90,7 +91,12 @@ class JointPretraining(Objective):
         optim = self.settings.optim
         return {
             "reader": Group(list(self.model.reader.parameters()), optim.lr),
-            "retriever": Group(self.model.retriever_parameters(), optim.retriever_lr),
+            **retriever_groups(
+                self.model,
+                self.model.retriever_parameters(),
+                lr=optim.retriever_lr,
+                scale_lr=self.settings.scale_lr,
+            ),
         }
 
     def prepare(self, model: Realm) -> None:
@@ -120,6 +126,7 @@ class JointPretraining(Objective):
         if (staged := self.stage(drawn, step, clock)) is not None:
             clock("read")
             return self.compute(staged)
+        frozen = self._holds_still(step)
         model = self.model
         sentences, inputs = drawn
         assert isinstance(sentences, MaskedSentences)
@@ -134,27 +141,48 @@ class JointPretraining(Objective):
         offered = Offered(self.corpus, hits.ids_QK.cpu().numpy(), null=self._null)
         clock("embed")
         retrieval_BK = fresh_scores(model, query_BD, offered)
-        if step < self.settings.freeze_retriever:
+        if frozen:
             retrieval_BK = retrieval_BK.detach()
         clock("read")
         inputs = join(model, masked.queries, offered)
         reading = read_masks(model, inputs.to(self._device), positions_BM)
         token_BKM = hidden_log_p(reading.log_BKMV, targets_BM)
         if not self.settings.pointing:
-            return self.likelihood(retrieval_BK, token_BKM, valid_BM)
+            return self._learned(retrieval_BK, token_BKM, valid_BM, None)
         clock("point")
         runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
         gold_N3 = standing(runs, offered.bodies_N, inputs)
-        return self._pointing(retrieval_BK, token_BKM, valid_BM, point(model.reader, reading, gold_N3))
+        return self._learned(retrieval_BK, token_BKM, valid_BM, point(model.reader, reading, gold_N3))
 
-    def _pointing(
-        self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor, pointed: tuple[Tensor, Tensor]
+    def _learned(
+        self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor, pointed: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The likelihood, and that of pointing at the hidden words, as `point` gives it."""
+        """The likelihood, and that of pointing at the hidden words, if `point` gave it."""
         loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        found_B, some_B = pointing_log_likelihood(retrieval_BK, *pointed)
+        numbers |= scale_of(self.model)
+        if pointed is None:
+            return loss, numbers
+        some_B = pointed[1].view_as(retrieval_BK).any(-1)
+        point_BK = pointed[0].view_as(retrieval_BK).masked_fill(~some_B[:, None], 0.0)
+        weight_BK, apart_B = self._apart(retrieval_BK, point_BK)
+        found_B, some_B = pointing_log_likelihood(weight_BK, *pointed)
         numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
-        return loss - self.settings.pointing * found_B.mean(), numbers
+        return loss - self.settings.pointing * (found_B - torch.where(some_B, apart_B, 0.0)).mean(), numbers
+
+    def _apart(self, retrieval_BK: Tensor, reader_BK: Tensor) -> tuple[Tensor, Tensor]:
+        return taught_apart(retrieval_BK, retrieval_BK, reader_BK, self.settings.retriever_target)
+
+    def _holds_still(self, step: int) -> bool:
+        """Does the retriever not learn at this step? Then it has no dropout either."""
+        rates = (self.settings.optim.retriever_lr, self.settings.scale_lr)
+        frozen = step < self.settings.freeze_retriever or not any(rates)
+        towers = (self.model.query, self.model.document)
+        if frozen:
+            for tower in towers:
+                tower.eval()
+        elif self.model.training and not all(tower.training for tower in towers):
+            self.model.train()
+        return frozen
 
     # --- the same with everything on the device -------------------------------------------------------------
 
@@ -163,13 +191,14 @@ class JointPretraining(Objective):
         resident = self.resident
         if resident is None:
             return None
+        frozen = self._holds_still(step)
         array, shape = drawn
         assert isinstance(array, np.ndarray)
         assert isinstance(shape, Shape)
         flat = send(torch.from_numpy(array), self._device)
         batch = MaskedBatch.of(flat, shape)
         clock("embed")
-        query_BD = self._embed(Staged({"flat": flat}, (shape,)))["query"]
+        query_BD = self._embed(Staged({"flat": flat}, (shape, frozen)))["query"]
         clock("search")
         hits = self.live.index.search(query_BD, self._passages, exclude_QE=batch.passages_BE)
         ids_BK = F.pad(hits.ids_QK.to(self._device), (int(self._null), 0), value=-1)
@@ -179,11 +208,11 @@ class JointPretraining(Objective):
         document_size = batch.fitting(documents, longest=config.max_document)
         pair_size = batch.fitting(pairs, longest=config.max_joint)
         sizes = (shape, document_size, pair_size, batch.room(held, of=ids_BK.numel()))
-        frozen = step < self.settings.freeze_retriever
         return Staged(found | {"flat": flat}, (*sizes, frozen))
 
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
-        batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
+        shape, _ = staged.sizes  # what is recorded with dropout is not what is recorded without
+        batch = MaskedBatch.of(staged.tensors["flat"], shape)
         return {"query": embed_to_search(self.model, self._laid_out(), batch)}
 
     def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
@@ -214,9 +243,7 @@ class JointPretraining(Objective):
         k = found.ids_BK.shape[1]
         token_SK, _, pointed = read_packed(model.reader, packed, batch, standing_NJ, k=k, room=room)
         token_BKM, valid_BM = batch.by_mask(token_SK)
-        if pointed is None:
-            return self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        return self._pointing(retrieval_BK, token_BKM, valid_BM, pointed)
+        return self._learned(retrieval_BK, token_BKM, valid_BM, pointed)
 
     def likelihood(
         self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor
@@ -227,8 +254,9 @@ class JointPretraining(Objective):
         to step must be a tensor on the device.
         """
         reader_BK = joint_reading(token_BKM, valid_BM)
-        joint_B = marginal_log_likelihood(retrieval_BK, reader_BK)
-        trained_B = joint_B
+        weight_BK, apart_B = self._apart(retrieval_BK, reader_BK)
+        joint_B = marginal_log_likelihood(weight_BK, reader_BK)
+        trained_B = joint_B - apart_B
         if self.settings.marginal == "per-token":
             trained_B = per_token_marginal(retrieval_BK, token_BKM, valid_BM)
         p_BK = retrieval_BK.softmax(-1)

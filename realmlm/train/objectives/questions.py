@@ -29,6 +29,7 @@ from realmlm.model.marginal import (
     marginal_log_likelihood,
     mean_where,
     span_mask,
+    taught_apart,
 )
 from realmlm.model.packed import Size
 from realmlm.model.realm import Realm
@@ -46,12 +47,12 @@ from realmlm.reading.packed import (
     rows_of,
 )
 from realmlm.reading.read import join, read_masks, read_spans
-from realmlm.reading.retrieve import Offered, fresh_scores
+from realmlm.reading.retrieve import Offered, embed_documents, fresh_scores
 from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
 
 _EMBEDDED = 512  # paragraphs at once
@@ -74,6 +75,7 @@ class _Retrieved:
     scores_BC: Tensor  # f(x,z) of all candidates, those that are read first, with gradient
     holds_BC: np.ndarray  # which of them hold an answer
     first_B: np.ndarray  # does the one that was retrieved first hold one?
+    batch: tuple[Tensor, Tensor] | None  # f(x,z) of all that the batch reads, which of them hold an answer
 
 
 class QuestionAnswering(Objective):
@@ -130,7 +132,9 @@ class QuestionAnswering(Objective):
         optim = self.settings.optim
         return {
             "reader": Group(list(self.model.reader.parameters()), optim.lr),
-            "retriever": Group(self._learning, optim.retriever_lr),
+            **retriever_groups(
+                self.model, self._learning, lr=optim.retriever_lr, scale_lr=self.settings.scale_lr
+            ),
         }
 
     def draw(self, first: int, count: int) -> np.ndarray:
@@ -147,24 +151,35 @@ class QuestionAnswering(Objective):
         weight_BK, reader_BK = self._read(numbers, questions, found)
         memory_B = self._closed_book(numbers)
         holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
-        loss, row = self._taught(weight_BK, reader_BK, found.scores_BC, holds_BC, memory_B)
+        loss, row = self._taught(weight_BK, reader_BK, found.scores_BC, holds_BC, memory_B, found.batch)
         return loss, row | {"recall@1": torch.from_numpy(found.first_B).float().mean()}
 
     def _taught(
-        self, weight_BK: Tensor, reader_BK: Tensor, scores_BC: Tensor, holds_BC: Tensor, memory_B: Tensor
+        self,
+        weight_BK: Tensor,
+        reader_BK: Tensor,
+        scores_BC: Tensor,
+        holds_BC: Tensor,
+        memory_B: Tensor,
+        batch: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics from what weighs the passages and log p(y|z,x), f(x,z) of the candidates and
-        which of them hold an answer, and log p(y|∅,x)."""
+        which of them hold an answer, log p(y|∅,x), and the same two of all that the batch reads."""
         retriever_B = evidence_log_likelihood(scores_BC, holds_BC)
         any_B = (reader_BK > -torch.inf).any(-1)
         some_B = holds_BC.any(-1)
         # a question without its answer teaches nothing: no gradient, no NaN
         readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
+        read_BK = scores_BC[:, : weight_BK.shape[1]]
+        weight_BK, apart_B = taught_apart(weight_BK, read_BK, readable_BK, self.settings.retriever_target)
         answer_B = marginal_log_likelihood(weight_BK, readable_BK)
         # divided by all examples, not those with an answer: a batch in parts must give the same gradient
-        taught_B = torch.where(any_B, answer_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
+        taught_B = torch.where(any_B, answer_B - apart_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
+        if batch is not None:
+            taught_B = taught_B + self.settings.in_batch * evidence_log_likelihood(*batch)
         loss = -(taught_B + self.settings.closed_book * memory_B).mean()
         return loss, {
+            **scale_of(self.model),
             "log_p": mean_where(any_B, answer_B),
             "retriever": mean_where(some_B, retriever_B),
             "closed_book": memory_B.mean(),
@@ -174,6 +189,7 @@ class QuestionAnswering(Objective):
     def _retrieve(self, numbers: np.ndarray, questions: list[np.ndarray], clock: Clock) -> _Retrieved:
         model = self.model
         read = self.settings.read
+        batch = None
         if self._given is not None:
             ids_BC, given_BC, holds_BC, first_B = self._matched(numbers)
             offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
@@ -187,13 +203,30 @@ class QuestionAnswering(Objective):
             ids_BC, _, holds_BC, first_B = self._first_to_read(numbers, found_BC)
             offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
             clock("embed")
-            scores_BC = inner_products(query_BD, self._vectors(index, ids_BC).to(query_BD))
+            vectors_BCD = self._vectors(index, ids_BC).to(query_BD)
+            scores_BC = inner_products(query_BD, vectors_BCD)
             if self.settings.refresh.every_steps:  # the document tower learns too
                 fresh_BK = fresh_scores(model, query_BD, offered)
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
             if (words_BC := self._words(questions, ids_BC)) is not None:
                 scores_BC = scores_BC + words_BC.to(scores_BC.device)
-        return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds_BC, first_B)
+            if self.settings.in_batch:
+                vectors_ND = vectors_BCD[:, :read].flatten(0, 1)
+                if self.settings.refresh.every_steps:
+                    vectors_ND = embed_documents(model, offered.titles_N, offered.bodies_N)
+                known_B2N = torch.from_numpy(self._of_the_batch(ids_BC, holds_BC)).to(model.device)
+                batch = _scored_together(query_BD, vectors_ND, known_B2N)
+        return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds_BC, first_B, batch)
+
+    def _of_the_batch(self, ids_BC: np.ndarray, holds_BC: np.ndarray) -> np.ndarray:
+        """All passages that the batch reads, those of other questions too: does each count (once, if it is
+        read several times), and does it hold the question's answer? [B, 2, N]. Only a candidate of its own
+        can: a word that happens to stand elsewhere is no evidence."""
+        ids_N = ids_BC[:, : self.settings.read].flatten()
+        counts_N = np.zeros(len(ids_N), dtype=bool)
+        counts_N[np.unique(ids_N, return_index=True)[1]] = True
+        pairs = zip(ids_BC, holds_BC, strict=True)
+        return np.stack([[counts_N, counts_N & np.isin(ids_N, ids[holds])] for ids, holds in pairs])
 
     def _search(self, index: Index, query_BD: Tensor, questions: list[np.ndarray]) -> np.ndarray:
         """The candidates [B, C], best first."""
@@ -342,6 +375,8 @@ class QuestionAnswering(Objective):
                 tensors["words"] = words_BC.to(device)
             clock("embed")
             tensors["vectors"] = self._vectors(self.live.index, ids_BC).to(device)
+        if self.settings.in_batch:
+            tensors["together"] = send(torch.from_numpy(self._of_the_batch(ids_BC, holds_BC)), device)
         ids_BK = ids_BC[:, : self.settings.read]
         tensors["ids"] = send(torch.from_numpy(np.ascontiguousarray(ids_BK)), device)
         tensors["holds"] = send(torch.from_numpy(holds_BC), device)
@@ -369,17 +404,21 @@ class QuestionAnswering(Objective):
         batch = MaskedBatch.of(tensors["flat"], shape)
         ids_BK = tensors["ids"]
         read = ids_BK.shape[1]
+        together = None
         if "scores" in tensors:
             scores_BC = tensors["scores"]
         else:
             query_BD = embed_seen(model, resident, batch)
             scores_BC = inner_products(query_BD, tensors["vectors"].to(query_BD.dtype))
+            vectors_ND = tensors["vectors"][:, :read].flatten(0, 1)
             if self.settings.refresh.every_steps:  # the document tower learns too
                 vectors_ND = model.document(resident.documents(ids_BK.flatten(), document_room))
                 fresh_BK = inner_products(query_BD, vectors_ND.unflatten(0, ids_BK.shape))
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
             if "words" in tensors:
                 scores_BC = scores_BC + tensors["words"]
+            if self.settings.in_batch:
+                together = _scored_together(query_BD, vectors_ND, tensors["together"])
         scores_BK = scores_BC[:, :read]
         packed = resident.pairs(batch.seen, rows_of(ids_BK), ids_BK.flatten(), pair_room)
         reading = read_spans_packed(model, packed, scores_BK.flatten())
@@ -389,7 +428,7 @@ class QuestionAnswering(Objective):
         weight_BK = reading.weight_N.view_as(scores_BK)
         memory_B = self._recalled(resident, batch)
         reader_BK = reader_N.view_as(scores_BK)
-        loss, row = self._taught(weight_BK, reader_BK, scores_BC, tensors["holds"], memory_B)
+        loss, row = self._taught(weight_BK, reader_BK, scores_BC, tensors["holds"], memory_B, together)
         return loss, row | {"recall@1": tensors["first"].float().mean()}
 
     def _recalled(self, resident: Resident, batch: MaskedBatch) -> Tensor:
@@ -416,3 +455,9 @@ class QuestionAnswering(Objective):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.live.load_state(state)
+
+
+def _scored_together(query_BD: Tensor, vectors_ND: Tensor, known_B2N: Tensor) -> tuple[Tensor, Tensor]:
+    """f(x,z) of all passages of the batch [B, N], −inf where one does not count, and which hold an answer."""
+    counts_BN, holds_BN = known_B2N.unbind(1)
+    return inner_products(query_BD, vectors_ND).masked_fill(~counts_BN, -torch.inf), holds_BN
