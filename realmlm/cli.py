@@ -260,7 +260,14 @@ def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
     from realmlm.engine import Engine
 
     docs = together(settings.docs)
-    return Engine(settings.model, settings.corpus, docs=docs, index=settings.index, device=settings.device)
+    return Engine(
+        settings.model,
+        settings.corpus,
+        docs=docs,
+        index=settings.index,
+        rerank=settings.rerank,
+        device=settings.device,
+    )
 
 
 def _serve(settings: kinds.Serve) -> None:

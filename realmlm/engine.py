@@ -20,7 +20,7 @@ from realmlm.index.keep import KeptIndex
 from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.parallel import in_background
-from realmlm.reading.answer import Answer, Answerer, MaskWords
+from realmlm.reading.answer import Answer, Answerer, MaskWords, check_reranks
 from realmlm.reading.combine import Combiner, ReadSpans
 from realmlm.reading.retrieve import (
     LearnedRetriever,
@@ -62,12 +62,14 @@ class Engine:
         docs: str | Path | Sequence[str | Path] = (),
         index: str | Path | None = None,
         retriever: Retriever | None = None,
+        rerank: int = 0,
         device: str = "auto",
     ) -> None:
         """`model` is a folder, a `Realm`, or `mini`, the one that comes with realmlm. `corpus` is one that
         `realmlm corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`. `index`
         is one that `realmlm index` wrote elsewhere. `retriever` takes the place of the model's own: any
-        callable of the form of `realmlm.reading.retrieve.Retriever`."""
+        callable of the form of `realmlm.reading.retrieve.Retriever`. With `rerank`, so many passages are
+        retrieved for a question, and those that the reader finds best are answered from."""
         if corpus is not None and docs:
             both = "a corpus and documents cannot be searched together"
             raise BadInput(f"{both}; give one of them, or add the documents with `realmlm edit`")
@@ -81,6 +83,8 @@ class Engine:
             self.model.compute_quickly()
         self._index_path = Path(index) if index else None
         self._retriever = retriever
+        check_reranks(self.model, rerank)
+        self._rerank = rerank
         self._state: _State | None = None
         self._watch: Watch | None = None  # where documents are searched
         self._catching_up: Future[tuple[_State, Watch]] | None = None
@@ -124,9 +128,10 @@ class Engine:
 
     def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
         if self._retriever is not None:
-            return _State(None, Answerer(self.model, corpus, self._retriever))
+            return _State(None, Answerer(self.model, corpus, self._retriever, rerank=self._rerank))
         kept = index_of(self.model, corpus, path=self._index_path, others=others)
-        return _State(kept, Answerer(self.model, corpus, LearnedRetriever.settled(self.model, kept.index)))
+        retriever = LearnedRetriever.settled(self.model, kept.index)
+        return _State(kept, Answerer(self.model, corpus, retriever, rerank=self._rerank))
 
     @property
     def _current(self) -> "_State":

@@ -288,6 +288,7 @@ EVIDENCE = {
     "end",
     "retrieval_probability",
     "reading_probability",
+    "passage_logit",
 }
 
 
@@ -445,6 +446,7 @@ def test_evaluate_agrees_with_its_predictions(
         "index",
         "limit",
         "with_mask",
+        "rerank",
     }
     rows = [json.loads(line) for line in predictions.read_text().splitlines()]
     asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]
@@ -485,6 +487,7 @@ def test_evaluate_agrees_with_its_predictions(
             "model",
             "retriever",
             "read",
+            "rerank",
         }
         assert (row["retriever"], row["read"]) == (retriever, 3)
         assert row["model"] == read_manifest(work / "model", kind="model").fingerprint

@@ -44,7 +44,7 @@ def calibrate(settings: Calibrate) -> str:
 def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Judged:
     """All answers of these files; those made otherwise than the model will answer are refused."""
     rows: list[tuple[float, float, bool]] = []
-    read: int | None = None
+    read: str | None = None
     for file in files:
         named = True
         for number, row in json_lines(read_text(file)):
@@ -65,11 +65,12 @@ def read_answers(files: Sequence[Path], *, model: Path, fingerprint: str) -> Jud
                     f"{file}:{number}: its passages were found with --retriever {row['retriever']}, whose "
                     "scores say nothing about the model's own retriever; make the file without --retriever"
                 )
-            read = row.get("read", read) if read is None else read
-            if row.get("read", read) != read:
+            here = f"{row['read']} of {rerank}" if (rerank := row.get("rerank")) else row.get("read", read)
+            read = here if read is None else read
+            if here != read:
                 raise Mismatch(
-                    f"{file}:{number}: {row['read']} passages were read for this answer, {read} for others; "
-                    "a confidence holds for one number: make all files with the same --read"
+                    f"{file}:{number}: {here} passages were read for this answer, {read} for others; a "
+                    "confidence holds for one way: make all files with the same --read and --rerank"
                 )
             named &= "model" in row
         if not named:

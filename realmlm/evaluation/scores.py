@@ -59,6 +59,7 @@ class Report:
     index: str = ""  # the one named with --index
     limit: int | None = None
     with_mask: bool = False
+    rerank: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,6 +67,7 @@ class Report:
     def table(self) -> str:
         """The report as lines of text."""
         read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
+        read += f" of {self.rerank}" * (self.rerank > self.read)
         asked = f"{self.questions:,} questions" + " with a [MASK] after each" * self.with_mask
         lines = [f"{asked}, retriever {self.retriever}, {read} read, {self.seconds:.1f} s", ""]
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []

@@ -21,7 +21,7 @@ class Evidence:
     title: str
     passage: str
     start: int | None
-    """Where the answer is in the passage, in characters; null if it is not there."""
+    """Where the answer is in the passage, in characters; null if it is not there, or in the title alone."""
     end: int | None
     retrieval_probability: float
     """p(z|x): how much the passage weighs (docs/decisions/001)."""
@@ -29,6 +29,9 @@ class Evidence:
     """p(y|z,x): how likely it gives this answer."""
     file: str = ""
     """The file the passage comes from."""
+    passage_logit: float | None = None
+    """g(x,z): does the passage answer the question at all? Above 0: rather yes; null if the model has not
+    learned to say."""
 
     def where(self) -> str:
         """Title, id and file of the passage, on one line."""

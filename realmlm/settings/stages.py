@@ -177,6 +177,17 @@ class Finetune(Settings):
     """marginal: every place of an answer counts (the paper); hard-em: only the likeliest in each passage."""
     closed_book: float = 0.1
     """Weight of learning to answer without any passage."""
+    passage_logit: bool = False
+    """The reader also learns to say of each passage whether it answers the question at all; that is then part
+    of what passages weigh, and --rerank goes by it. A model that has learned it goes on with it."""
+    judging: float = 1.0
+    """Weight of learning which of the passages read hold the answer, beside what answering teaches of it."""
+    title_answers: bool = False
+    """Words of a passage's title can be answers too, if the model reads titles. A model that has learned it
+    goes on with it."""
+    reading: Annotated[Literal["paper", "together"] | None, optional("HOW")] = None
+    """How spans of several passages are weighed from now on, within each passage (paper) or all together;
+    default: as the model does."""
     optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
     refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
     loop: Loop = field(default_factory=Loop)
@@ -184,6 +195,6 @@ class Finetune(Settings):
     def check(self) -> None:
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
-        self.at_least(0, "closed_book")
+        self.at_least(0, "closed_book", "judging")
         fits = 1 <= self.read <= self.candidates
         ensure(fits, f"read ({self.read}) must be between 1 and candidates ({self.candidates})")

@@ -131,10 +131,11 @@ def finetune(
         realm = _to_train(settings.model, model, device, corpus)
         check_enough(corpus, settings.read)
         frozen = settings.refresh.every_steps == 0
+        _set_reading(settings, realm)
         learning = _what_learns(settings, realm, run)
-        realm.config = replace(realm.config, trained_on_questions=True)
         asked = [question for file in settings.questions for question in read_questions(file)]
-        gold = locate_answers(corpus, asked, candidates=settings.candidates)
+        titles = realm.config.title_answers
+        gold = locate_answers(corpus, asked, candidates=settings.candidates, titles=titles)
         given = index = None
         if settings.retriever == "bm25":
             given = _word_matches(corpus, gold, candidates=min(settings.candidates, len(corpus)))
@@ -354,6 +355,16 @@ def with_steps(settings: Finetune) -> Finetune:
     passes = f"{steps * batch / asked:.1f} passes over {asked:,} questions"
     say(f"{steps:,} steps of {batch}: {passes}; --optim.steps changes this")
     return replace(settings, optim=replace(settings.optim, steps=steps))
+
+
+def _set_reading(settings: Finetune, realm: Realm) -> None:
+    """Let the model read questions as the settings say."""
+    if settings.passage_logit:
+        realm.learn_passage_logit()
+    if settings.title_answers:
+        realm.allow_title_answers()
+    reading = settings.reading or realm.config.reading
+    realm.config = replace(realm.config, reading=reading, trained_on_questions=True)
 
 
 def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Parameter]:
