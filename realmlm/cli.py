@@ -277,6 +277,7 @@ def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
         docs=docs,
         index=settings.index,
         hybrid=settings.hybrid,
+        rerank=settings.rerank,
         device=settings.device,
     )
 

@@ -20,7 +20,7 @@ from realmlm.index.keep import KeptIndex
 from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.parallel import in_background
-from realmlm.reading.answer import Answer, Answerer, MaskWords
+from realmlm.reading.answer import Answer, Answerer, MaskWords, check_reranks
 from realmlm.reading.combine import Combiner, ReadSpans
 from realmlm.reading.retrieve import (
     LearnedRetriever,
@@ -64,13 +64,15 @@ class Engine:
         index: str | Path | None = None,
         retriever: Retriever | None = None,
         hybrid: float | None = None,
+        rerank: int = 0,
         device: str = "auto",
     ) -> None:
         """`model` is a folder, a `Realm`, or `mini`, the one that comes with realmlm. `corpus` is one that
         `realmlm corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`. `index`
         is one that `realmlm index` wrote elsewhere. `retriever` takes the place of the model's own: any
         callable of the form of `realmlm.reading.retrieve.Retriever`. `hybrid` is the weight λ of word
-        matching in the search, f + λ · BM25, in place of the model's own; 0: none."""
+        matching in the search, f + λ · BM25, in place of the model's own; 0: none. With `rerank`, so many
+        passages are retrieved for a question, and those that the reader finds best are answered from."""
         if hybrid is not None and hybrid < 0:
             raise BadInput(f"hybrid is a weight of 0 or more, not {hybrid}")
         if corpus is not None and docs:
@@ -87,6 +89,8 @@ class Engine:
         self._index_path = Path(index) if index else None
         self._retriever = retriever
         self._hybrid = hybrid
+        check_reranks(self.model, rerank)
+        self._rerank = rerank
         self._state: _State | None = None
         self._watch: Watch | None = None  # where documents are searched
         self._catching_up: Future[tuple[_State, Watch]] | None = None
@@ -130,11 +134,11 @@ class Engine:
 
     def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
         if self._retriever is not None:
-            return _State(None, Answerer(self.model, corpus, self._retriever))
+            return _State(None, Answerer(self.model, corpus, self._retriever, rerank=self._rerank))
         kept = index_of(self.model, corpus, path=self._index_path, others=others)
         hybrid = hybrid_of(self.model, corpus, self._hybrid)
         own = LearnedRetriever.settled(self.model, kept.index, hybrid)
-        return _State(kept, Answerer(self.model, corpus, own))
+        return _State(kept, Answerer(self.model, corpus, own, rerank=self._rerank))
 
     @property
     def _current(self) -> "_State":

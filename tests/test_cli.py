@@ -221,6 +221,7 @@ EXAMPLES = [
     kinds.Evaluate(
         **PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"
     ),
+    kinds.FitHybrid(**PLACES, questions=(HERE,), out=HERE),
     kinds.Ask(**PLACES, question="Who?", read=2, json=True),
     kinds.Ask(**PLACES, fill="It is [MASK]."),
     kinds.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),
@@ -291,6 +292,7 @@ EVIDENCE = {
     "end",
     "retrieval_probability",
     "reading_probability",
+    "passage_logit",
 }
 
 
@@ -449,6 +451,7 @@ def test_evaluate_agrees_with_its_predictions(
         "limit",
         "with_mask",
         "hybrid",
+        "rerank",
     }
     rows = [json.loads(line) for line in predictions.read_text().splitlines()]
     asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]
@@ -489,6 +492,7 @@ def test_evaluate_agrees_with_its_predictions(
             "model",
             "retriever",
             "read",
+            "rerank",
         }
         assert (row["retriever"], row["read"]) == (retriever, 3)
         assert row["model"] == read_manifest(work / "model", kind="model").fingerprint

@@ -196,3 +196,31 @@ def test_work_that_cannot_be_recorded_is_done_as_it_is(capsys: pytest.CaptureFix
     assert all(0.8 < mean < 1.2 for mean in means)
     assert len(set(means)) == 4  # dropout still draws
     assert torch.rand(3, device="cuda").isfinite().all()
+
+
+def test_recorded_fine_tuning_judges_as_it_does_step_by_step(
+    knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    how = {**TINY_MODEL, "family": "bert", "read_titles": True, "reading": "together"}
+    create_model(corpus=knowledge.folder, out=tmp_path / "model", **how)
+
+    def rows(name: str, **changed: Any) -> list[dict[str, Any]]:
+        finetune(
+            model=tmp_path / "model",
+            corpus=knowledge.folder,
+            questions=(world / "questions-train.jsonl",),
+            out=tmp_path / name,
+            read=20,
+            candidates=50,
+            passage_logit=True,
+            title_answers=True,
+            optim=JointOptim(steps=12, batch=8, lr=1e-3, retriever_lr=1e-4),
+            loop=Loop(log_every=1, threads=1, device="cuda", **changed),
+        )
+        return read_metrics(tmp_path / name / "metrics.jsonl")
+
+    plain = rows("plain", bf16=False)
+    for name, changed in (("packed", {}), ("recorded", {"compile": True})):
+        for one, other in zip(rows(name, **changed), plain, strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=3e-2)
+            assert one["judged"] == pytest.approx(other["judged"], rel=5e-2)

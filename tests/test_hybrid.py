@@ -78,9 +78,15 @@ def test_without_a_weight_it_is_the_search_by_vectors_alone(
     assert "words" not in str(off)
 
 
-def test_evidence_shows_both_parts(weighted: Path, knowledge: Corpus) -> None:
-    engine = Engine(weighted, knowledge.folder, device="cpu")
-    found = {one.passage.id: one.score for one in engine.search(QUESTION, 4)}
+@pytest.mark.parametrize("rerank", [0, 12])
+def test_evidence_shows_both_parts(rerank: int, weighted: Path, knowledge: Corpus) -> None:
+    model = Realm.from_pretrained(weighted)
+    if rerank:
+        torch.manual_seed(0)
+        model.learn_passage_logit()
+        torch.nn.init.normal_(model.reader.passage_head.weight)
+    engine = Engine(model, knowledge.folder, rerank=rerank, device="cpu")
+    found = {one.passage.id: one.score for one in engine.search(QUESTION, max(4, rerank))}
     answer = engine.ask(QUESTION, read=4)
     filled = engine.fill("The history of Tekebra begins in [MASK].", read=4)
     for read in answer.evidence:

@@ -14,6 +14,9 @@ from transformers import BertConfig, BertModel
 
 from realmlm.cli import COMMANDS, main, parse
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.storage.artefacts import read_manifest
+from tests.calls import create_model
+from tests.conftest import TINY_MODEL
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
 
@@ -85,6 +88,38 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     again = run("mini.sh", "warm", out, data, ENCODER=str(tmp_path / "encoder"))
     assert again.count("already done") >= len(reports)
     arms_are_compared(out, data)
+
+
+def test_arms_of_reading_are_compared(data: Path, world: Path, tmp_path: Path) -> None:
+    knowledge = json.loads((world / "knowledge.jsonl").read_text("utf-8").splitlines()[0])
+    asked = {"question": "What is this about?", "context": knowledge["text"], "title": knowledge["title"]}
+    own = tmp_path / "data"
+    shutil.copytree(data, own)
+    answer = knowledge["text"].split()[1]
+    (own / "questions" / "own-reading.jsonl").write_text(json.dumps(asked | {"answer": [answer]}), "utf-8")
+    base = tmp_path / "out"
+    main(
+        [
+            *["corpus", f"{own}/articles", "--out", f"{base}/corpus"],
+            *["--tokenizer", str(world / "tokenizer.json"), "--max-wordpieces", "128"],
+        ]
+    )
+    how = {**TINY_MODEL, "family": "bert", "read_titles": True, "reading": "together"}
+    create_model(corpus=base / "corpus", out=tmp_path / "model", **how)
+    for arm in ("read-20", "all"):
+        run("reading_arms.sh", base, own, arm, MODEL=str(tmp_path / "model"))
+    config = read_manifest(base / "reading/all-0/questions/model", kind="model").config
+    assert config["passage_logit"]
+    assert config["title_answers"]
+    said = run("reading_arms.sh", base, own, "compare")
+    for way in (
+        "all-0/predictions/best-5-of-20",
+        "all-0/predictions/read-20",
+        "read-20-0/predictions/read-20",
+    ):
+        assert said.count(f"== {way} beside") == 2  # sets of questions
+    report = json.loads((base / "reading/all-0/reports/best-5-of-20/nq.json").read_text("utf-8"))
+    assert (report["read"], report["rerank"]) == (5, 20)
 
 
 @pytest.mark.slow

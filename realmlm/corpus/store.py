@@ -430,6 +430,12 @@ class Corpus:
         """First and past-the-last character of each wordpiece in the passage's text."""
         return self._part("token_chars", number)
 
+    def title_chars(self, number: int) -> np.ndarray:
+        """The same of its title, the first 32 at most."""
+        segment, row = self._place(number)
+        (encoding,) = self.wordpieces.encode_batch([segment.string("titles", row)])
+        return np.array(encoding.offsets[:MAX_TITLE], dtype=np.int64).reshape(-1, 2)
+
     def sentences(self, number: int) -> np.ndarray:
         """Borders of its sentences in wordpieces: sentence i is tokens[borders[i] : borders[i + 1]]."""
         segment, row = self._place(number)

@@ -50,7 +50,7 @@ def write_again(model: Path, out: Path, **changed: object) -> None:
 def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> Judged:
     """All answers of these files; those made otherwise than the model will answer are refused."""
     rows: list[tuple[float, float, bool]] = []
-    read: int | None = None
+    read: str | None = None
     weight = manifest.config.get("hybrid", 0.0)
     for file in files:
         named = True
@@ -77,11 +77,12 @@ def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> J
                     f"{file}:{number}: its passages were found with --hybrid {used:g}, and the model's own "
                     f"weight is {weight:g}; make the file without --hybrid"
                 )
-            read = row.get("read", read) if read is None else read
-            if row.get("read", read) != read:
+            here = f"{row['read']} of {rerank}" if (rerank := row.get("rerank")) else row.get("read", read)
+            read = here if read is None else read
+            if here != read:
                 raise Mismatch(
-                    f"{file}:{number}: {row['read']} passages were read for this answer, {read} for others; "
-                    "a confidence holds for one number: make all files with the same --read"
+                    f"{file}:{number}: {here} passages were read for this answer, {read} for others; a "
+                    "confidence holds for one way: make all files with the same --read and --rerank"
                 )
             named &= "model" in row
         if not named:

@@ -23,7 +23,7 @@ from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
 from realmlm.parallel import ordered_map
-from realmlm.reading.answer import Answer, Answerer
+from realmlm.reading.answer import Answer, Answerer, check_reranks
 from realmlm.reading.retrieve import (
     BM25Retriever,
     LearnedRetriever,
@@ -70,6 +70,7 @@ def evaluate(
     check_readable(realm, corpus, name=name)
     read = settings.read
     check_enough(corpus, read)
+    check_reranks(realm, settings.rerank)
     asked = _questions(settings)
     meaningless = read and settings.retriever != "none" and not realm.config.trained_on_questions
     if meaningless and not all(map(is_cloze, asked)):
@@ -81,12 +82,13 @@ def evaluate(
     searched = settings.retriever if retriever is None else type(retriever).__qualname__
     hybrid = chosen.hybrid if isinstance(chosen, LearnedRetriever) else None
     weight = 0.0 if hybrid is None else hybrid.weight
-    answerer = Answerer(realm, corpus, chosen)
+    answerer = Answerer(realm, corpus, chosen, rerank=settings.rerank)
     how = partial(measure, read=read, recall=settings.recall, with_mask=settings.with_mask, judges=judges)
     outcomes = list(how(answerer, asked))
     if settings.predictions is not None:
         fingerprint = "given" if model else read_manifest(settings.model, kind="model").fingerprint
         made = {"model": fingerprint, "retriever": searched, "hybrid": weight, "read": read}
+        made |= {"rerank": settings.rerank}
         rows = [_prediction(outcome) | made for outcome in outcomes]
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_text(settings.predictions, lines)
@@ -101,6 +103,7 @@ def evaluate(
         limit=settings.limit,
         with_mask=settings.with_mask,
         hybrid=weight,
+        rerank=settings.rerank,
     )
     if settings.report is not None:
         write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
@@ -145,14 +148,15 @@ def measure(
     with_mask: bool = False,
     judges: int = 1,
 ) -> Iterable[Outcome]:
-    """Retrieve as deep as recall is measured, read the `read` best passages, and compare with the answers."""
+    """Retrieve as deep as recall is measured, read the `read` best passages, and compare with the answers.
+    Where passages are reranked, recall is that of their new order."""
     alone = isinstance(answerer.retriever, NoRetriever)
     own = source_copies(answerer.corpus, questions)
     searchable = len(answerer.corpus) - max(map(len, own), default=0)
     if not (searchable or alone):
         same = f"every passage of {answerer.corpus.folder} has the same words"
         raise NotEnough(f"{same}: none is left to search for a sentence of theirs")
-    depth = 0 if alone else min(max(*CUTOFFS, read), searchable)
+    depth = 0 if alone else min(max(*CUTOFFS, read, answerer.rerank), searchable)
     at_once = answerer.at_once if any(map(is_cloze, questions)) else answerer.spans_at_once
     at_once = at_once if read else SEARCHED_AT_ONCE
     slices = [slice(first, first + at_once) for first in range(0, len(questions), at_once)]
@@ -217,18 +221,26 @@ def _read_batch(
     for rows in (np.flatnonzero(cloze), asked):
         if not len(rows) or not (read or depth == 0):
             continue
-        offered = retrieved.some(rows, read)
+        ranked = max(read, answerer.rerank) if rows is asked else read
+        offered = retrieved.some(rows, ranked)
         some = [queries[row] for row in rows]
         if rows is not asked:
             filled = _fill(answerer, [questions[row] for row in rows], some, offered)
             known |= dict(zip(rows.tolist(), filled, strict=True))
         elif offered.ids_BK.shape[1]:
-            spans = answerer.read_passages(some, offered)
+            spans = answerer.read_passages(some, offered, read=read)
         else:
             known |= dict(zip(rows.tolist(), map(Reading, answerer.read_spans(some, offered)), strict=True))
-    ids_BK = retrieved.ids_BK.numpy()
-    arrays = (lambda: None) if spans is None else spans.arrays
-    return lambda: Batch(questions, ids_BK, known, asked.tolist(), arrays())
+    ids_BK = retrieved.ids_BK.numpy().copy()
+
+    def arrived() -> Batch:
+        if spans is None:
+            return Batch(questions, ids_BK, known, asked.tolist(), None)
+        ids_BR = spans.ids_BR().numpy()
+        ids_BK[asked, : ids_BR.shape[1]] = ids_BR
+        return Batch(questions, ids_BK, known, asked.tolist(), spans.arrays())
+
+    return arrived
 
 
 def _fill(

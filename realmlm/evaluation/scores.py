@@ -60,6 +60,7 @@ class Report:
     limit: int | None = None
     with_mask: bool = False
     hybrid: float = 0.0  # weight of BM25 in the search
+    rerank: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,6 +68,7 @@ class Report:
     def table(self) -> str:
         """The report as lines of text."""
         read = "nothing" if self.retriever == "none" or self.read == 0 else f"{self.read} passages"
+        read += f" of {self.rerank}" * (self.rerank > self.read)
         asked = f"{self.questions:,} questions" + " with a [MASK] after each" * self.with_mask
         matching = f" + {self.hybrid:g} · BM25" if self.hybrid else ""
         lines = [f"{asked}, retriever {self.retriever}{matching}, {read} read, {self.seconds:.1f} s", ""]

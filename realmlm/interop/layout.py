@@ -159,9 +159,12 @@ def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | N
     embeds = any("embedder" in kind for kind in kinds)
     reads = any(kind in ("encoder", "reader") for kind in kinds)
     encoder = settings["tower"] if embeds else settings["reader"]
-    plain = {"scale_scores": False, "learned_scale": False}
-    needed = {"projection_norm": True, **plain, "pooling": "pooler"} if embeds else {}
-    needed |= {"reading": "released"} if "reader" in kinds else {}
+    needed: dict[str, Any] = {}
+    if embeds:
+        needed |= {"projection_norm": True, "pooling": "pooler"}
+        needed |= {"scale_scores": False, "learned_scale": False}
+    if "reader" in kinds:
+        needed |= {"reading": "released", "passage_logit": False, "title_answers": False}
     wrong = [f"{name} = {settings[name]}" for name, value in needed.items() if settings[name] != value]
     if encoder.get("model_type") != "bert":
         wrong.append(f"an encoder of the family {encoder.get('model_type')}")

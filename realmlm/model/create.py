@@ -76,7 +76,10 @@ def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]
 
 
 _LENGTHS = ("max_query", "max_passage", "max_together", "max_answer")
-_OF_READER = (*_LENGTHS, "reader", "reading", "read_titles", "span_hidden", "trained_on_questions")
+_OF_READER = (
+    *(*_LENGTHS, "reader", "reading", "read_titles", "span_hidden"),
+    *("passage_logit", "title_answers", "trained_on_questions"),
+)
 """What of a model's config describes its reader."""
 
 

@@ -235,18 +235,13 @@ class Encoder(nn.Module):
 
     def _pooled(self, inputs: Inputs, pooling: str) -> Tensor:
         output = self._run(inputs)
-        place = inputs.layout.cls
         if pooling == "pooler":
             return self._wide(output.pooler_output)
         hidden_NLH = self._wide(output.last_hidden_state)
         if pooling == "mean":
             weight_NL1 = inputs.attention_NL[:, :, None].to(hidden_NLH.dtype)
             return (hidden_NLH * weight_NL1).sum(1) / weight_NL1.sum(1)
-        assert place is not None  # new_model has asked for one
-        if place >= 0:
-            return hidden_NLH[:, place]
-        rows_N = torch.arange(len(inputs), device=hidden_NLH.device)
-        return hidden_NLH[rows_N, inputs.attention_NL.sum(1) + place]  # XLNet's stands last
+        return inputs.first(hidden_NLH)
 
     def _run(self, inputs: Inputs) -> Any:
         if self.quick and not inputs.on_gpu and not torch.is_grad_enabled() and (quick := self._quick()):
@@ -366,19 +361,28 @@ class SpanHead(nn.Module):
         scores = [self.output(self.norm(F.relu(start_NLS + ends_NLS)))[..., 0] for ends_NLS in shifted]
         return torch.stack(scores, dim=2).float()
 
-    def allowed(self, inputs: Inputs) -> Tensor:
-        """Spans [N, L, W] within the second text (the passage), without the special tokens that close it."""
+    def allowed(self, inputs: Inputs, *, titles: bool = False) -> Tensor:
+        """Spans [N, L, W] within the second text (the passage), without the special tokens that close it;
+        with `titles`, those within its title too."""
         device = inputs.tokens_NL.device
         close_N = inputs.attention_NL.sum(-1) - len(inputs.layout.after)  # past the body's last wordpiece
         starts_L = torch.arange(inputs.tokens_NL.shape[1], device=device)
         ends_LW = starts_L[:, None] + torch.arange(self.max_width, device=device)
-        return (starts_L >= inputs.second_N[:, None])[:, :, None] & (ends_LW < close_N[:, None, None])
+        within_NLW = ends_LW < close_N[:, None, None]
+        allowed_NLW = (starts_L >= inputs.second_N[:, None])[:, :, None] & within_NLW
+        if not titles:
+            return allowed_NLW
+        past_N = inputs.second_N - len(inputs.layout.between)  # the title's last wordpiece
+        in_title_NLW = (starts_L >= inputs.title_N[:, None])[:, :, None] & (ends_LW < past_N[:, None, None])
+        return allowed_NLW | in_title_NLW & within_NLW
 
 
 class Reader(nn.Module):
     """p(y|z,x): reads query and passage together; predicts masks while pre-training, spans for questions."""
 
-    def __init__(self, encoder: Encoder, *, max_answer: int, span_hidden: int) -> None:
+    def __init__(
+        self, encoder: Encoder, *, max_answer: int, span_hidden: int, passage_logit: bool = False
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.encoder.finely = True
@@ -389,6 +393,25 @@ class Reader(nn.Module):
         if hasattr(family, "initializer_factor"):
             nn.init.constant_(self.mask_head.norm.weight, encoder.hidden**-0.5)
         self.span_head = SpanHead(encoder.hidden, width=span_hidden, max_width=max_answer)
+        self.passage_head: nn.Module | None = None
+        if passage_logit:
+            self.add_passage_head()
+
+    def add_passage_head(self) -> None:
+        """A layer on [CLS] for g(x,z): it says 0 of every passage, and changes nothing, until it learns."""
+        head = nn.utils.skip_init(nn.Linear, self.encoder.hidden, 1)
+        self.passage_head = head.to(self.embedding.weight.device)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+
+    def passage_logits(self, hidden: Tensor, inputs: Inputs | Packed) -> Tensor | None:
+        """g(x,z) [N], does the passage answer the question? From what the encoder gave at [CLS] (Karpukhin et
+        al. 2020, eq. 5), always in float32; None if the reader has no head for it."""
+        if self.passage_head is None:
+            return None
+        with torch.autocast(hidden.device.type, enabled=False):
+            logit_N1: Tensor = self.passage_head(inputs.first(hidden).float())
+            return logit_N1[:, 0]
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -409,11 +432,14 @@ class Reader(nn.Module):
         """Scores and which are allowed, both [N, L, W], for all spans of the passage."""
         return self.spans_from(self.encoder(inputs), inputs)
 
-    def spans_from(self, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The same from what the encoder gave; without gradient for a few pairs at a time, to save memory."""
+    def spans_from(
+        self, hidden_NLH: Tensor, inputs: Inputs, *, titles: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The same from what the encoder gave, with `titles` for spans of titles too; without gradient for a
+        few pairs at a time, to save memory."""
         few = len(hidden_NLH)
         if not torch.is_grad_enabled():
             at_once = _SCORED_AT_ONCE_GPU if hidden_NLH.is_cuda else SCORED_AT_ONCE
             few = max(1, at_once // hidden_NLH.shape[1])
         scores_NLW = torch.cat([self.span_head(some_NLH) for some_NLH in hidden_NLH.split(few)])
-        return scores_NLW, self.span_head.allowed(inputs)
+        return scores_NLW, self.span_head.allowed(inputs, titles=titles)

@@ -32,10 +32,11 @@ class Inputs:
     attention_NL: Tensor  # 1 for wordpieces, 0 for padding
     segments_NL: Tensor  # as the tokenizer's family numbers them
     second_N: Tensor  # where the second text begins, its title not counted
+    title_N: Tensor  # where its title begins; without one, the second text
 
     def to(self, device: torch.device) -> "Inputs":
         """The same on a device."""
-        tensors = (self.tokens_NL, self.attention_NL, self.segments_NL, self.second_N)
+        tensors = (self.tokens_NL, self.attention_NL, self.segments_NL, self.second_N, self.title_N)
         return Inputs(self.layout, self.lengths_N, *(send(tensor, device) for tensor in tensors))
 
     def rows(self, chosen: np.ndarray) -> "Inputs":
@@ -43,7 +44,7 @@ class Inputs:
         places = send(torch.from_numpy(chosen), self.tokens_NL.device)
         width = int(self.lengths_N[chosen].max())
         cut = (part_NL[:, :width] for part_NL in (self.tokens_NL, self.attention_NL, self.segments_NL))
-        tensors = (tensor[places] for tensor in (*cut, self.second_N))
+        tensors = (tensor[places] for tensor in (*cut, self.second_N, self.title_N))
         return Inputs(self.layout, self.lengths_N[chosen], *tensors)
 
     def alike(self) -> list[np.ndarray]:
@@ -61,6 +62,15 @@ class Inputs:
         padding = 1 - self.lengths_N.sum() / max(1, self.tokens_NL.numel())
         worth_it = len(self) >= GROUPED and padding >= PADDING
         return np.array_split(order, _GROUPS) if worth_it else [np.arange(len(self))]
+
+    def first(self, hidden_NLH: Tensor) -> Tensor:
+        """The vector that stands for each sequence [N, H], as [CLS] does for BERT."""
+        place = self.layout.cls
+        assert place is not None  # who made the model has asked for one
+        if place >= 0:
+            return hidden_NLH[:, place]
+        rows_N = torch.arange(len(self), device=hidden_NLH.device)
+        return hidden_NLH[rows_N, self.attention_NL.sum(1) + place]  # XLNet's stands last
 
     @property
     def on_gpu(self) -> bool:
@@ -117,7 +127,7 @@ def pair_inputs(
             tokens[rows, starts + place] = token
             if segment != usual:
                 segments[rows, starts + place] = segment
-    arrays = (tokens, attention.astype(np.int64), segments, heads)
+    arrays = (tokens, attention.astype(np.int64), segments, heads, heads)
     return Inputs(layout, lengths, *(torch.from_numpy(array) for array in arrays))
 
 

@@ -98,6 +98,21 @@ def weighed_together(retrieval_BK: Tensor, scores_NLW: Tensor, allowed_NLW: Tens
     return retrieval_BK + total_N.view_as(retrieval_BK)
 
 
+def judged_log_likelihood(logit_BK: Tensor, holds_BK: Tensor) -> Tensor:
+    """½ mean log σ(g(x,z)) over passages that hold the answer + ½ mean log σ(−g(x,z)) over the others [B].
+
+    Where only one of the two kinds was read, its half alone. Both kinds count alike however many passages are
+    read: so g becomes the log of a likelihood ratio, log p(what was read|z answers) / p(what was read|it does
+    not), and exp(f + g) is prior times likelihood (Bayes), the weight of a passage in eq. 1.
+    """
+    right_BK = F.logsigmoid(torch.where(holds_BK, logit_BK, -logit_BK))
+    halves = [
+        torch.where(kind_BK, right_BK, 0.0).sum(-1) / kind_BK.sum(-1).clamp(min=1)
+        for kind_BK in (holds_BK, ~holds_BK)
+    ]
+    return (halves[0] + halves[1]) / 2
+
+
 def answer_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
     """log p(y|z,x) = log Σ_{s ∈ S(z,y)} p(s|z,x); −inf where the passage does not hold the answer."""
     gold_NS = gold_NLW.flatten(1)

@@ -30,6 +30,7 @@ class Packed:
     starts_N: Tensor  # place of the first wordpiece
     lengths_N: Tensor
     second_N: Tensor  # where the second text begins within the sequence, its title not counted
+    title_N: Tensor  # where its title begins; without one, the second text
     borders: Tensor  # int32: where sequences begin and end, those of the filling too
     longest: int  # no sequence is longer
 
@@ -50,7 +51,7 @@ class Packed:
         tokens_T = inputs.tokens_NL.flatten()[places_T]
         segments_T = inputs.segments_NL.flatten()[places_T]
         borders = torch.cat([starts, starts[-1:] + lengths[-1:]]).to(torch.int32)
-        parts = (tokens_T, columns, segments_T, rows, starts, lengths, inputs.second_N)
+        parts = (tokens_T, columns, segments_T, rows, starts, lengths, inputs.second_N, inputs.title_N)
         # rounded up: what is compiled for one bound serves many batches
         longest = -(-int(lengths_N.max(initial=1)) // _BOUND) * _BOUND
         return cls(inputs.layout, *parts, borders, longest)
@@ -103,8 +104,11 @@ class Special:
 Piece = Text | Special
 
 
-def pack(pieces: Sequence[Piece], *, layout: Layout, body: int, size: "Size") -> Packed:
-    """Sequences of these pieces, one after the other; `body` says which of them is the second text."""
+def pack(
+    pieces: Sequence[Piece], *, layout: Layout, body: int, size: "Size", title: int | None = None
+) -> Packed:
+    """Sequences of these pieces, one after the other; `body` says which of them is the second text, `title`
+    which one is its title."""
     lengths_NP = torch.stack([piece.lengths_N for piece in pieces], dim=1)
     count, columns = lengths_NP.shape
     device = lengths_NP.device
@@ -147,6 +151,7 @@ def pack(pieces: Sequence[Piece], *, layout: Layout, body: int, size: "Size") ->
         starts_N,
         ends_N - starts_N,
         starts_M.view(count, columns)[:, body] - starts_N,
+        starts_M.view(count, columns)[:, body if title is None else title] - starts_N,
         borders.to(torch.int32),
         size.longest,
     )

@@ -87,6 +87,10 @@ class ModelConfig:
     """The null document has a weight among the passages of a masked sentence; pre-training decides."""
     trained_on_questions: bool = False
     """Fine-tuning has taught the span head; before that its answers to questions mean nothing."""
+    passage_logit: bool = False
+    """The reader also says whether a passage answers the question at all, g(x,z); fine-tuning decides."""
+    title_answers: bool = False
+    """Spans of a passage's title can be answers too, where titles are read; fine-tuning decides."""
     span_hidden: int = 256
     """Hidden size of the MLP that scores spans."""
     stand_in: str | None = None
@@ -168,7 +172,12 @@ class Realm(TakesInputs, nn.Module):
         if config.learned_scale:
             self.query.learn_scale()
         body = build_encoder(config.reader, draw=draw) if reader is None else reader
-        self.reader = Reader(Encoder(body), max_answer=config.max_answer, span_hidden=config.span_hidden)
+        self.reader = Reader(
+            Encoder(body),
+            max_answer=config.max_answer,
+            span_hidden=config.span_hidden,
+            passage_logit=config.passage_logit,
+        )
         if config.freeze_embeddings:
             for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
                 encoder.body.get_input_embeddings().requires_grad_(False)
@@ -223,6 +232,21 @@ class Realm(TakesInputs, nn.Module):
         self.query.encoder.requires_grad_(False)
         scale = [] if self.query.log_scale is None else [self.query.log_scale]
         return [*self.query.projection.parameters(), *self.query.norm.parameters(), *scale]
+
+    def learn_passage_logit(self) -> None:
+        """Give the reader a head that says whether a passage answers the question, if it has none."""
+        if self.wordpieces.pair.cls is None:
+            lacking = "the tokenizer has no token that could stand for question and passage"
+            raise BadInput(f"{lacking}, as [CLS] does for BERT; leave out --passage-logit")
+        if not self.config.passage_logit:
+            self.reader.add_passage_head()
+            self.config = replace(self.config, passage_logit=True)
+
+    def allow_title_answers(self) -> None:
+        """Let words of a passage's title be answers too."""
+        if not self.config.read_titles:
+            raise BadInput("the model reads no titles; make one with --read-titles for --title-answers")
+        self.config = replace(self.config, title_answers=True)
 
     def begin_towers_as_reader(self) -> None:
         """Give the towers the reader's encoder; their projections stay."""

@@ -140,8 +140,9 @@ class Resident:
         query = queries.text(self._layout.first, rows_N)
         second = self._pair(query, ids_N)
         pieces = _around(self._layout, query, second, torch.ones_like(query.lengths_N))
-        place = _body_place(self._layout) + len(second) - 1
-        return pack(pieces, layout=self._layout, body=place, size=size)
+        title = _body_place(self._layout)  # or the body, where no title is read
+        body = title + len(second) - 1
+        return pack(pieces, layout=self._layout, body=body, size=size, title=title)
 
     def bodies(self, ids_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The first wordpieces of these passages' bodies [N, width], and how long the bodies are [N]."""

@@ -100,8 +100,13 @@ class ReadPassages:
 
     queries: list[Query]
     retrieved: Retrieved
+    order_BR: Tensor | None
+    """The places of what was retrieved, most p(z|x) first, where it was reranked; the first K are answered
+    from."""
     weight_N: Tensor
     """What weighs the passages of a question against each other."""
+    logit_N: Tensor | None
+    """g(x,z), where the reader has learned it."""
     log_NS: Tensor
     """log p(s|z,x), best first; −inf where there is no span."""
     first_NS: Tensor
@@ -111,22 +116,35 @@ class ReadPassages:
     there: torch.cuda.Event | None
     """When all has arrived; None: it has."""
 
-    def arrays(self) -> ReadSpans:
-        """The same without torch, when it has arrived."""
+    def ids_BR(self) -> Tensor:
+        """What was retrieved, in the order in which it was ranked, when that has arrived."""
         if self.there is not None:
             self.there.synchronize()
-        ids_BK = self.retrieved.ids_BK
+        ids_BR = self.retrieved.ids_BK
+        return ids_BR if self.order_BR is None else ids_BR.gather(1, self.order_BR)
+
+    def arrays(self) -> ReadSpans:
+        """The same without torch, when it has arrived."""
+        ids_BK = self.ids_BR()[:, : len(self.weight_N) // len(self.queries)]
         return ReadSpans(
             questions=[query.text for query in self.queries],
             wordpieces=[len(query.tokens) for query in self.queries],
             ids_BK=ids_BK.numpy(),
             relevance_B=self.retrieved.scores_BK.amax(1).numpy(),
             p_BK=self.weight_N.view_as(ids_BK).softmax(-1).numpy(),
+            logit_BK=None if self.logit_N is None else self.logit_N.view_as(ids_BK).numpy(),
             first_NS=self.first_NS.numpy(),
             more_NS=self.more_NS.numpy(),
             p_NS=self.log_NS.exp().float().numpy(),
-            searched_2BK=self.retrieved.parts_2BK,
+            searched_2BK=self._searched(ids_BK.shape[1]),
         )
+
+    def _searched(self, k: int) -> np.ndarray | None:
+        """Both parts of the score of a hybrid search, of those that are answered from [2, B, K]."""
+        parts_2BR = self.retrieved.parts_2BK
+        if parts_2BR is not None and self.order_BR is not None:
+            parts_2BR = np.take_along_axis(parts_2BR, self.order_BR.numpy()[None], axis=2)
+        return None if parts_2BR is None else parts_2BR[:, :, :k]
 
 
 class _BestSpans(NamedTuple):
@@ -134,23 +152,28 @@ class _BestSpans(NamedTuple):
 
     pairs_n: Tensor
     weight_n: Tensor
+    logit_n: Tensor | None
     log_nS: Tensor
     first_nS: Tensor
     more_nS: Tensor
 
     @classmethod
-    def of(cls, pairs_n: Tensor, reading: SpanReading, second_n: Tensor) -> "_BestSpans":
-        """Of what was read; a body begins in column `second_n`."""
+    def of(cls, pairs_n: Tensor, reading: SpanReading) -> "_BestSpans":
+        """Of what was read."""
         widths = reading.log_NLW.shape[2]
         top = reading.log_NLW.flatten(1).topk(min(SPANS_KEPT, reading.log_NLW[0].numel()))
-        first_nS = top.indices // widths - second_n[:, None]
-        return cls(pairs_n, reading.weight_N, top.values, first_nS, top.indices % widths)
+        first_nS = reading.firsts(top.indices // widths)
+        return cls(pairs_n, reading.weight_N, reading.logit_N, top.values, first_nS, top.indices % widths)
 
 
 class Answerer:
     """Model, corpus and a way to retrieve, ready for questions and for sentences with [MASK]."""
 
-    def __init__(self, model: Realm, corpus: Corpus, retriever: Retriever) -> None:
+    def __init__(self, model: Realm, corpus: Corpus, retriever: Retriever, *, rerank: int = 0) -> None:
+        """With `rerank`, so many passages are retrieved for a question and read, and those with the most
+        weight p(z|x) are answered from: the reader has a say in it."""
+        check_reranks(model, rerank)
+        self.rerank = rerank
         self.model = model
         self.corpus = corpus
         self.retriever = retriever
@@ -210,15 +233,16 @@ class Answerer:
         def way(queries: list[Query], retrieved: Retrieved) -> Sequence[T | Answer]:
             if retrieved.ids_BK.shape[1] == 0:
                 return self._closed_book(queries)
-            return combine(self.combiner, self.read_passages(queries, retrieved).arrays())
+            return combine(self.combiner, self.read_passages(queries, retrieved, read=read).arrays())
 
-        return self._in_batches(self.queries(questions), read, way)
+        depth = max(read, min(self.rerank, len(self.corpus)))
+        return self._in_batches(self.queries(questions), depth, way)
 
     def _in_batches(
-        self, queries: list[Query], read: int, way: Callable[[list[Query], Retrieved], Sequence[T]]
+        self, queries: list[Query], depth: int, way: Callable[[list[Query], Retrieved], Sequence[T]]
     ) -> list[T]:
         batches = [queries[first : first + self.at_once] for first in range(0, len(queries), self.at_once)]
-        return [answer for batch in batches for answer in way(batch, retrieve(self.retriever, batch, read))]
+        return [answer for batch in batches for answer in way(batch, retrieve(self.retriever, batch, depth))]
 
     def read_spans(self, queries: list[Query], retrieved: Retrieved) -> list[Answer]:
         """Answers from what was retrieved; without any passage, from the reader's own memory."""
@@ -227,27 +251,41 @@ class Answerer:
         return self.answers_from(self.read_passages(queries, retrieved))
 
     @torch.inference_mode()
-    def read_passages(self, queries: list[Query], retrieved: Retrieved) -> ReadPassages:
-        """Read what was retrieved. A GPU may still be at it when this returns."""
+    def read_passages(
+        self, queries: list[Query], retrieved: Retrieved, *, read: int | None = None
+    ) -> ReadPassages:
+        """Read what was retrieved, and keep the `read` passages with most weight p(z|x). A GPU may still be
+        at it when this returns."""
         device = self.model.device
         tokens = [query.tokens for query in queries]
         weight_N = send(retrieved.scores_BK.flatten(), device)
         ids_BK = retrieved.ids_BK.numpy()
-        read = self._read_padded if self.resident is None else self._read_packed
-        rows = list(read(tokens, ids_BK, weight_N))
+        way = self._read_padded if self.resident is None else self._read_packed
+        rows = list(way(tokens, ids_BK, weight_N))
         order_N = torch.cat([some.pairs_n for some in rows]).argsort()
+        weights_N = torch.cat([some.weight_n for some in rows])
+        order_BR = None
+        if read is not None and read < ids_BK.shape[1]:
+            order_BR = weights_N[order_N].view(ids_BK.shape).sort(descending=True, stable=True).indices
+            order_N = order_N.view(ids_BK.shape).gather(1, order_BR[:, :read]).flatten()
+        logits = [some.logit_n for some in rows if some.logit_n is not None]
+        logit_N = torch.cat(logits) if logits else None
         most = max(some.log_nS.shape[1] for some in rows)
+
+        def sent(tensor: Tensor) -> Tensor:
+            return tensor.to("cpu", non_blocking=True)
 
         def whole(groups: list[Tensor], *, missing: float) -> Tensor:
             """The rows of all groups in the order of the pairs, on their way from the device."""
             padded = [nn.functional.pad(part, (0, most - part.shape[1]), value=missing) for part in groups]
-            return torch.cat(padded)[order_N].to("cpu", non_blocking=True)
+            return sent(torch.cat(padded)[order_N])
 
-        weights_N = torch.cat([some.weight_n for some in rows])[order_N]
         return ReadPassages(
             queries,
             retrieved,
-            weight_N=weights_N.to("cpu", torch.float32, non_blocking=True),
+            order_BR=None if order_BR is None else sent(order_BR),
+            weight_N=sent(weights_N[order_N].float()),
+            logit_N=None if logit_N is None else sent(logit_N[order_N]),
             log_NS=whole([some.log_nS for some in rows], missing=-torch.inf),
             first_NS=whole([some.first_nS for some in rows], missing=0),
             more_NS=whole([some.more_nS for some in rows], missing=0),
@@ -268,7 +306,7 @@ class Answerer:
             alike = inputs.rows(pairs)
             pairs_n = send(torch.from_numpy(pairs), weight_N.device)
             reading = read_spans(self.model, alike, weight_N[pairs_n])
-            yield _BestSpans.of(pairs_n, reading, alike.second_N)
+            yield _BestSpans.of(pairs_n, reading)
 
     def _read_packed(
         self, queries: list[np.ndarray], ids_BK: np.ndarray, weight_N: Tensor
@@ -286,7 +324,7 @@ class Answerer:
             packed = resident.pairs(held, rows_of(ids), ids.flatten(), size)
             pairs_n = torch.arange(first * k, first * k + ids.numel(), device=resident.device)
             reading = read_spans_packed(self.model, packed, weight_N[pairs_n])
-            yield _BestSpans.of(pairs_n, reading, torch.zeros_like(pairs_n))
+            yield _BestSpans.of(pairs_n, reading)
 
     def answers_from(self, read: ReadPassages) -> list[Answer]:
         """Answers from what was read."""
@@ -381,6 +419,13 @@ class Answerer:
         whole = _longer(words, ordered)
         part = f"perhaps a part of “{whole}”: each [MASK] is one piece of a word" if whole else ""
         return Answer(words, float(np.dot(p_K, reading_K)), ordered, caution=part)
+
+
+def check_reranks(model: Realm, rerank: int) -> None:
+    """Only a model whose reader has a say in what passages weigh can rerank them."""
+    if rerank and not (model.config.passage_logit or model.config.weighs_together):
+        lacking = "the model's reader has not learned which passages answer a question"
+        raise BadInput(f"{lacking}; fine-tune it with --passage-logit, or leave out --rerank")
 
 
 def _place(words: str, text: str) -> Place:

@@ -15,7 +15,7 @@ import numpy as np
 from realmlm.corpus.store import Corpus, Passage
 from realmlm.reading.confidence import UNSURE, Calibration
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
-from realmlm.reading.units import all_widened
+from realmlm.reading.units import all_widened, widened
 
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
@@ -45,13 +45,15 @@ class ReadSpans(NamedTuple):
     p_BK: np.ndarray
     """p(z|x)."""
     first_NS: np.ndarray
-    """The first wordpiece of each span, in its passage."""
+    """The first wordpiece of each span, in the body of its passage; below 0 in the title, −1 is its last."""
     more_NS: np.ndarray
     """How many follow in it."""
     p_NS: np.ndarray
     """p(s|z,x), best first; 0 where there is no span."""
     searched_2BK: np.ndarray | None = None
     """f(x,z) and λ · BM25(x,z), where the search is hybrid."""
+    logit_BK: np.ndarray | None = None
+    """g(x,z), where the reader has learned it."""
 
     def parts(self, questions: int) -> "Iterator[ReadSpans]":
         """So many questions each, the last may have fewer."""
@@ -69,6 +71,7 @@ class ReadSpans(NamedTuple):
                 self.more_NS[pairs],
                 self.p_NS[pairs],
                 None if self.searched_2BK is None else self.searched_2BK[:, rows],
+                None if self.logit_BK is None else self.logit_BK[rows],
             )
 
 
@@ -90,13 +93,23 @@ class Combiner:
         if not self.released:
             texts = [passage.text for passage in passages]
             starts_NS, ends_NS = all_widened(starts_NS, ends_NS, texts, place_N[:, None])
+        if (in_title_NS := (read.first_NS < 0) & (read.p_NS > 0)).any():
+            firsts = read.first_NS[in_title_NS]
+            places = place_N[np.nonzero(in_title_NS)[0]]
+            offered_n = [passages[place] for place in places.tolist()]
+            starts_NS[in_title_NS], ends_NS[in_title_NS] = self._title_characters(
+                offered_n, firsts, firsts + read.more_NS[in_title_NS]
+            )
         spans = Spans(starts_NS, ends_NS, read.p_NS)
         k = read.ids_BK.shape[1]
         answers = []
         for row, (question, wordpieces) in enumerate(zip(read.questions, read.wordpieces, strict=True)):
             pairs = slice(row * k, (row + 1) * k)
             offered = [passages[place] for place in place_N[pairs].tolist()]
-            answer = combine(offered, read.p_BK[row], spans.rows(pairs), released=self.released)
+            logit_K = None if read.logit_BK is None else read.logit_BK[row]
+            answer = combine(
+                offered, read.p_BK[row], spans.rows(pairs), released=self.released, logit_K=logit_K
+            )
             if read.searched_2BK is not None:
                 answer = with_scores(answer, read.ids_BK[row], read.searched_2BK[:, row])
             answers.append(self._judged(answer, question, wordpieces, float(read.relevance_B[row])))
@@ -105,14 +118,29 @@ class Combiner:
     def _characters(
         self, read: ReadSpans, ids_U: np.ndarray, place_N: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The first character of each span and the one past its last."""
+        """The first character of each span of a body and the one past its last."""
         chars = [self.corpus.token_chars(number) for number in ids_U.tolist()]
         lengths_U = np.array([len(chars_T2) for chars_T2 in chars])
         begins_N = (np.cumsum(lengths_U) - lengths_U)[place_N]
         flat_T2 = np.concatenate([*chars, np.zeros((1, 2), dtype=np.uint16)])
-        first_NS = np.where(read.p_NS > 0, read.first_NS + begins_N[:, None], -1)
-        last_NS = np.where(read.p_NS > 0, first_NS + read.more_NS, -1)
-        return flat_T2[first_NS, 0], flat_T2[last_NS, 1]
+        there_NS = (read.p_NS > 0) & (read.first_NS >= 0)
+        first_NS = np.where(there_NS, read.first_NS + begins_N[:, None], -1)
+        last_NS = np.where(there_NS, first_NS + read.more_NS, -1)
+        return flat_T2[first_NS, 0].astype(np.int64), flat_T2[last_NS, 1].astype(np.int64)
+
+    def _title_characters(
+        self, passages: list[Passage], firsts_n: np.ndarray, lasts_n: np.ndarray
+    ) -> tuple[list[int], list[int]]:
+        """The same for spans of titles, counted back from the title's end."""
+        chars = {passage.id: self.corpus.title_chars(passage.id) for passage in passages}
+        starts = []
+        ends = []
+        for passage, first, last in zip(passages, firsts_n.tolist(), lasts_n.tolist(), strict=True):
+            start, end = int(chars[passage.id][first, 0]), int(chars[passage.id][last, 1])
+            start, end = (start, end) if self.released else widened(start, end, passage.title)
+            starts.append(start - len(passage.title))
+            ends.append(end - len(passage.title))
+        return starts, ends
 
     def _judged(self, answer: Answer, question: str, wordpieces: int, relevance: float) -> Answer:
         """The answer with a caution and, if calibrated for the retriever used, its confidence."""
@@ -132,7 +160,7 @@ class Spans(NamedTuple):
     """Spans of passages, of each the likeliest first."""
 
     starts_KS: np.ndarray
-    """The first character in the passage's text."""
+    """The first character in the passage's text; below 0 in its title, −1 is the title's last."""
     ends_KS: np.ndarray
     """The one past the last."""
     p_KS: np.ndarray
@@ -143,16 +171,27 @@ class Spans(NamedTuple):
         return Spans(*(part_KS[some] for part_KS in self))
 
 
-def combine(passages: list[Passage], p_K: np.ndarray, spans: Spans, *, released: bool) -> Answer:
+def combine(
+    passages: list[Passage],
+    p_K: np.ndarray,
+    spans: Spans,
+    *,
+    released: bool,
+    logit_K: np.ndarray | None = None,
+) -> Answer:
     """The likeliest answer, with the others and the evidence for it.
 
-    p(y|x) is summed over passages and places with the same words; `released` takes the best place.
+    p(y|x) is summed over passages and places with the same words; `released` takes the best place. `logit_K`
+    are g(x,z), for the evidence.
     """
     likely_KS = spans.p_KS > 0
     numbers = np.nonzero(likely_KS)[0].tolist()
     starts, ends, p = (part_KS[likely_KS].tolist() for part_KS in spans)
     texts = [passage.text for passage in passages]
-    shown = [texts[number][start:end] for number, start, end in zip(numbers, starts, ends, strict=True)]
+    shown = [
+        texts[number][start:end] if start >= 0 else passages[number].title[start : end or None]
+        for number, start, end in zip(numbers, starts, ends, strict=True)
+    ]
     words = same_words(shown)
     weighed_KS = p_K[:, None].astype(np.float64) * spans.p_KS
     total: dict[str, float] = {}
@@ -173,9 +212,10 @@ def combine(passages: list[Passage], p_K: np.ndarray, spans: Spans, *, released:
     for place in (place for place, word in enumerate(words) if word == best):
         number = numbers[place]
         reading[number] += p[place]
-        if places[number] is NOWHERE:
+        if places[number] is NOWHERE and starts[place] >= 0:
             places[number] = (starts[place], ends[place])
-    evidence = map(evidence_of, passages, places, p_K.tolist(), reading)
+    logits = [None] * len(passages) if logit_K is None else logit_K.tolist()
+    evidence = map(evidence_of, passages, places, p_K.tolist(), reading, logits)
     surface, *surfaces = (_on_one_line(shown[words.index(word)]) for word in (best, *others))
     named = tuple(Words(other, total[word]) for other, word in zip(surfaces, others, strict=True))
     return Answer(surface, total[best], by_share(evidence), named)
@@ -185,10 +225,14 @@ def _on_one_line(span: str) -> str:
     return " ".join(CONTROL.sub(" ", span).split())
 
 
-def evidence_of(passage: Passage, place: Place, p: float, reading: float) -> Evidence:
-    """A passage that was read, where the answer stands in it, p(z|x) and p(y|z,x)."""
+def evidence_of(
+    passage: Passage, place: Place, p: float, reading: float, logit: float | None = None
+) -> Evidence:
+    """A passage that was read, where the answer stands in it, p(z|x), p(y|z,x) and g(x,z)."""
     start, end = place
-    return Evidence(passage.id, passage.title, passage.text, start, end, p, reading, passage.file)
+    return Evidence(
+        passage.id, passage.title, passage.text, start, end, p, reading, passage.file, passage_logit=logit
+    )
 
 
 def with_scores(answer: Answer, ids_K: np.ndarray, searched_2K: np.ndarray) -> Answer:

@@ -18,7 +18,6 @@ from torch import Tensor
 from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.model.encoders import Encoder, Reader
 from realmlm.model.inputs import Masked
-from realmlm.model.marginal import span_log_probabilities, weighed_together
 from realmlm.model.packed import Packed, Size
 from realmlm.model.packed_heads import span_scores, target_log_p
 from realmlm.model.realm import Realm
@@ -144,19 +143,31 @@ def pair_size(model: Realm, corpus: Corpus, queries: Sequence[np.ndarray], ids_B
 
 
 def read_spans_packed(model: Realm, packed: Packed, scores_N: Tensor) -> SpanReading:
-    """Score all spans of the bodies of joined queries and passages, whose f(x,z) are `scores_N`; column 0 is
-    the first wordpiece of a body."""
+    """Score all spans of joined queries and passages, whose f(x,z) are `scores_N`. Columns are the wordpieces
+    of a body and, where spans of titles can be answers, before them those of a title, the last one last."""
     reader = model.reader
-    scores_TW = span_scores(reader, reader.encoder(packed)[None])[0]
+    hidden_TH = reader.encoder(packed)
+    scores_TW = span_scores(reader, hidden_TH[None])[0]
+    device = scores_TW.device
+    title = title_columns(model)
+    first_J = torch.arange(-title, model.config.max_passage, device=device)
+    apart_J = (first_J < 0) * len(packed.layout.between)
+    places_NJ = packed.second_N[:, None] + first_J - apart_J
+    whole_NJ = (packed.starts_N[:, None] + places_NJ).clamp(min=0, max=len(scores_TW) - 1)
+    past_JW = first_J[:, None] + torch.arange(scores_TW.shape[1], device=device)
     lengths_N11 = (packed.lengths_N - packed.second_N - len(packed.layout.after))[:, None, None]
-    columns_J = torch.arange(model.config.max_passage, device=scores_TW.device)
-    places_NJ = (packed.starts_N + packed.second_N)[:, None] + columns_J
-    scores_NJW = scores_TW[places_NJ.clamp(max=len(scores_TW) - 1)]
-    allowed_NJW = columns_J[:, None] + torch.arange(scores_TW.shape[1], device=scores_TW.device) < lengths_N11
-    weight_N = scores_N
-    if model.config.weighs_together:
-        weight_N = weighed_together(scores_N, scores_NJW, allowed_NJW)
-    return SpanReading(weight_N, span_log_probabilities(scores_NJW, allowed_NJW), allowed_NJW)
+    allowed_NJW = past_JW < lengths_N11
+    if title:
+        within_NJ = places_NJ >= packed.title_N[:, None]
+        allowed_NJW = torch.where(first_J[:, None] < 0, within_NJ[:, :, None] & (past_JW < 0), allowed_NJW)
+    logit_N = reader.passage_logits(hidden_TH, packed)
+    body_N = torch.full_like(packed.second_N, title)
+    return SpanReading.of(model, scores_N, logit_N, (scores_TW[whole_NJ], allowed_NJW), body_N=body_N)
+
+
+def title_columns(model: Realm) -> int:
+    """Columns that wordpieces of titles have where spans are scored packed."""
+    return MAX_TITLE if model.config.title_answers else 0
 
 
 def embed_seen(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:

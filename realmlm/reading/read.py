@@ -49,20 +49,54 @@ def read_masks(model: Realm, inputs: Inputs, positions_BM: Tensor) -> MaskReadin
 
 @dataclass(frozen=True)
 class SpanReading:
-    """How likely each span of each pair's passage is the answer."""
+    """How likely each span of each pair's passage is the answer.
 
-    weight_N: Tensor  # what weighs the passages against each other: f(x,z), or with the spans' own scores
+    Spans are told by their first wordpiece, counted from the first one of the body; those of the title come
+    before it, −1 is the title's last.
+    """
+
+    weight_N: Tensor  # what weighs the passages against each other: f + g, or with the spans' own scores
+    logit_N: Tensor | None  # g(x,z), if the reader has learned it
     log_NLW: Tensor  # log p(s|z,x)
     allowed_NLW: Tensor  # which spans there are
+    body_N: Tensor  # the column of the body's first wordpiece
+    apart: int  # columns between the title's last and that
+
+    @classmethod
+    def of(
+        cls,
+        model: Realm,
+        scores_N: Tensor,
+        logit_N: Tensor | None,
+        spans: tuple[Tensor, Tensor],
+        *,
+        body_N: Tensor,
+        apart: int = 0,
+    ) -> "SpanReading":
+        """From f(x,z), g(x,z), and the scores of spans with which of them there are.
+
+        f + g takes the place of f in p(z|x): passages are weighed by what the reader says of them too.
+        """
+        scores_NLW, allowed_NLW = spans
+        weight_N = scores_N if logit_N is None else scores_N + logit_N
+        if model.config.weighs_together:
+            weight_N = weighed_together(weight_N, scores_NLW, allowed_NLW)
+        log_NLW = span_log_probabilities(scores_NLW, allowed_NLW)
+        return cls(weight_N, logit_N, log_NLW, allowed_NLW, body_N, apart)
+
+    def firsts(self, columns_NS: Tensor) -> Tensor:
+        """The first wordpieces of spans that begin in these columns."""
+        firsts_NS = columns_NS - self.body_N[:, None]
+        return torch.where(firsts_NS < 0, firsts_NS + self.apart, firsts_NS)
 
 
 def read_spans(model: Realm, inputs: Inputs, scores_N: Tensor) -> SpanReading:
     """Score all spans of joined queries and passages, whose f(x,z) are `scores_N`."""
-    log_NLW, scores_NLW, allowed_NLW = log_spans(model.reader, model.reader.encoder(inputs), inputs)
-    weight_N = scores_N
-    if model.config.weighs_together:
-        weight_N = weighed_together(scores_N, scores_NLW, allowed_NLW)
-    return SpanReading(weight_N, log_NLW, allowed_NLW)
+    hidden_NLH = model.reader.encoder(inputs)
+    spans = model.reader.spans_from(hidden_NLH, inputs, titles=model.config.title_answers)
+    logit_N = model.reader.passage_logits(hidden_NLH, inputs)
+    apart = len(inputs.layout.between)
+    return SpanReading.of(model, scores_N, logit_N, spans, body_N=inputs.second_N, apart=apart)
 
 
 def log_spans(reader: Reader, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,7 @@ class Evidence:
     title: str
     passage: str
     start: int | None
-    """Where the answer is in the passage, in characters; null if it is not there."""
+    """Where the answer is in the passage, in characters; null if it is not there, or in the title alone."""
     end: int | None
     retrieval_probability: float
     """p(z|x): how much the passage weighs (docs/decisions/001)."""
@@ -33,6 +33,9 @@ class Evidence:
     """f(x,z), where the search is hybrid."""
     word_score: float | None = None
     """λ · BM25(x,z), which the words of question and passage add to it."""
+    passage_logit: float | None = None
+    """g(x,z): does the passage answer the question at all? Above 0: rather yes; null if the model has not
+    learned to say."""
 
     def where(self) -> str:
         """Title, id and file of the passage, on one line."""

@@ -25,6 +25,7 @@ def as_text(answer: "Answer") -> str:
         if read.passage_id is None:
             lines.append(f"  {numbers}   {_UNREAD}")
             continue
+        numbers += "" if read.passage_logit is None else f"   g(x,z) {read.passage_logit:+.1f}"
         before, span, after = read.quote()
         lines.append(f"  {numbers}   {read.where()}")
         lines.append(f"      {before}{f'»{span}«' if span else ''}{after}")

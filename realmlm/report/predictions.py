@@ -90,6 +90,7 @@ def _evidence(row: dict[str, Any]) -> Evidence:
         retrieval_probability=float(row["retrieval_probability"]),
         reading_probability=float(row["reading_probability"]),
         file=str(row.get("file", "")),
+        passage_logit=None if row.get("passage_logit") is None else float(row["passage_logit"]),
     )
 
 

@@ -245,6 +245,17 @@ class Finetune(Settings):
     """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     closed_book: float = 0.1
     """Weight of learning to answer without any passage."""
+    passage_logit: bool = False
+    """The reader also learns to say of each passage whether it answers the question at all; that is then part
+    of what passages weigh, and --rerank goes by it. A model that has learned it goes on with it."""
+    judging: float = 1.0
+    """Weight of learning which of the passages read hold the answer, beside what answering teaches of it."""
+    title_answers: bool = False
+    """Words of a passage's title can be answers too, if the model reads titles. A model that has learned it
+    goes on with it."""
+    reading: Annotated[Literal["paper", "together"] | None, optional("HOW")] = None
+    """How spans of several passages are weighed from now on, within each passage (paper) or all together;
+    default: as the model does."""
     optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
     refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
     loop: Loop = field(default_factory=Loop)
@@ -252,7 +263,7 @@ class Finetune(Settings):
     def check(self) -> None:
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
-        self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid")
+        self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid", "judging")
         learned = self.retriever == "learned"
         own = self.hybrid is None or learned
         ensure(own, f"--hybrid adds word matching to the model's own search, not to {self.retriever}")

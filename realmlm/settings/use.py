@@ -33,6 +33,9 @@ class Evaluate(Settings):
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
     read: int = READ
     """Passages to read for each question; 0 measures retrieval alone."""
+    rerank: int = 0
+    """Retrieve and read this many passages, and answer from the --read of them that the reader finds best
+    (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
     with_mask: bool = False
     """Search with a [MASK] after each question, like every query seen by a retriever that learned from text
     alone. Needs --read 0."""
@@ -57,8 +60,10 @@ class Evaluate(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
-        self.at_least(0, "read")
+        self.at_least(0, "read", "rerank")
         self.at_least(1, "limit")
+        searches = self.retriever != "none" and self.read > 0
+        ensure(searches or not self.rerank, "--rerank is for passages that are retrieved and read")
         fits = not self.with_mask or self.read == 0
         added = "a [MASK] is added to questions for the search, not for reading"
         ensure(fits, f"{added}: --with-mask needs --read 0")
@@ -198,12 +203,16 @@ class Ask(Settings):
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = READ
     """Passages to read."""
+    rerank: int = 0
+    """Retrieve and read this many passages, and answer from the --read of them that the reader finds best
+    (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
     json: bool = False
     """Print one JSON object."""
     device: str = "auto"
     """Where the model runs."""
 
     def check(self) -> None:
+        self.at_least(0, "rerank")
         asked = (self.question is None) != (self.fill is None)
         examples = 'realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"'
         ensure(asked, f"ask one thing, before any flags: {examples}")
@@ -243,6 +252,9 @@ class Serve(Settings):
     batch: Annotated[int | None, optional("N")] = None
     """Most requests answered together; default: as many as the device reads for at once, 16 on a CPU, 96 on a
     GPU."""
+    rerank: int = 0
+    """Retrieve and read this many passages, and answer from those that the reader finds best
+    (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
     device: str = "auto"
     """Where the model runs."""
 
@@ -251,5 +263,5 @@ class Serve(Settings):
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
         self.between(1, 65535, "port")
         self.at_least(1, "queue", "batch")
-        self.at_least(0, "hybrid")
+        self.at_least(0, "hybrid", "rerank")
         ensure(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")

@@ -1,6 +1,7 @@
 """Where the answers stand: found by one pass over the corpus, and written beside it for the next run."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -28,7 +29,11 @@ _FEW = 8  # chunks; fewer are searched here, sooner than workers could start
 
 
 class Gold:
-    """Questions in wordpieces, and the passages and spans (in wordpieces) that equal one of their answers."""
+    """Questions in wordpieces, and the passages and spans (in wordpieces) that equal one of their answers.
+
+    Spans are counted from the body's first wordpiece. Those of a title, if they are looked for, come before
+    it: (−2, 0) are the title's last two wordpieces.
+    """
 
     def __init__(
         self,
@@ -37,11 +42,15 @@ class Gold:
         answers: list[np.ndarray],
         arrays: dict[str, np.ndarray],
         given_Q: np.ndarray,
+        *,
+        titles: bool = False,
     ) -> None:
         """Rows firsts[i] to lasts[i] of `passages` and `spans` are the i-th question's places; questions
         beyond them have patterns, looked for in a passage when it is asked about. `given_Q` are the passages
-        that questions came with, −1 for those that came alone: the corpus has them beside its own."""
+        that questions came with, −1 for those that came alone: the corpus has them beside its own. With
+        `titles`, answers are looked for in titles too."""
         self.corpus = corpus
+        self._titles = titles
         self.given_Q = given_Q
         self.texts = [question.text for question in asked]
         self.answers = answers
@@ -85,34 +94,47 @@ class Gold:
         before = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
         new = np.setdiff1d(ids_C, before)
         for passage in new.tolist():
-            found = answer_spans(self.corpus.text(passage), self._asked[question])
-            starts_n, ends_n = np.array(found, dtype=np.int64).reshape(-1, 2).T
-            chars = [self.corpus.token_chars(passage)]
-            spans = _in_wordpieces(chars, np.zeros_like(starts_n), starts_n, ends_n)
-            spans = spans[spans[:, 0] < spans[:, 1]]
+            spans = self._spans_in(passage, self._asked[question])
             if len(spans):
                 self._found[question, passage] = spans
         if len(new):
             self._looked_up[question] = np.union1d(before, new)
 
+    def _spans_in(self, passage: int, question: Question) -> np.ndarray:
+        """Where its answers stand in a passage [n, 2], found by looking through it."""
+        parts = [(self.corpus.text(passage), self.corpus.token_chars(passage), 0)]
+        if self._titles:
+            title, chars_T2 = _title(self.corpus, passage)
+            parts.insert(0, (title, chars_T2, len(chars_T2)))
+        spans = [_NO_SPANS]
+        for text, chars_T2, before in parts:
+            found = answer_spans(text, question)
+            starts_n, ends_n = np.array(found, dtype=np.int64).reshape(-1, 2).T
+            spans_n2 = _in_wordpieces([chars_T2], np.zeros_like(starts_n), starts_n, ends_n)
+            spans.append(spans_n2[spans_n2[:, 0] < spans_n2[:, 1]] - before)
+        return np.concatenate(spans)
 
-def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int | None = None) -> Gold:
+
+def locate_answers(
+    corpus: Corpus, questions: list[Question], *, candidates: int | None = None, titles: bool = False
+) -> Gold:
     """Find every answer of every question in every passage; the result stays beside the corpus for the next
     run.
 
     Questions whose answer stands nowhere are left out of training, and counted. A pattern costs a hundred
     times what a string does: if only a small part of the passages will be asked about (`candidates` for each
-    question), patterns are looked up then and not before.
+    question), patterns are looked up then and not before. With `titles`, an answer may stand in a title too.
     """
     questions = [_worth_finding(question) for question in questions]
     later = candidates is not None and candidates * _RARE < len(corpus)
     patterns = [question for question in questions if question.is_regex and later]
     questions = [question for question in questions if not (question.is_regex and later)]
     asked_for = [(question.text, question.answers, question.is_regex) for question in questions]
-    fingerprint = hashlib.sha256(repr(asked_for).encode()).hexdigest()
+    where = " in titles too" if titles else ""
+    fingerprint = hashlib.sha256((repr(asked_for) + where).encode()).hexdigest()
 
     def find() -> dict[str, np.ndarray]:
-        return _locate(corpus, questions)
+        return _locate(corpus, questions, titles=titles)
 
     arrays = kept_beside(corpus, "answers", sought="questions", fingerprint=fingerprint, find=find)
     found = arrays["questions"][np.flatnonzero(np.diff(arrays["questions"], prepend=-1))]
@@ -134,7 +156,8 @@ def locate_answers(corpus: Corpus, questions: list[Question], *, candidates: int
     answers += [np.zeros(0, dtype=np.int64)] * len(patterns)  # not known: nothing to learn by heart
     asked = [*(questions[number] for number in kept), *patterns]
     given_Q = np.array([given.get(number, -1) for number in kept.tolist()] + [-1] * len(patterns))
-    return Gold(corpus, asked, answers, arrays | {"firsts": firsts, "lasts": lasts}, given_Q)
+    places = arrays | {"firsts": firsts, "lasts": lasts}
+    return Gold(corpus, asked, answers, places, given_Q, titles=titles)
 
 
 def with_given(corpus: Corpus, questions: list[Question]) -> tuple[Corpus, dict[int, int]]:
@@ -169,6 +192,12 @@ def _passage_of(corpus: Corpus, passages: list[int], question: Question) -> int 
     return holding[0] if holding else None
 
 
+def _title(corpus: Corpus, passage: int) -> tuple[str, np.ndarray]:
+    """A passage's title as far as it is read, and the characters of its wordpieces [T, 2]."""
+    chars_T2 = corpus.title_chars(passage)
+    return corpus[passage].title[: int(chars_T2[:, 1].max(initial=0))], chars_T2
+
+
 def _in_wordpieces(
     chars: list[np.ndarray], text_N: np.ndarray, starts_N: np.ndarray, ends_N: np.ndarray
 ) -> np.ndarray:
@@ -195,11 +224,13 @@ def _first_answer(corpus: Corpus, arrays: dict[str, np.ndarray], row: int, quest
     """The answer in wordpieces: as given, or for a pattern as it stands in the first passage found."""
     if not question.is_regex:
         return corpus.wordpieces.encode(question.answers[0])
-    start, end = arrays["spans"][row]
-    return corpus.tokens(int(arrays["passages"][row]))[start:end].astype(np.int64)
+    start, end = arrays["spans"][row].tolist()
+    passage = int(arrays["passages"][row])
+    tokens = corpus.title_tokens(passage) if start < 0 else corpus.tokens(passage)
+    return tokens[start : end or None].astype(np.int64)
 
 
-def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
+def _locate(corpus: Corpus, questions: list[Question], *, titles: bool) -> dict[str, np.ndarray]:
     """Every place where an answer stands, by question, passage and place; one pass in parallel."""
     chunks = [corpus.ids[first : first + _CHUNK] for first in range(0, len(corpus), _CHUNK)]
     asked = Asked.by(questions)
@@ -208,7 +239,7 @@ def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
         # a file that all map: what is sent to a process must arrive before the next one is started
         words = Path(scratch) / "words.safetensors"
         save_arrays(words, asked.words._asdict())
-        setting = (corpus.folder, corpus.edits, words, asked.patterns)
+        setting = (corpus.folder, corpus.edits, words, asked.patterns, titles)
         found = ordered_map(_finder, setting, chunks, workers=default_workers(), few=_FEW)
         with closing(found) as results, progress("locating answers", len(corpus), unit="passages") as bar:
             for chunk, table_N4 in zip(chunks, results, strict=True):
@@ -218,15 +249,32 @@ def _locate(corpus: Corpus, questions: list[Question]) -> dict[str, np.ndarray]:
     places = asked.by_question(table_N4[:, 3])
     question_M = np.repeat(np.arange(len(questions), dtype=np.int32), [len(places_n) for places_n in places])
     table_M4 = np.concatenate([table_N4[:0], *(table_N4.take(places_n, axis=0) for places_n in places)])
-    spans_M2 = table_M4[:, 1:3].astype(np.uint16)  # a passage has no more characters
+    # a passage has no more characters; spans of titles are below 0
+    spans_M2 = table_M4[:, 1:3].astype(np.int32 if titles else np.uint16)
     return {"questions": question_M, "passages": table_M4[:, 0], "spans": spans_M2}
 
 
 def _finder(
-    folder: Path, edits: int, words: Path, patterns: dict[int, Question]
+    folder: Path, edits: int, words: Path, patterns: dict[int, Question], titles: bool
 ) -> Callable[[np.ndarray], np.ndarray]:
     corpus = Corpus.open(folder, edits=edits)
     matcher = AnswerMatcher(AnswerWords(**map_arrays(words)), patterns)
+
+    def in_titles(ids_P: np.ndarray) -> np.ndarray:
+        """The same in their titles; those of one article are looked at once."""
+        with_title: dict[str, list[int]] = defaultdict(list)
+        for passage in corpus.passages(ids_P.tolist()):
+            with_title[passage.title].append(passage.id)
+        texts, chars = zip(*(_title(corpus, numbers[0]) for numbers in with_title.values()), strict=True)
+        answer_N, text_N, starts_N, ends_N = matcher.find(texts).T
+        spans_N2 = _in_wordpieces(list(chars), text_N, starts_N, ends_N)
+        there_N = spans_N2[:, 0] < spans_N2[:, 1]
+        spans_N2 = spans_N2 - np.array([len(chars_T2) for chars_T2 in chars])[text_N, None]
+        rows = [np.zeros((0, 4), dtype=np.int64)]
+        for text, numbers in enumerate(with_title.values()):
+            found_n3 = np.column_stack([spans_N2, answer_N])[there_N & (text_N == text)]
+            rows += [np.insert(found_n3, 0, number, axis=1) for number in numbers]
+        return np.concatenate(rows)
 
     def find(ids_P: np.ndarray) -> np.ndarray:
         """(passage, first wordpiece, past the last, answer) of every place in these passages, in order."""
@@ -235,6 +283,7 @@ def _finder(
         answer_N, text_N, starts_N, ends_N = matcher.find([corpus.text(number) for number in numbers]).T
         spans_N2 = _in_wordpieces(chars, text_N, starts_N, ends_N)
         table_N4 = np.column_stack([ids_P[text_N], spans_N2, answer_N])[spans_N2[:, 0] < spans_N2[:, 1]]
+        table_N4 = np.concatenate([in_titles(ids_P), table_N4]) if titles else table_N4
         return table_N4[np.lexsort(table_N4.T[::-1])].astype(np.int32)
 
     return find

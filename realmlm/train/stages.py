@@ -144,13 +144,15 @@ def finetune(
         realm = _to_train(settings.model, model, device, corpus)
         check_enough(corpus, settings.read)
         frozen = settings.refresh.every_steps == 0
+        _set_reading(settings, realm)
         if settings.scale_lr:
             realm.learn_scale()
         learning = _what_learns(settings, realm, run)
         weight = realm.config.hybrid if settings.hybrid is None else settings.hybrid
-        realm.config = replace(realm.config, trained_on_questions=True, hybrid=weight)
+        realm.config = replace(realm.config, hybrid=weight)
         asked = [question for file in settings.questions for question in read_questions(file)]
-        gold = locate_answers(corpus, asked, candidates=settings.candidates)
+        titles = realm.config.title_answers
+        gold = locate_answers(corpus, asked, candidates=settings.candidates, titles=titles)
         given = index = None
         if settings.retriever == "bm25":
             most = min(settings.candidates, len(corpus))
@@ -431,6 +433,16 @@ def with_steps(settings: OnQuestions) -> OnQuestions:
     passes = f"{steps * batch / asked:.1f} passes over {asked:,} questions"
     say(f"{steps:,} steps of {batch}: {passes}; --optim.steps changes this")
     return replace(settings, optim=replace(settings.optim, steps=steps))
+
+
+def _set_reading(settings: Finetune, realm: Realm) -> None:
+    """Let the model read questions as the settings say."""
+    if settings.passage_logit:
+        realm.learn_passage_logit()
+    if settings.title_answers:
+        realm.allow_title_answers()
+    reading = settings.reading or realm.config.reading
+    realm.config = replace(realm.config, reading=reading, trained_on_questions=True)
 
 
 def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Parameter]:

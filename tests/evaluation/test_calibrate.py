@@ -142,6 +142,9 @@ def test_answers_from_other_scores_or_another_number_of_passages_are_refused(
         Mismatch, match=r"fewer.jsonl:1: 3 passages were read for this answer, 5 for others.* the same --read"
     ):
         calibrate(model=model, predictions=[learned, fewer], out=tmp_path / "refused")
+    reranked = judged(tmp_path / "reranked.jsonl", [row | {"read": 5, "rerank": 20} for row in ROWS])
+    with pytest.raises(Mismatch, match=r"5 of 20 passages were read for this answer, 5 for others.*--rerank"):
+        calibrate(model=model, predictions=[learned, reranked], out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 

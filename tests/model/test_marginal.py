@@ -17,6 +17,7 @@ from realmlm.model.marginal import (
     in_batch_contrast,
     inner_products,
     joint_reading,
+    judged_log_likelihood,
     marginal_log_likelihood,
     per_token_marginal,
     posterior,
@@ -49,6 +50,26 @@ def test_marginal_is_the_plain_sum_over_passages(size: tuple[int, int, int], see
         p = softmax(retrieval[b].tolist())
         plain = sum(p[z] * math.exp(reader[b, z]) for z in range(passages))
         assert got[b].item() == pytest.approx(math.log(plain), abs=1e-9)
+
+
+@given(sizes, st.integers(0, 10_000))
+def test_judging_counts_passages_with_and_without_the_answer_alike(
+    size: tuple[int, int, int], seed: int
+) -> None:
+    queries, passages, _ = size
+    logits = draw(seed, queries, passages)
+    holds = torch.rand(queries, passages, generator=torch.Generator().manual_seed(seed)) < 0.4
+    got = judged_log_likelihood(logits, holds)
+    for b in range(queries):
+        halves = []
+        for kind in (True, False):
+            right = [
+                -math.log1p(math.exp(-g if kind else g))
+                for g, held in zip(logits[b].tolist(), holds[b].tolist(), strict=True)
+                if held == kind
+            ]
+            halves.append(sum(right) / len(right) if right else 0.0)
+        assert got[b].item() == pytest.approx(sum(halves) / 2, abs=1e-9)
 
 
 @given(sizes, st.integers(0, 10_000))

@@ -47,7 +47,7 @@ def some_inputs(lengths: list[int], *, pad: int = 0) -> Inputs:
     layout = Layout(before=(), between=(), after=(), first=0, second=0, cls=0)
     segments_NL = torch.randint(0, 2, attention_NL.shape, generator=generator) * attention_NL
     second_N = torch.zeros(len(lengths), dtype=torch.int64)
-    return Inputs(layout, lengths_N, tokens_NL, attention_NL, segments_NL, second_N)
+    return Inputs(layout, lengths_N, tokens_NL, attention_NL, segments_NL, second_N, second_N)
 
 
 def vectors_and_gradients(encoder: Encoder, inputs: Inputs | Packed, chosen: Any) -> list[torch.Tensor]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from realmlm.corpus.questions import read_questions
+from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.index.duplicates import SameWords
 from realmlm.index.exact import ExactIndex, Hits
@@ -21,7 +22,7 @@ from realmlm.model.packed import Packed, Size
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Queries, Resident
 from realmlm.reading.packed import pair_size, read_spans_packed, rows_of
-from realmlm.reading.read import join, read_spans
+from realmlm.reading.read import SpanReading, join, read_spans
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import Finetune, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
@@ -181,13 +182,23 @@ def test_the_same_warm_up(family: str, pointing: float, knowledge: Corpus, tmp_p
     same_step(one_step(packed=False), one_step(packed=True))
 
 
+def judging(model: Realm) -> Realm:
+    """The model with a head that judges passages, as if it had learned."""
+    model.learn_passage_logit()
+    assert isinstance(model.reader.passage_head, nn.Linear)
+    nn.init.normal_(model.reader.passage_head.weight, generator=torch.Generator().manual_seed(0))
+    return model
+
+
 @pytest.mark.parametrize("reading", ["paper", "together"])
-@pytest.mark.parametrize("read_titles", [False, True])
+@pytest.mark.parametrize("titles", ["unread", "read", "answers"])
 def test_the_same_spans(
-    reading: str, read_titles: bool, knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reading: str, titles: str, knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = {**TINY_MODEL, "family": "bert", "read_titles": read_titles, "reading": reading}
-    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
+    how = {**TINY_MODEL, "family": "bert", "read_titles": titles != "unread", "reading": reading}
+    model = judging(create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval())
+    if titles == "answers":
+        model.allow_title_answers()
     monkeypatch.setattr(packed_heads, "AT_ONCE", 50)
     ids_BK = knowledge.ids[:12].reshape(3, 4)
     queries = [knowledge.tokens(number)[:40] for number in (20, 21, 22)]
@@ -203,13 +214,25 @@ def test_the_same_spans(
         found = read_spans_packed(model, joined, scores_N)
     assert int(joined.lengths_N.sum()) <= size.total
     assert torch.allclose(found.weight_N, padded.weight_N, atol=1e-5)
+    assert found.logit_N is not None
+    assert padded.logit_N is not None
+    assert found.logit_N.std() > 0.1
+    assert torch.allclose(found.logit_N, padded.logit_N, atol=1e-5)
     for row, number in enumerate(ids_BK.flat):
-        second = int(inputs.second_N[row])
-        length = len(knowledge.tokens(number))
-        one = padded.log_NLW[row, second : second + length]
-        assert torch.allclose(found.log_NLW[row, :length], one, atol=1e-5)
-        assert torch.equal(found.log_NLW[row, :length] > -torch.inf, one > -torch.inf)
-        assert (found.log_NLW[row, length:] == -torch.inf).all()
+        one, other = spans_of(padded, row), spans_of(found, row)
+        assert one == pytest.approx(other, abs=1e-5)
+        words = [knowledge.tokens(number)]
+        words += [knowledge.title_tokens(number)] if titles == "answers" else []
+        assert len(one) == sum(len(text) - width for text in words for width in range(min(10, len(text))))
+        assert min(first for first, _ in one) == (0 if titles != "answers" else -len(words[1]))
+
+
+def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
+    """log p of the spans of a passage, by first wordpiece and width."""
+    columns_S, widths_S = (reading.log_NLW[row] > -torch.inf).nonzero().T
+    firsts_S = reading.firsts(columns_S.expand(len(reading.log_NLW), -1))[row]
+    log_p = reading.log_NLW[row, columns_S, widths_S].tolist()
+    return dict(zip(zip(firsts_S.tolist(), widths_S.tolist(), strict=True), log_p, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -221,8 +244,19 @@ def test_the_same_spans(
         {"retriever": "bm25"},
         {"in_batch": 0.5, "retriever_target": "posterior"},
         {"in_batch": 0.5, "retriever_target": "perplexity", "refresh": Refresh(every_steps=5)},
+        {"passage_logit": True, "title_answers": True, "judging": 0.5},
+        {"passage_logit": True, "title_answers": True, "reading": "paper"},
     ],
-    ids=["frozen index", "hard EM", "both towers", "matched words", "in batch", "in batch, both towers"],
+    ids=[
+        "frozen index",
+        "hard EM",
+        "both towers",
+        "matched words",
+        "in batch",
+        "in batch, both towers",
+        "judged",
+        "judged within passages",
+    ],
 )
 def test_the_same_fine_tuning(
     changed: dict[str, Any], knowledge: Corpus, world: Path, tmp_path: Path
@@ -234,8 +268,13 @@ def test_the_same_fine_tuning(
     asked.append(
         replace(asked[0], context=f"It is said that {answer} is meant, {answer} alone.", title="Said")
     )
-    gold = locate_answers(knowledge, asked)
     settings = Finetune(questions=(), out=Path("unused"), candidates=30, read=4, **changed)
+    if settings.passage_logit:
+        model = judging(model)
+        model.allow_title_answers()
+        asked.append(Question("Which place is this?", tuple(sorted(knowledge.titles()))))
+        model.config = replace(model.config, reading=settings.reading or "together")
+    gold = locate_answers(knowledge, asked, titles=settings.title_answers)
     vectors = torch.randn(len(knowledge), 32, generator=torch.Generator().manual_seed(0))
     live: Any = SimpleNamespace(index=ExactIndex(vectors, torch.from_numpy(knowledge.ids)))
     matched = None
@@ -251,6 +290,7 @@ def test_the_same_fine_tuning(
 
     numbers = same_step(one_step(packed=False), one_step(packed=True))
     assert numbers["gold_read"] > 0
+    assert ("judged" in numbers) == settings.passage_logit
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("modernbert", "mean"), ("bert", "cls")])

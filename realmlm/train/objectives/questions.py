@@ -26,6 +26,7 @@ from realmlm.model.marginal import (
     hidden_log_p,
     inner_products,
     joint_reading,
+    judged_log_likelihood,
     marginal_log_likelihood,
     mean_where,
     span_mask,
@@ -45,8 +46,9 @@ from realmlm.reading.packed import (
     read_packed,
     read_spans_packed,
     rows_of,
+    title_columns,
 )
-from realmlm.reading.read import join, read_masks, read_spans
+from realmlm.reading.read import SpanReading, join, read_masks, read_spans
 from realmlm.reading.retrieve import Offered, embed_documents, fresh_scores
 from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
@@ -79,7 +81,8 @@ class _Retrieved:
 
 
 class QuestionAnswering(Objective):
-    """−log p(y|x) over the passages read, −log p(gold|x) over the candidates, and −log p(y|∅,x)."""
+    """−log p(y|x) over the passages read, −log p(gold|x) over the candidates, −log p(y|∅,x) and, if the
+    reader judges whether a passage answers the question, how well it does."""
 
     def __init__(
         self,
@@ -148,38 +151,52 @@ class QuestionAnswering(Objective):
         questions = [self.gold.questions[number] for number in numbers]
         found = self._retrieve(numbers, questions, clock)
         clock("read")
-        weight_BK, reader_BK = self._read(numbers, questions, found)
+        reading, gold_NLW = self._read(numbers, questions, found)
         memory_B = self._closed_book(numbers)
         holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
-        loss, row = self._taught(weight_BK, reader_BK, found.scores_BC, holds_BC, memory_B, found.batch)
+        loss, row = self._taught(reading, gold_NLW, found.scores_BC, holds_BC, memory_B, found.batch)
         return loss, row | {"recall@1": torch.from_numpy(found.first_B).float().mean()}
 
     def _taught(
         self,
-        weight_BK: Tensor,
-        reader_BK: Tensor,
+        reading: SpanReading,
+        gold_NLW: Tensor,
         scores_BC: Tensor,
         holds_BC: Tensor,
         memory_B: Tensor,
         batch: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics from what weighs the passages and log p(y|z,x), f(x,z) of the candidates and
+        """Loss and metrics from what was read and where answers stand in it, f(x,z) of the candidates and
         which of them hold an answer, log p(y|∅,x), and the same two of all that the batch reads."""
+        scores_BK = scores_BC[:, : self.settings.read]
+        holds_BK = holds_BC[:, : self.settings.read]
+        weight_BK = reading.weight_N.view_as(scores_BK)
+        reader_BK = self._likelihood(reading.log_NLW, gold_NLW).view_as(scores_BK)
         retriever_B = evidence_log_likelihood(scores_BC, holds_BC)
         any_B = (reader_BK > -torch.inf).any(-1)
         some_B = holds_BC.any(-1)
         # a question without its answer teaches nothing: no gradient, no NaN
         readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
-        read_BK = scores_BC[:, : weight_BK.shape[1]]
-        weight_BK, apart_B = taught_apart(weight_BK, read_BK, readable_BK, self.settings.retriever_target)
+        weight_BK, apart_B = taught_apart(weight_BK, scores_BK, readable_BK, self.settings.retriever_target)
         answer_B = marginal_log_likelihood(weight_BK, readable_BK)
         # divided by all examples, not those with an answer: a batch in parts must give the same gradient
         taught_B = torch.where(any_B, answer_B - apart_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
+        taught_B = taught_B + self.settings.closed_book * memory_B
         if batch is not None:
             taught_B = taught_B + self.settings.in_batch * evidence_log_likelihood(*batch)
-        loss = -(taught_B + self.settings.closed_book * memory_B).mean()
-        return loss, {
+        judged = {}
+        if reading.logit_N is not None:
+            logit_BK = reading.logit_N.view_as(scores_BK)
+            judged_B = judged_log_likelihood(logit_BK, holds_BK)
+            taught_B = taught_B + self.settings.judging * judged_B
+            best_B1 = (scores_BK + logit_BK).argmax(-1, keepdim=True)
+            judged = {
+                "judged": judged_B.mean(),
+                "reranked@1": mean_where(holds_BK.any(-1), holds_BK.gather(1, best_B1)[:, 0].float()),
+            }
+        return -taught_B.mean(), {
             **scale_of(self.model),
+            **judged,
             "log_p": mean_where(any_B, answer_B),
             "retriever": mean_where(some_B, retriever_B),
             "closed_book": memory_B.mean(),
@@ -296,17 +313,16 @@ class QuestionAnswering(Objective):
 
     def _read(
         self, numbers: np.ndarray, questions: list[np.ndarray], found: _Retrieved
-    ) -> tuple[Tensor, Tensor]:
-        """What weighs the passages, and log p(y|z,x), −inf without the answer in the passage; both [B, K]."""
+    ) -> tuple[SpanReading, Tensor]:
+        """What was read, and where the answers stand in it [N, L, W]."""
         scores_BK = found.scores_BC[:, : self.settings.read]
         inputs = join(self.model, questions, found.offered)
         gold_N3 = self._gold_spans(numbers, found.ids_BK)
+        gold_N3[:, 1] -= np.where(gold_N3[:, 1] < 0, len(inputs.layout.between), 0)  # the title ends before
         gold_N3[:, 1] += inputs.second_N.numpy()[gold_N3[:, 0]]
         gold_N3 = gold_N3[gold_N3[:, 1] < inputs.tokens_NL.shape[1]]
         reading = read_spans(self.model, inputs.to(self.model.device), scores_BK.flatten())
-        gold_NLW = span_mask(gold_N3, reading.allowed_NLW)
-        reader_N = self._likelihood(reading.log_NLW, gold_NLW)
-        return reading.weight_N.view_as(scores_BK), reader_N.view_as(scores_BK)
+        return reading, span_mask(gold_N3, reading.allowed_NLW)
 
     @property
     def _likelihood(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -314,7 +330,8 @@ class QuestionAnswering(Objective):
         return best_span_log_likelihood if hard else answer_log_likelihood
 
     def _gold_spans(self, numbers: np.ndarray, ids_BK: np.ndarray) -> np.ndarray:
-        """(pair, start, width − 1) of every place where an answer stands in a passage's body, [spans, 3]."""
+        """(pair, start, width − 1) of every place where an answer stands in a passage, [spans, 3]; starts are
+        counted from the body's first wordpiece, those of the title are below 0."""
         pairs = zip(numbers.repeat(ids_BK.shape[1]).tolist(), ids_BK.flatten().tolist(), strict=True)
         found = []
         for pair, (number, passage) in enumerate(pairs):
@@ -386,13 +403,16 @@ class QuestionAnswering(Objective):
         nothing = np.array([ids_BK.size, 0, 0])  # a place of its own
         filled_S3 = np.tile(nothing, (-(-max(1, len(spans_S3)) // grain) * grain, 1))
         filled_S3[: len(spans_S3)] = spans_S3
+        filled_S3[: len(spans_S3), 1] += title_columns(model)
         tensors["spans"] = send(torch.from_numpy(filled_S3), device)
         batch = MaskedBatch.of(flat, shape)
         size = pair_size(model, self.gold.corpus, asked, ids_BK)
         pairs = batch.fitting(size.total, longest=size.longest, more=size.filling)
-        lengths = int(self.gold.corpus.lengths_of(ids_BK.flatten()).sum())
-        lengths += ids_BK.size * model.wordpieces.pair.special
-        documents = batch.fitting(lengths, longest=config.max_document)
+        documents = None  # a size that no one asks for would only make for more recordings
+        if self.settings.refresh.every_steps:
+            lengths = int(self.gold.corpus.lengths_of(ids_BK.flatten()).sum())
+            lengths += ids_BK.size * model.wordpieces.pair.special
+            documents = batch.fitting(lengths, longest=config.max_document)
         return Staged(tensors, (shape, pairs, documents))
 
     def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
@@ -424,11 +444,9 @@ class QuestionAnswering(Objective):
         reading = read_spans_packed(model, packed, scores_BK.flatten())
         gold_NJW = torch.zeros_like(F.pad(reading.allowed_NLW, (0, 0, 0, 0, 0, 1)))
         gold_NJW = gold_NJW.index_put(tensors["spans"].unbind(1), torch.ones_like(gold_NJW[0, 0, 0]))[:-1]
-        reader_N = self._likelihood(reading.log_NLW, gold_NJW & reading.allowed_NLW)
-        weight_BK = reading.weight_N.view_as(scores_BK)
         memory_B = self._recalled(resident, batch)
-        reader_BK = reader_N.view_as(scores_BK)
-        loss, row = self._taught(weight_BK, reader_BK, scores_BC, tensors["holds"], memory_B, together)
+        gold_NJW = gold_NJW & reading.allowed_NLW
+        loss, row = self._taught(reading, gold_NJW, scores_BC, tensors["holds"], memory_B, together)
         return loss, row | {"recall@1": tensors["first"].float().mean()}
 
     def _recalled(self, resident: Resident, batch: MaskedBatch) -> Tensor:
