@@ -293,6 +293,8 @@ EVIDENCE = {
     "retrieval_probability",
     "reading_probability",
     "passage_logit",
+    "vector_score",
+    "word_score",
 }
 
 
@@ -492,6 +494,7 @@ def test_evaluate_agrees_with_its_predictions(
             "model",
             "retriever",
             "read",
+            "hybrid",
             "rerank",
         }
         assert (row["retriever"], row["read"]) == (retriever, 3)

@@ -84,6 +84,7 @@ def test_evidence_shows_both_parts(rerank: int, weighted: Path, knowledge: Corpu
     if rerank:
         torch.manual_seed(0)
         model.learn_passage_logit()
+        assert isinstance(model.reader.passage_head, torch.nn.Linear)
         torch.nn.init.normal_(model.reader.passage_head.weight)
     engine = Engine(model, knowledge.folder, rerank=rerank, device="cpu")
     found = {one.passage.id: one.score for one in engine.search(QUESTION, max(4, rerank))}
