@@ -158,6 +158,7 @@ EXAMPLES = [
     kinds.Graft(towers=HERE, reader=HERE, out=HERE),
     kinds.Compress(model=HERE, out=HERE, dtype="float16"),
     kinds.Calibrate(model=HERE, predictions=(HERE, HERE / "p"), out=HERE),
+    kinds.FitHybrid(model=HERE, corpus=HERE, questions=(HERE, HERE / "q"), out=HERE, limit=9),
     kinds.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
     kinds.MakeReport(
         runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3
@@ -291,6 +292,8 @@ EVIDENCE = {
     "end",
     "retrieval_probability",
     "reading_probability",
+    "vector_score",
+    "word_score",
 }
 
 
@@ -488,6 +491,7 @@ def test_evaluate_agrees_with_its_predictions(
             "caution",
             "model",
             "retriever",
+            "hybrid",
             "read",
         }
         assert (row["retriever"], row["read"]) == (retriever, 3)
