@@ -158,6 +158,7 @@ EXAMPLES = [
     kinds.Graft(towers=HERE, reader=HERE, out=HERE),
     kinds.Compress(model=HERE, out=HERE, dtype="float16"),
     kinds.Calibrate(model=HERE, predictions=(HERE, HERE / "p"), out=HERE),
+    kinds.FitHybrid(model=HERE, corpus=HERE, questions=(HERE, HERE / "q"), out=HERE, limit=9),
     kinds.Align(**PLACES, out=HERE, text=HERE, k=3, limit=4, device="cpu"),
     kinds.MakeReport(
         runs=(HERE, HERE / "r"), out=HERE, evaluations=(HERE,), before=HERE, after=HERE / "b", examples=3
@@ -221,7 +222,6 @@ EXAMPLES = [
     kinds.Evaluate(
         **PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"
     ),
-    kinds.FitHybrid(**PLACES, questions=(HERE,), out=HERE),
     kinds.Ask(**PLACES, question="Who?", read=2, json=True),
     kinds.Ask(**PLACES, fill="It is [MASK]."),
     kinds.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),
@@ -493,8 +493,8 @@ def test_evaluate_agrees_with_its_predictions(
             "caution",
             "model",
             "retriever",
-            "read",
             "hybrid",
+            "read",
             "rerank",
         }
         assert (row["retriever"], row["read"]) == (retriever, 3)
