@@ -7,7 +7,7 @@
 #
 # Arms: start                             MODEL as it is
 #       own bm25 both                     towers from questions: wrong passages found by the model, by word matching, by each of them
-#       own-fixed own-more own-again      of `own`: the scale of f(x,z) does not learn; seven wrong passages each; from `own`, found anew by what it learned
+#       own-fixed own-more own-again      of `own`: the scale of f(x,z) does not learn; three wrong passages each; from `own`, found anew by what it learned
 #       ict recurring                     no questions: warm-ups of the towers on the corpus itself
 #       tune tune-batch tune-posterior tune-perplexity tune-fixed
 #                                         fine-tuning of both towers and reader: as it is; with in-batch contrast; other targets; the scale does not learn
@@ -26,7 +26,7 @@ towers() { # flags
   echo "towers --from $model --corpus $base/corpus --questions $train --out $out/run --optim.steps $steps --optim.batch $(scaled "${BATCH:-512}") --optim.lr 2e-5 $loop $* ${EXTRA:-}"
 }
 warmup() { # flags
-  echo "warmup --from $model --corpus $base/corpus --out $out/run --reader.steps 0 --retriever.steps $steps --retriever.batch $(scaled "${BATCH:-2048}") --retriever.lr 1e-4 $loop $* ${EXTRA:-}"
+  echo "warmup --from $model --corpus $base/corpus --out $out/run --reader.steps 0 --retriever.steps $steps --retriever.batch $(scaled "${BATCH:-1024}") --retriever.lr 1e-4 $loop $* ${EXTRA:-}"
 }
 tune() { # flags
   echo "finetune --from $model --corpus $base/corpus --questions $train --out $out/run --read 8 --read-gold --candidates 100 --closed-book 0.02 --optim.steps $(scaled "${STEPS:-1000}") --optim.batch $(scaled "${BATCH:-64}") --optim.lr 1e-4 --optim.retriever-lr 1e-5 --refresh.every-steps $(scaled 100) $loop $* ${EXTRA:-}"
@@ -37,7 +37,7 @@ commands() {
   start) ;;
   own | bm25 | both) towers --retriever "${arm/own/learned}" $learned ;;
   own-fixed) towers ;;
-  own-more) towers --negatives 7 $learned ;;
+  own-more) towers --negatives 3 $learned ;;
   own-again)
     model=$base/towers/own-$seed/run/model
     towers $learned

@@ -39,6 +39,8 @@ questions() { # name, model: the same fine-tuning, then held-out questions
   arm realm $other $often
   arm pointing $other $often --pointing 1
   arm glimpses $other $often --glimpses 0.5
+  arm scale $other $often --scale-lr 1e-2
+  arm perplexity $other $often --retriever-target perplexity
   arm frozen $other $often --freeze-retriever "$steps"
   arm uniform $other $often --masking uniform
   arm random-span $other $often --masking random-span
