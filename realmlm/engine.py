@@ -1,5 +1,6 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -135,10 +136,10 @@ class Engine:
     def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
         if self._retriever is not None:
             return _State(None, Answerer(self.model, corpus, self._retriever, rerank=self._rerank))
-        kept = index_of(self.model, corpus, path=self._index_path, others=others)
-        hybrid = hybrid_of(self.model, corpus, self._hybrid)
+        kept = index_of(self.model, corpus, path=self._index_path, others=others, follow=True)
+        hybrid = hybrid_of(self.model, kept.corpus, self._hybrid)
         own = LearnedRetriever.settled(self.model, kept.index, hybrid)
-        return _State(kept, Answerer(self.model, corpus, own, rerank=self._rerank))
+        return _State(kept, Answerer(self.model, kept.corpus, own, rerank=self._rerank))
 
     @property
     def _current(self) -> "_State":
@@ -245,8 +246,9 @@ class Engine:
 
     @property
     def editable(self) -> bool:
-        """Can passages be changed here? Those of documents follow their files."""
-        return self._watch is None
+        """Can passages be changed here? Those of documents follow their files, and a corpus may be one that
+        can only be read."""
+        return self._watch is None and os.access(self.corpus.folder, os.W_OK)
 
     @property
     def up_to_date(self) -> bool:
@@ -261,7 +263,7 @@ class Engine:
         remove: Iterable[int] = (),
     ) -> list[int]:
         """Change passages for good: the next answer knows. Gives the ids of the added ones."""
-        if not self.editable:
+        if self._watch is not None:
             raise BadInput("passages of documents come from their files; change the files")
         self.follow()
         corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
@@ -312,12 +314,17 @@ class Engine:
     def _follow(self, corpus: Corpus) -> None:
         """Answer from this later state of the corpus from now on. If it fails, the earlier one stays."""
         kept = self._current.kept
-        if kept is None or kept.follow(corpus):
+        if kept is None:
+            self._answerer.corpus = corpus
+            return
+        try:
+            same = kept.follow(corpus)
+        finally:  # what others embedded may be taken up, even where the rest fails
+            self._answerer.corpus = kept.corpus
             own = self._answerer.retriever
             if isinstance(own, LearnedRetriever) and own.hybrid is not None:
-                own.hybrid.words.follow(corpus)
-            self._answerer.corpus = corpus
-        else:
+                own.hybrid.words.follow(kept.corpus)
+        if not same:
             self._state = self._opened(corpus)
 
     def find(self, text: str, *, limit: int = SHOWN) -> list[Passage]:
