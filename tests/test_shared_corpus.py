@@ -207,7 +207,7 @@ def test_one_who_cannot_write_the_index_follows_once_another_has(
     shared: Path, embedded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = (Engine(shared / "model", shared / "corpus", device="cpu") for _ in range(2))
-    edited, (number,) = writer.corpus.edit(add=[quince(1)])
+    _, (number,) = writer.corpus.edit(add=[quince(1)])
 
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")

@@ -47,7 +47,7 @@ class KeptIndex:
 
     @classmethod
     def open(cls, path: Path, corpus: Corpus, encode: Encode) -> "KeptIndex":
-        """An index of this corpus as it is on disk, whose edits may be fewer or more than the corpus has here.
+        """An index of this corpus as it is on disk, with fewer or more edits than the corpus may have here.
         Needs no lock: edits are only ever appended, each as a whole."""
         base = read_manifest(path, kind="index")
         edits = count_edits(path)
@@ -239,8 +239,9 @@ def _held(path: Path, corpus: Corpus) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         lacks = f"lacks edits of {corpus.folder}" if path.exists() else "does not exist yet"
+        why = f"the index {path} {lacks} and cannot be written ({error.strerror})"
         cure = f"run `realmlm index --corpus {corpus.folder}` with the same --model where it can be"
-        raise NotEnough(f"the index {path} {lacks} and cannot be written ({error.strerror}); {cure}") from error
+        raise NotEnough(f"{why}; {cure}") from error
     try:
         yield
     finally:
