@@ -1,12 +1,10 @@
 """The command line: a command for each settings class, whose fields become its flags; errors caught once."""
 
 import dataclasses
-import errno
 import gc
 import json
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Callable
 from itertools import takewhile
@@ -23,6 +21,8 @@ from realmlm.storage.artefacts import os_error, refuse_existing, write_text
 from realmlm.storage.files import read_text
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from realmlm.engine import Engine
 
 # Work is imported where it is done: `realmlm --help` must not wait for torch.
@@ -283,37 +283,52 @@ def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
 
 
 def _serve(settings: kinds.Serve) -> None:
-    uvicorn = require("uvicorn", extra="serve", why="the service")
+    require("uvicorn", extra="serve", why="the service")
     require("fastapi", extra="serve", why="the service")
     require("prometheus_client", extra="serve", why="the service")
     from realmlm.parallel import cores
-    from realmlm.serve.http import create_app, is_loopback
+    from realmlm.serve.around import Doors, is_loopback
+    from realmlm.serve.front import Front
+    from realmlm.serve.http import Running, create_app
+    from realmlm.serve.listen import Server, bind
+    from realmlm.serve.log import Log
     from realmlm.serve.writers import MOST_WRITERS
 
-    _check_free(settings.host, settings.port)
-    engine = _engine(settings)
-    if engine.model.device.type == "cuda":
-        _compile_kernels(engine)
-    if not is_loopback(settings.host) and settings.token is None and engine.editable:
-        say(f"anyone who can reach {settings.host} can change the passages; set a --token to prevent it")
-    say(f"http://{settings.host}:{settings.port}   ({counted(len(engine.corpus), 'passage')}; Ctrl-C stops)")
-    app = create_app(
-        engine,
-        host=settings.host,
-        token=settings.token,
-        queue=settings.queue,
-        batch=settings.batch,
-        runs=settings.runs,
-        writers=min(MOST_WRITERS, cores() - 1) if engine.model.device.type == "cuda" else 0,
-    )
-    gc.collect()
-    gc.freeze()  # what is loaded stays: looking through it for garbage holds answers up for 0.2 s each time
-    # seconds; clients give up an idle connection before we do
-    limits = {"timeout_graceful_shutdown": 30, "timeout_keep_alive": 75}
-    # no line for each request: even those that are not written would be put together
-    quiet = {"log_level": "warning", "access_log": False}
+    token = settings.secret()
+    elsewhere = not is_loopback(settings.host)
+    reads = settings.token_reads or (elsewhere and token is not None and not settings.open_reads)
+    listener = bind(settings.host, settings.port)
+    log = None
+    if settings.log_file is not None:
+        log = Log(settings.log_file, level=settings.log_level, questions=settings.log_questions)
+
+    def load() -> "FastAPI":
+        engine = _engine(settings)
+        if engine.model.device.type == "cuda":
+            _compile_kernels(engine)
+        if elsewhere and token is None:
+            can = "read and change the passages" if engine.editable else "read the passages"
+            say(f"anyone who can reach {settings.host} can {can}; give a --token-file to prevent it")
+        passages = counted(len(engine.corpus), "passage")
+        app = create_app(
+            engine,
+            host=settings.host,
+            token=token,
+            queue=settings.queue,
+            batch=settings.batch,
+            runs=settings.runs,
+            writers=min(MOST_WRITERS, cores() - 1) if engine.model.device.type == "cuda" else 0,
+            running=Running(patience_s=settings.patience, token_reads=reads, log=log),
+        )
+        gc.collect()
+        # what is loaded stays: looking through it for garbage holds answers up for 0.2 s each time
+        gc.freeze()
+        say(f"http://{settings.host}:{settings.port}   ({passages}; Ctrl-C stops)")
+        return app
+
     sys.setswitchinterval(0.0005)  # else the thread that feeds a GPU waits 5 ms for each answer being sent
-    uvicorn.run(app, host=settings.host, port=settings.port, **quiet, **limits)
+    doors = Doors(host=settings.host, token=token, token_reads=reads)
+    Server(Front(load, doors=doors, log=log), log=log).serve_at(listener)
 
 
 def _compile_kernels(engine: "Engine") -> None:
@@ -321,21 +336,6 @@ def _compile_kernels(engine: "Engine") -> None:
     differ for one, few and many questions, and where their number is a multiple of 16."""
     for count in (1, 2, 16, 17, 64):
         engine.ask(["What is this?"] * count)
-
-
-def _check_free(host: str, port: int) -> None:
-    """Before the model is loaded: can the service listen there?"""
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listener:
-            # as uvicorn does: connections that just ended do not matter
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise BadInput(f"port {port} is in use; choose another with --port") from None
-        refused = f"cannot listen on {host} port {port} ({error.strerror})"
-        raise BadInput(f"{refused}; choose another --host or --port") from None
 
 
 def _refuse(error: RealmError) -> None:

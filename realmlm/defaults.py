@@ -6,3 +6,5 @@ SHOWN = 20
 """Passages shown when some are looked for."""
 QUEUE = 256
 """Requests that may wait in a service."""
+PATIENCE = 10.0
+"""Seconds that a request to a service may wait; who would wait longer is refused at once."""

@@ -1,5 +1,6 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -135,10 +136,10 @@ class Engine:
     def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
         if self._retriever is not None:
             return _State(None, Answerer(self.model, corpus, self._retriever, rerank=self._rerank))
-        kept = index_of(self.model, corpus, path=self._index_path, others=others)
-        hybrid = hybrid_of(self.model, corpus, self._hybrid)
+        kept = index_of(self.model, corpus, path=self._index_path, others=others, follow=True)
+        hybrid = hybrid_of(self.model, kept.corpus, self._hybrid)
         own = LearnedRetriever.settled(self.model, kept.index, hybrid)
-        return _State(kept, Answerer(self.model, corpus, own, rerank=self._rerank))
+        return _State(kept, Answerer(self.model, kept.corpus, own, rerank=self._rerank))
 
     @property
     def _current(self) -> "_State":
@@ -245,8 +246,9 @@ class Engine:
 
     @property
     def editable(self) -> bool:
-        """Can passages be changed here? Those of documents follow their files."""
-        return self._watch is None
+        """Can passages be changed here? Those of documents follow their files, and a corpus may be one that
+        can only be read."""
+        return self._watch is None and os.access(self.corpus.folder, os.W_OK)
 
     @property
     def up_to_date(self) -> bool:
@@ -260,12 +262,16 @@ class Engine:
         replace: Mapping[int, Article] | None = None,
         remove: Iterable[int] = (),
     ) -> list[int]:
-        """Change passages for good: the next answer knows. Gives the ids of the added ones."""
-        if not self.editable:
+        """Change passages for good: the next answer knows. Gives the ids of the added ones.
+
+        Once the corpus has the change, this succeeds: where the index cannot follow at once, on a full disk
+        for example, `up_to_date` is false, and it is tried again before each answer.
+        """
+        if self._watch is not None:
             raise BadInput("passages of documents come from their files; change the files")
         self.follow()
-        corpus, added = self.corpus.edit(add=add, replace=replace, remove=remove)
-        self._follow(corpus)
+        corpus, added = self.corpus.newest().edit(add=add, replace=replace, remove=remove)
+        self._attempt(lambda: self._follow(corpus))
         return added
 
     def follow(self) -> None:
@@ -275,10 +281,13 @@ class Engine:
         where something cannot be taken up, which is said once, the former state goes on answering. An edit is
         tried again each time, files when they change again.
         """
-        if self._state is None:
-            return
+        if self._state is not None:
+            watch = self._watch
+            self._attempt(self._follow_edits if watch is None else lambda: self._follow_files(watch))
+
+    def _attempt(self, follow: Callable[[], bool]) -> None:
         try:
-            taken_up = self._follow_edits() if self._watch is None else self._follow_files(self._watch)
+            taken_up = follow()
         # whatever it is: a question that the former state can answer must not fail for it
         except Exception as error:
             why = str(error) or type(error).__name__
@@ -291,9 +300,8 @@ class Engine:
             self._trouble = "" if taken_up else self._trouble
 
     def _follow_edits(self) -> bool:
-        if (newest := self.corpus.newest()) is not self.corpus:
-            self._follow(newest)
-        return True
+        newest = self.corpus.newest()
+        return newest is self.corpus or self._follow(newest)
 
     def _follow_files(self, watch: Watch) -> bool:
         """Was something taken up just now?"""
@@ -309,16 +317,22 @@ class Engine:
         self._state, self._watch = ended.result()
         return True
 
-    def _follow(self, corpus: Corpus) -> None:
+    def _follow(self, corpus: Corpus) -> bool:
         """Answer from this later state of the corpus from now on. If it fails, the earlier one stays."""
         kept = self._current.kept
-        if kept is None or kept.follow(corpus):
+        if kept is None:
+            self._answerer.corpus = corpus
+            return True
+        try:
+            same = kept.follow(corpus)
+        finally:  # what others embedded may be taken up, even where the rest fails
+            self._answerer.corpus = kept.corpus
             own = self._answerer.retriever
             if isinstance(own, LearnedRetriever) and own.hybrid is not None:
-                own.hybrid.words.follow(corpus)
-            self._answerer.corpus = corpus
-        else:
+                own.hybrid.words.follow(kept.corpus)
+        if not same:
             self._state = self._opened(corpus)
+        return True
 
     def find(self, text: str, *, limit: int = SHOWN) -> list[Passage]:
         """The first passages with this in title, text or source, upper and lower case alike."""

@@ -9,14 +9,39 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from realmlm.storage.artefacts import write_text
+
+
+class Listener(Protocol):
+    """Hears what is said and shown at the terminal."""
+
+    def said(self, text: str) -> None:
+        """A message."""
+
+    def doing(self, bar: "Progress | None") -> None:
+        """What has just been begun, None once it is done."""
+
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """While the block runs, someone hears what is said, whatever thread says it."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def say(text: str) -> None:
     """A message for the person at the terminal, on stderr: stdout is for results."""
     print(text, file=sys.stderr, flush=True)
+    for listener in _listeners:
+        listener.said(text)
 
 
 def counted(number: int, thing: str) -> str:
@@ -82,11 +107,17 @@ class Progress:
 def progress(description: str, total: int | None = None, *, unit: str = "") -> Iterator[Progress]:
     """Progress that is closed when the block ends, with a line that says how long it took."""
     bar = Progress(description, total, unit=unit)
+    listeners = list(_listeners)
+    for listener in listeners:
+        listener.doing(bar)
     try:
         yield bar
     except BaseException:
         bar.clear()
         raise
+    finally:
+        for listener in listeners:
+            listener.doing(None)
     bar.close()
 
 

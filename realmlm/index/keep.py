@@ -3,7 +3,8 @@
 Q queries, N passages, D vector size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +14,21 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactMissing, Mismatch, RealmError
+from realmlm.errors import ArtefactMissing, Mismatch, NotEnough, RealmError
 from realmlm.index.build import Embedding, Encode, Known, build_index, embed_in_parts
 from realmlm.index.duplicates import SameContent
 from realmlm.index.exact import Index
-from realmlm.index.store import IndexInfo, ShardedBuild, edits_contained, index_info, open_index, save_edit
+from realmlm.index.store import (
+    ShardedBuild,
+    apply_edit,
+    edits_contained,
+    index_info,
+    open_index,
+    save_edit,
+)
 from realmlm.log import say
-from realmlm.storage.artefacts import edit_place, read_manifest
-from realmlm.storage.locks import locked
+from realmlm.storage.artefacts import Manifest, count_edits, edit_place, read_manifest
+from realmlm.storage.locks import lock_on
 
 EmbedQueries = Callable[[Sequence[np.ndarray]], Tensor]
 """Queries in wordpieces to vectors [Q, D]."""
@@ -34,17 +42,49 @@ class KeptIndex:
     path: Path
     corpus: Corpus
     _encode: Encode
+    _base: Manifest
+    _edits: int  # of the index, taken up so far
+
+    @classmethod
+    def open(cls, path: Path, corpus: Corpus, encode: Encode) -> "KeptIndex":
+        """An index of this corpus as it is on disk, with fewer or more edits than the corpus may have here.
+        Needs no lock: edits are only ever appended, each as a whole."""
+        base = read_manifest(path, kind="index")
+        edits = count_edits(path)
+        contained = edits_contained(path, edits)
+        if contained != corpus.edits:
+            before = corpus if contained > corpus.edits else None
+            corpus = Corpus(corpus.folder, corpus.manifest, contained, before=before)
+        index = open_index(path, device=str(encode.device), edits=edits)
+        return cls(index, path, corpus, encode, base, edits)
 
     def follow(self, corpus: Corpus) -> bool:
-        """Embed what was edited in the corpus since and append it, on disk and in memory.
+        """Hold this state of the corpus, or a later one that the index on disk holds already.
 
-        False: what is on disk is not what is open here; it has to be opened again.
+        What other processes embedded is read from there; the rest is embedded and appended, on disk and in
+        memory. False: what is on disk is not what is open here; it has to be opened again.
         """
-        with locked(_lock(self.path)):
-            if not self.path.exists() or edits_contained(self.path) != self.corpus.edits:
-                return False
-            self.take_up(corpus, quiet=True)
+        if not self._read_on():
+            return False
+        if self.corpus.edits < corpus.edits:
+            with _held(self.path, corpus):
+                if not self._read_on():
+                    return False
+                self.take_up(corpus, quiet=True)
         return True
+
+    def _read_on(self) -> bool:
+        """Take up what others appended on disk."""
+        if not self.path.exists() or read_manifest(self.path, kind="index") != self._base:
+            return False
+        there = count_edits(self.path)
+        while self._edits < there:
+            contained = edits_contained(self.path, self._edits + 1)
+            later = Corpus(self.corpus.folder, self.corpus.manifest, contained, before=self.corpus)
+            apply_edit(self.path, self.index, self._edits + 1)
+            self._edits += 1
+            self.corpus = later
+        return self._edits == there
 
     def take_up(self, corpus: Corpus, *, quiet: bool = False) -> None:
         """The same while the lock is held already. Cut off, it goes on where it was when called again."""
@@ -62,9 +102,10 @@ class KeptIndex:
             removed_ids=torch.tensor(removed),
             corpus_edits=corpus.edits,
         )
+        self._edits += 1
+        self.corpus = corpus
         if build:
             build.discard()
-        self.corpus = corpus
 
     def _embedded(
         self, corpus: Corpus, written: list[int], removed: list[int], *, quiet: bool
@@ -90,33 +131,41 @@ def kept_index(
     kind: str | None = None,
     dtype: torch.dtype | None = None,
     others: Path | None = None,
+    follow: bool = False,
 ) -> KeptIndex:
     """The index of a corpus by a document tower: opened, built if there is none, brought up to the edits.
+    One that lacks nothing is opened without writing anything.
 
     Without a path it stands beside the corpus, named by the tower's fingerprint: models that differ only in
     query tower or reader share it. An index that exists may be of either kind and of any dtype unless one is
     asked for; a new one is exact and float16 unless told otherwise. At a `path` a new one is made only if its
     kind is asked for. Passages that stand word for word in corpora of the folder `others` get their vectors
     from the indexes beside those. An approximate index is measured with queries, which `embed_queries`
-    embeds.
+    embeds. With `follow` the corpus is held as it is now, with edits that others made since it was opened.
     """
     if path is not None and kind is None and not path.exists():
         raise ArtefactMissing(
             f"no index in {path}; make one: realmlm index --model MODEL --corpus {corpus.folder} --out {path}"
         )
+    if follow:
+        corpus = corpus.newest()
+        path = path or _place(corpus, encode.fingerprint, kind or "exact")
     path = path or index_place(corpus, encode.fingerprint, kind or "exact")
-    with locked(_lock(path)):  # others may want the same index at this moment
+    if path.exists() and edits_contained(path) >= corpus.edits:
+        _check(path, corpus, encode, kind, dtype, follow=follow)
+        kept = KeptIndex.open(path, corpus, encode)
+        if kept.corpus.edits > corpus.edits:  # an edit came in between
+            _check(path, corpus, encode, kind, dtype, follow=follow)
+        return kept
+    with _held(path, corpus):  # others may want the same index at this moment
         if not path.exists():
             new = dtype or torch.float16
             same = _same_vectors(path, corpus, encode, new, others)
             queries_QD = embed_queries(_sample_queries(corpus)).cpu() if kind == "ivf" else None
             how = Embedding(dtype=new, known=same)
             build_index(path, corpus, encode, how, kind=kind or "exact", queries_QD=queries_QD)
-        info = _checked_info(path, corpus, encode, kind, dtype)
-        contained = corpus
-        if info.corpus_edits != corpus.edits:
-            contained = Corpus(corpus.folder, corpus.manifest, info.corpus_edits)
-        kept = KeptIndex(open_index(path, device=str(encode.device)), path, contained, encode)
+        _check(path, corpus, encode, kind, dtype, follow=follow)
+        kept = KeptIndex.open(path, corpus, encode)
         kept.take_up(corpus)
         return kept
 
@@ -142,10 +191,10 @@ def _same_vectors(
     return same
 
 
-def _checked_info(
-    path: Path, corpus: Corpus, encode: Encode, kind: str | None, dtype: torch.dtype | None
-) -> IndexInfo:
-    """The manifest of the index at `path`: of this corpus, this tower, and the kind and dtype asked for."""
+def _check(
+    path: Path, corpus: Corpus, encode: Encode, kind: str | None, dtype: torch.dtype | None, *, follow: bool
+) -> None:
+    """Is the index at `path` of this corpus, this tower, and the kind and dtype asked for?"""
     info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
     made = "exact" if info.recall is None else "ivf"
     if kind is not None and made != kind:
@@ -155,10 +204,9 @@ def _checked_info(
     if dtype is not None and info.dtype != _name(dtype):
         held = f"{path} holds vectors in {info.dtype}, not {_name(dtype)}"
         raise Mismatch(f"{held}; remove it to have it made anew, or go on with {info.dtype}")
-    if info.corpus_edits > corpus.edits:
+    if info.corpus_edits > (count_edits(corpus.folder) if follow else corpus.edits):
         held = f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now"
         raise Mismatch(f"{held}; remove the index first")
-    return info
 
 
 def _same_content(corpus: Corpus, encode: Encode, dtype: torch.dtype, others: Path) -> SameContent:
@@ -183,8 +231,21 @@ def _same_content(corpus: Corpus, encode: Encode, dtype: torch.dtype, others: Pa
     return same
 
 
-def _lock(path: Path) -> Path:
-    return path.parent / f".{path.name}.lock"
+@contextmanager
+def _held(path: Path, corpus: Corpus) -> Iterator[None]:
+    """The lock of an index that is to be written."""
+    try:
+        lock = lock_on(path.parent / f".{path.name}.lock")
+        lock.acquire()
+    except OSError as error:
+        lacks = f"lacks edits of {corpus.folder}" if path.exists() else "does not exist yet"
+        why = f"the index {path} {lacks} and cannot be written ({error.strerror})"
+        cure = f"run `realmlm index --corpus {corpus.folder}` with the same --model where it can be"
+        raise NotEnough(f"{why}; {cure}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _serves(path: Path, corpus: Corpus, dtype: torch.dtype) -> bool:
@@ -202,8 +263,12 @@ def _name(dtype: torch.dtype) -> str:
 
 def index_place(corpus: Corpus, weights: str, kind: str) -> Path:
     """The usual place of a corpus's index by the document tower of this fingerprint."""
-    state = "" if corpus.is_current else f"-after-{corpus.edits}-edits"
-    return corpus.folder / "index" / f"{weights[:16]}-{kind}{state}"
+    place = _place(corpus, weights, kind)
+    return place if corpus.is_current else place.with_name(f"{place.name}-after-{corpus.edits}-edits")
+
+
+def _place(corpus: Corpus, weights: str, kind: str) -> Path:
+    return corpus.folder / "index" / f"{weights[:16]}-{kind}"
 
 
 def _sample_queries(corpus: Corpus, *, count: int = 256) -> list[np.ndarray]:

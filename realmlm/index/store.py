@@ -232,8 +232,9 @@ def open_index(
     device: torch.device | str = "cpu",
     expect_weights: str | None = None,
     expect_corpus: str | None = None,
+    edits: int | None = None,
 ) -> Index:
-    """Check a version, map it into memory and apply its edits.
+    """Check a version, map it into memory and apply its edits, the first `edits` of them (all if None).
 
     On the CPU nothing is copied. An approximate index stays on the CPU whatever the device.
     """
@@ -245,11 +246,8 @@ def open_index(
         index = _map_lists(path, manifest)
     else:
         index = _map_shards(path, manifest.counts["shards"], info.dtype, device)
-    for edit in _edits(path):
-        open_artefact(edit, kind="index-edit")
-        tensors = _map_tensors(edit / "edit.safetensors", info.dtype)
-        index.remove(tensors["removed_ids"])
-        index.add(tensors["added_ids"], tensors["vectors"])
+    for number in range(count_edits(path) if edits is None else edits):
+        apply_edit(path, index, number + 1)
     return index
 
 
@@ -264,9 +262,21 @@ def _map_lists(path: Path, manifest: Manifest) -> IVFIndex:
 # --- edits --------------------------------------------------------------------------------------------------
 
 
-def edits_contained(path: Path) -> int:
-    """How many edits of the corpus a version includes; of its own edits only the last is read."""
-    if edits := count_edits(path):
+def apply_edit(path: Path, index: Index, number: int) -> int:
+    """Apply one edit of a version to `index`, which has those before it; gives how many edits of the corpus
+    it then includes."""
+    edit = edit_place(path, number)
+    manifest = open_artefact(edit, kind="index-edit")
+    tensors = _map_tensors(edit / "edit.safetensors", str(index.dtype).removeprefix("torch."))
+    index.remove(tensors["removed_ids"])
+    index.add(tensors["added_ids"], tensors["vectors"])
+    return int(manifest.counts["corpus_edits"])
+
+
+def edits_contained(path: Path, edits: int | None = None) -> int:
+    """How many edits of the corpus a version with its first `edits` edits (all if None) includes; of its own
+    edits only the last is read."""
+    if edits := count_edits(path) if edits is None else edits:
         newest = read_manifest(edit_place(path, edits), kind="index-edit")
     else:
         newest = read_manifest(path, kind="index", hint=_HINT)

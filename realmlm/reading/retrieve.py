@@ -219,6 +219,7 @@ def index_of(
     kind: str | None = None,
     dtype: torch.dtype | None = None,
     others: Path | None = None,
+    follow: bool = False,
 ) -> KeptIndex:
     """The index of a corpus by a model's document tower, as `realmlm.index.keep.kept_index` says."""
 
@@ -228,7 +229,14 @@ def index_of(
 
     encode = DocumentEncoder.of(model)
     return kept_index(
-        corpus, encode, embed_queries=embed_queries, path=path, kind=kind, dtype=dtype, others=others
+        corpus,
+        encode,
+        embed_queries=embed_queries,
+        path=path,
+        kind=kind,
+        dtype=dtype,
+        others=others,
+        follow=follow,
     )
 
 

@@ -1,37 +1,50 @@
 """The service over HTTP as one application: routes, limits, and one shape for every error."""
 
 import asyncio
-import time
+import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
-from ipaddress import ip_address
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import Headers
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from realmlm import __version__
-from realmlm.defaults import QUEUE
+from realmlm.defaults import PATIENCE, QUEUE
 from realmlm.engine import Engine
 from realmlm.errors import RealmError
 from realmlm.page import ASSETS
-from realmlm.serve.routes import Meters, Straight, operation_routes, passage_routes, question_routes
+from realmlm.serve.around import Around, Doors, failure
+from realmlm.serve.log import Log
+from realmlm.serve.meters import Meters
+from realmlm.serve.routes import Straight, operation_routes, passage_routes, question_routes
 from realmlm.serve.runs import run_routes
 from realmlm.serve.shapes import Failure
 from realmlm.serve.worker import Busy, Worker
 from realmlm.serve.writers import Writers
 
-MOST_BODY = 256 * 1024  # bytes of a request: the longest passage, each character escaped (\ud83d\ude00)
-RETRY_S = 1  # what a full queue asks for
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How a service is run."""
+
+    patience_s: float = PATIENCE
+    """Who would wait longer is refused at once."""
+    token_reads: bool = False
+    """Reading needs the token too."""
+    log: Log | None = None
+    """Where each request is written down."""
 
 
 def create_app(
@@ -43,6 +56,7 @@ def create_app(
     batch: int | None = None,
     runs: Sequence[Path] = (),
     writers: int = 0,
+    running: Running | None = None,
 ) -> FastAPI:
     """The service over an engine; a request is refused while `queue` others wait, and at most `batch` of them
     are answered together: as many as the engine reads for at once, unless it is said.
@@ -52,9 +66,16 @@ def create_app(
     name point here. `runs` are folders with training runs to show. `writers` is how many processes make
     answers of what the model read: some beside a GPU, which then gets larger batches too (docs/service.md).
     """
+    running = running or Running()
+    doors = Doors(host=host, token=token, token_reads=running.token_reads)
     meters = Meters()
-    together = engine.at_once if batch is None else batch
-    worker = Worker(most_waiting=queue, most_together=together, gather=writers > 0, on_batch=meters.on_batch)
+    worker = Worker(
+        most_waiting=queue,
+        most_together=engine.at_once if batch is None else batch,
+        patience_s=running.patience_s,
+        gather=writers > 0,
+        on_batch=meters.on_batch,
+    )
     beside = Writers(engine.combiner, count=writers) if writers else None
 
     @asynccontextmanager
@@ -64,9 +85,9 @@ def create_app(
         if beside is not None:
             await asyncio.to_thread(beside.close)
 
-    failures = (400, 401, 404, 413, 422, 503)
+    failures = (400, 401, 403, 404, 413, 422, 503, 507)
     shapes: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in failures}
-    app = FastAPI(
+    app = _App(
         title="realmlm",
         version=__version__,
         description="Answers with evidence, from passages that can be changed while it runs.",
@@ -78,7 +99,7 @@ def create_app(
     questions = question_routes(engine, worker, beside)
     for routes in (
         questions,
-        passage_routes(engine, worker, token=token),
+        passage_routes(engine, worker, doors),
         run_routes(runs),
         operation_routes(engine, worker, meters),
     ):
@@ -94,58 +115,54 @@ def create_app(
     app.add_middleware(Straight, routes=questions.routes)
     expected = {kind: answer for kind, answer in app.exception_handlers.items() if kind is not Exception}
     app.add_middleware(ExceptionMiddleware, handlers=expected)
-    app.add_middleware(_Around, meters=meters, loopback=is_loopback(host))
+    app.add_middleware(Around, doors=doors, meters=meters, log=running.log)
+    app.state.stop = worker.stop
     return app
 
 
-# --- errors and limits --------------------------------------------------------------------------------------
+class _App(FastAPI):
+    """Without FastAPI's own measuring of each request: the service has meters of its own."""
 
-_CODES = {
-    400: "bad_input",
-    401: "token_needed",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "too_large",
-    421: "other_host",
-    422: "bad_input",
-    503: "busy",
-}
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Starlette.__call__(self, scope, receive, send)
 
 
-def _failure(status: int, message: str, **headers: str) -> JSONResponse:
-    body = {"error": {"code": _CODES.get(status, "failed"), "message": message}}
-    return JSONResponse(body, status_code=status, headers=headers or None)
+# --- errors -------------------------------------------------------------------------------------------------
 
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Busy)
     async def busy(_: Request, error: Busy) -> JSONResponse:
-        return _failure(503, str(error), **{"Retry-After": str(RETRY_S)})
+        return failure(503, str(error), **{"Retry-After": str(error.retry_s)})
+
+    @app.exception_handler(OSError)
+    async def of_the_system(_: Request, error: OSError) -> JSONResponse:
+        """Nothing was stored: once an edit stands in the corpus, it succeeds."""
+        if error.errno in FULL:
+            return failure(507, "the disk is full, and nothing was changed; make room, then try again")
+        if error.errno in READ_ONLY:
+            return failure(403, f"nothing can be written here ({error.strerror}); change it where it can be")
+        raise error
 
     @app.exception_handler(RealmError)
     async def ours(_: Request, error: RealmError) -> JSONResponse:
-        return _failure(400, str(error))
+        return failure(400, str(error))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, UnicodeDecodeError):
-            return _failure(400, "the body is not UTF-8; send JSON in UTF-8")
+            return failure(400, "the body is not UTF-8; send JSON in UTF-8")
         headers = dict(error.headers or {})
         # starlette names the methods of one function alone, not of the whole route
         if error.status_code == 405:
             route = getattr(request.scope.get("route"), "path_format", None)
             methods = ", ".join(method.upper() for method in app.openapi()["paths"].get(route, {}))
             headers["Allow"] = methods or headers.get("Allow", "")
-        return _failure(error.status_code, str(error.detail), **headers)
+        return failure(error.status_code, str(error.detail), **headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return _failure(422, _what_is_wrong(error.errors()[0]))
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        kind = type(error).__name__
-        return _failure(500, f"something went wrong here ({kind}); the service's log says more")
+        return failure(422, _what_is_wrong(error.errors()[0]))
 
 
 def _what_is_wrong(first: dict[str, Any]) -> str:
@@ -167,56 +184,3 @@ async def _check_parameters(request: Request) -> None:
         if name not in taken:
             instead = f"use {', '.join(taken)}" if taken else "this route takes none"
             raise HTTPException(422, f"{name}: there is no such parameter; {instead}")
-
-
-@lru_cache(maxsize=1024)
-def is_loopback(host: str) -> bool:
-    """Is this name or address, a port behind it or not, the machine's own?"""
-    try:
-        name = urlsplit(f"//{host}" if host.count(":") < 2 or "]" in host else f"//[{host}]").hostname or ""
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-class _Around:
-    """Refuses what is too large or meant for another host, and counts and times every request."""
-
-    def __init__(self, app: ASGIApp, *, meters: Meters, loopback: bool) -> None:
-        self._app = app
-        self._meters = meters
-        self._loopback = loopback
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun = time.perf_counter()
-        status = 500
-        size = 0
-
-        async def counting() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > MOST_BODY:
-                raise HTTPException(413, f"a request may have at most {MOST_BODY} bytes")
-            return message
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        host = Headers(scope=scope).get("host", "")
-        try:
-            if self._loopback and not is_loopback(host):
-                why = f"this service answers to localhost, not to '{host}'"
-                refusal = _failure(421, f"{why}; a proxy must send Host: localhost")
-                await refusal(scope, receive, noting)
-            else:
-                await self._app(scope, counting, noting)
-        finally:
-            route = getattr(scope.get("route"), "path", "other")
-            self._meters.requests.labels(route, status).inc()
-            self._meters.seconds.labels(route).observe(time.perf_counter() - begun)

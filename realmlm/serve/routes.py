@@ -1,21 +1,13 @@
 """The routes of the service in three groups: questions, passages, and the numbers for those who run it."""
 
 import asyncio
-import hmac
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,17 +15,21 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realmlm import __version__
-from realmlm.corpus.store import Passage
+from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import SHOWN
 from realmlm.engine import Engine
 from realmlm.errors import BadInput
 from realmlm.reading.records import Words
+from realmlm.serve.around import Doors
+from realmlm.serve.log import note, note_work
+from realmlm.serve.meters import Meters
 from realmlm.serve.shapes import (
     Answered,
     ChangedPassage,
     Filled,
     Health,
     KnownPassage,
+    Liveness,
     NewPassage,
     Passages,
     Question,
@@ -119,7 +115,11 @@ def question_routes(engine: Engine, worker: Worker, writers: Writers | None) -> 
     results = Results()
 
     async def together(work: Callable[[list[str]], list[Any]], text: str, *, key: Any) -> Any:
-        return await results.result(worker.together(work, text, key=key))
+        note(question=text)
+        done = worker.together(work, text, key=key)
+        result = await results.result(done)
+        note_work(done)
+        return result
 
     @routes.post("/ask", summary="Answer a question", response_model=Answered)
     async def ask(asked: Question) -> Answered | bytes:
@@ -153,20 +153,23 @@ def question_routes(engine: Engine, worker: Worker, writers: Writers | None) -> 
 # --- passages -----------------------------------------------------------------------------------------------
 
 
-def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIRouter:
-    """Finding and reading is free; with a token, changing needs it."""
+def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
+    """Finding and reading passages, and changing them, which needs the token where there is one."""
     routes = APIRouter()
 
     def allowed(authorization: Annotated[str | None, Header()] = None) -> None:
-        given = (authorization or "").encode("latin-1")
-        if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        if not doors.has_token((authorization or "").encode("latin-1")):
             why = "changing passages needs the service's token: send it as 'Authorization: Bearer TOKEN'"
             raise HTTPException(401, why, headers={"WWW-Authenticate": "Bearer"})
 
-    def existing(number: int) -> KnownPassage:
-        if number not in engine.corpus:
+    def existing(number: int, corpus: Corpus) -> KnownPassage:
+        if number not in corpus:
             raise HTTPException(404, f"there is no passage {number}; GET /passages lists those that exist")
-        return shown(engine.corpus[number])
+        return shown(corpus[number])
+
+    def stored() -> Corpus:
+        """What is on disk; what is searched may be behind it, where the disk is full for example."""
+        return engine.corpus.newest()
 
     def shown(passage: Passage) -> KnownPassage:
         return KnownPassage(**vars(passage), file=passage.file)
@@ -183,7 +186,10 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
             engine.follow()
             return work()
 
-        return await asyncio.wrap_future(worker.alone(on_newest))
+        done = worker.alone(on_newest)
+        result = await asyncio.wrap_future(done)
+        note_work(done)
+        return result
 
     @routes.get("/passages", summary="Find passages")
     async def find(
@@ -198,14 +204,15 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     @routes.get("/passages/{number}", summary="Read a passage")
     async def read_passage(number: int) -> KnownPassage:
         await _follow(engine, worker)
-        return existing(number)
+        return existing(number, engine.corpus)
 
     @routes.post("/passages", summary="Add a passage", status_code=201, dependencies=[Depends(allowed)])
     async def add(new: NewPassage) -> list[KnownPassage]:
         """A text that is too long becomes several passages."""
 
         def work() -> list[KnownPassage]:
-            return [existing(number) for number in engine.edit(add=[article(new.title, new.text, "service")])]
+            added = engine.edit(add=[article(new.title, new.text, "service")])
+            return [existing(number, stored()) for number in added]
 
         return await alone(work)
 
@@ -214,10 +221,10 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
         """It still comes from the same file."""
 
         def work() -> KnownPassage:
-            former = existing(number)
+            former = existing(number, stored())
             title = former.title if new.title is None else new.title
             engine.edit(replace={number: article(title, new.text, former.source)})
-            return existing(number)
+            return existing(number, stored())
 
         return await alone(work)
 
@@ -226,8 +233,8 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
     )
     async def remove(number: int) -> None:
         def work() -> None:
-            existing(number)
-            if len(engine.corpus) == 1:
+            existing(number, stored())
+            if len(stored()) == 1:
                 raise BadInput("the last passage cannot be removed; replace it")
             engine.edit(remove=[number])
 
@@ -239,32 +246,22 @@ def passage_routes(engine: Engine, worker: Worker, *, token: str | None) -> APIR
 # --- operations ---------------------------------------------------------------------------------------------
 
 
-class Meters:
-    """What `GET /metrics` shows."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        here: dict[str, Any] = {"registry": self.registry}
-        by = ["route", "status"]
-        self.requests = Counter("realmlm_requests", "Requests by route and status.", by, **here)
-        answering = "Seconds from request to answer."
-        self.seconds = Histogram("realmlm_request_seconds", answering, ["route"], **here)
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        together = "Requests that were answered together."
-        self.batch = Histogram("realmlm_batch_size", together, buckets=sizes, **here)
-        self.waited = Histogram("realmlm_queue_seconds", "Seconds that a batch waited.", **here)
-        self.waiting = Gauge("realmlm_waiting", "Requests waiting.", **here)
-        self.passages = Gauge("realmlm_passages", "Passages searched.", **here)
-
-    def on_batch(self, size: int, waited: float) -> None:
-        """Note the size of a batch and the seconds that it waited."""
-        self.batch.observe(size)
-        self.waited.observe(waited)
-
-
 def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRouter:
     """The state of the service, for those who run it."""
     routes = APIRouter()
+
+    @routes.get("/livez", summary="Is the process alive?")
+    async def alive() -> Liveness:
+        """Answered at once, also while the model is loaded."""
+        return Liveness(status="alive")
+
+    @routes.get("/readyz", summary="Can it answer?")
+    async def ready() -> Liveness:
+        """503 while the model is loaded and passages are embedded for the first time, with how far it is, and
+        once the service stops."""
+        if not worker.takes_more:
+            raise HTTPException(503, "the service is stopping")
+        return Liveness(status="ready")
 
     @routes.get("/health", summary="Is it running?")
     async def health() -> Health:

@@ -135,6 +135,12 @@ class Passages(BaseModel):
     passages: list[KnownPassage]
 
 
+class Liveness(BaseModel):
+    """Whether the service is alive, or ready."""
+
+    status: str = Field(examples=["ready"])
+
+
 class Health(BaseModel):
     """The state of the service."""
 

@@ -1,11 +1,12 @@
 """Settings of the commands that measure and use a model."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
-from realmlm.defaults import QUEUE, READ
+from realmlm.defaults import PATIENCE, QUEUE, READ
 from realmlm.settings.base import (
     DocumentPlaces,
     ModelPlace,
@@ -16,6 +17,7 @@ from realmlm.settings.base import (
     optional,
     required,
 )
+from realmlm.storage.files import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,17 +246,33 @@ class Serve(Settings):
     port: int = 8460
     """Port to listen on."""
     token: Annotated[str | None, optional("TEXT")] = None
-    """Token that requests to change a passage must carry (Authorization: Bearer …); at least 8 characters."""
+    """Token that requests to change a passage must carry (Authorization: Bearer …); at least 8 characters.
+    Others on this machine can see it in the list of processes: better name a file, or set REALMLM_TOKEN."""
+    token_file: Annotated[Path | None, optional("PATH")] = None
+    """File with the token on its first line."""
+    token_reads: bool = False
+    """Reading and asking need the token too. Where --host is not this machine alone, they do anyway."""
+    open_reads: bool = False
+    """Let anyone read and ask without the token, whatever the --host."""
     runs: Annotated[tuple[Path, ...], optional("PATH …")] = ()
     """Folders of training runs to show on the page."""
     queue: int = QUEUE
     """How many requests may wait; any more are told to try again later."""
+    patience: float = PATIENCE
+    """Seconds that a request may wait; one that would wait longer is told at once when to try again."""
     batch: Annotated[int | None, optional("N")] = None
     """Most requests answered together; default: as many as the device reads for at once, 16 on a CPU, 96 on a
     GPU."""
     rerank: int = 0
     """Retrieve and read this many passages, and answer from those that the reader finds best
     (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
+    log_file: Annotated[Path | None, optional("PATH")] = None
+    """File to append a line of JSON to for each request; - is standard output."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level of these lines. error: what failed here; warning: what was refused, too; info: every
+    request; debug: also whether the service is alive, and the page's files."""
+    log_questions: bool = False
+    """Write down what was asked, too."""
     device: str = "auto"
     """Where the model runs."""
 
@@ -264,4 +282,19 @@ class Serve(Settings):
         self.between(1, 65535, "port")
         self.at_least(1, "queue", "batch")
         self.at_least(0, "hybrid", "rerank")
-        ensure(self.token is None or len(self.token) >= 8, "a token must have at least 8 characters")
+        self.above_zero("patience")
+        ensure(self.token is None or self.token_file is None, "give --token or --token-file, not both")
+        ensure(not (self.token_reads and self.open_reads), "give --token-reads or --open-reads, not both")
+        self.secret()
+
+    def secret(self) -> str | None:
+        """The token, wherever it is given: as it is, in a file, or in the environment."""
+        token = self.token
+        if self.token_file is not None:
+            token = next(iter(read_text(self.token_file).splitlines()), "").strip()
+        elif token is None:
+            token = os.environ.get("REALMLM_TOKEN") or None
+        ensure(token is None or len(token) >= 8, "a token must have at least 8 characters")
+        closed = not self.token_reads or token is not None
+        ensure(closed, "--token-reads needs a token: give --token-file FILE")
+        return token

@@ -1,8 +1,10 @@
 """The service: every route, every limit, one shape of error, edits that stay."""
 
 import argparse
+import errno
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -20,7 +22,8 @@ from fastapi.testclient import TestClient
 from realmlm.corpus import documents
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
-from realmlm.serve.http import MOST_BODY, create_app
+from realmlm.serve.around import MOST_BODY
+from realmlm.serve.http import Running, create_app
 from realmlm.serve.shapes import MOST_CHARACTERS, MOST_TEXT
 from realmlm.sources.article import Article
 
@@ -226,7 +229,10 @@ def test_the_quick_way_answers_as_fastapi_would(client: TestClient) -> None:
         ("/fill", {"sentence": "the [MASK] of the town", "read": 2}),
     ):
         text = json.dumps(asked, ensure_ascii=False)
-        quick, plain = (client.post(path, content=text.encode(code)) for code in ("utf-8", "utf-16"))
+        one = {"x-request-id": "one"}
+        quick, plain = (
+            client.post(path, content=text.encode(code), headers=one) for code in ("utf-8", "utf-16")
+        )
         assert quick.status_code == plain.status_code == 200
         assert quick.headers == plain.headers
         assert quick.content == plain.content
@@ -489,6 +495,8 @@ def test_numbers_and_description(client: TestClient) -> None:
         "/fill",
         "/passages",
         "/passages/{number}",
+        "/livez",
+        "/readyz",
         "/health",
         "/metrics",
         "/runs",
@@ -567,3 +575,102 @@ def test_at_loopback_only_what_is_addressed_to_this_machine_is_answered(
     assert answer.status_code == status
     if status != 200:
         assert answer.json()["error"]["code"] == "other_host"
+
+
+# --- who is let in, and what every answer carries -----------------------------------------------------------
+
+
+def test_with_token_reads_everything_but_the_page_and_the_probes_needs_the_token(
+    tiny_model_folder: Path, own_corpus: Path
+) -> None:
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+    app = create_app(engine, token=TOKEN, running=Running(token_reads=True))
+    token = {b"Authorization": f"Bearer {TOKEN}".encode()}
+    with TestClient(app) as client:
+        for path in ("/livez", "/readyz", "/", "/page/app.js"):
+            assert client.get(path).status_code == 200
+        for path in ("/health", "/metrics", "/passages", "/passages/0", "/runs", "/openapi.json", "/nowhere"):
+            refused = client.get(path)
+            assert "token" in failed(refused, 401)
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert client.get(path, headers=token).status_code == (404 if path == "/nowhere" else 200)
+        asked = {"question": "Who?"}
+        assert "token" in failed(client.post("/ask", json=asked), 401)
+        assert "token" in failed(client.post("/ask", json=asked, headers={"Authorization": "Bearer x"}), 401)
+        assert client.post("/ask", json=asked, headers=token).is_success
+        assert client.delete("/passages/0", headers=token).status_code == 204
+
+
+def test_every_answer_says_what_a_browser_may_do_with_it(client: TestClient) -> None:
+    for answer in (
+        client.get("/"),
+        client.get("/page/app.js"),
+        client.post("/ask", json={"question": "Who?"}),
+        client.get("/nowhere"),
+        client.get("/livez"),
+    ):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/health", "/passages", "/passages/0", "/page/app.js"])
+def test_head_is_answered_as_get_without_the_body(client: TestClient, path: str) -> None:
+    get, head = client.get(path), client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert get.content
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert head.headers["content-length"] == get.headers["content-length"]
+
+
+# --- a full disk --------------------------------------------------------------------------------------------
+
+QUINCE = {"title": "Nerrow", "text": "The arms of Nerrow show a quince."}
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_once_the_corpus_has_an_edit_it_succeeds_though_the_index_cannot_be_written(
+    client: TestClient, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = client.get("/health").json()["passages"]
+    with monkeypatch.context() as patched:
+        patched.setattr("realmlm.index.keep.save_edit", full)
+        added = client.post("/passages", json=QUINCE)
+        assert added.status_code == 201
+        ((number, text),) = ((passage["id"], passage["text"]) for passage in added.json())
+        assert text == QUINCE["text"]
+        changed = client.put(f"/passages/{number}", json={"text": "The arms of Nerrow show a heron."})
+        assert (changed.status_code, changed.json()["title"]) == (200, "Nerrow")
+        assert client.delete("/passages/0").status_code == 204
+        assert failed(client.delete("/passages/0"), 404)
+        assert client.post("/ask", json={"question": "Who?"}).is_success  # from what is searched
+        health = client.get("/health").json()
+        assert (health["passages"], health["up_to_date"]) == (before, False)
+    assert client.post("/ask", json={"question": "Who?"}).is_success
+    health = client.get("/health").json()
+    assert (health["passages"], health["up_to_date"]) == (before, True)  # one more and one less
+    assert client.get(f"/passages/{number}").json()["text"] == "The arms of Nerrow show a heron."
+    assert len(Corpus.open(own_corpus)) == before
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EDQUOT, 507), (errno.EROFS, 403)])
+def test_what_cannot_be_stored_says_so_and_changes_nothing(
+    client: TestClient, own_corpus: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    before = len(Corpus.open(own_corpus))
+    with monkeypatch.context() as patched:
+        patched.setattr("realmlm.corpus.store.save_arrays", refused)
+        for _ in range(2):
+            assert failed(client.post("/passages", json=QUINCE), status)
+    assert len(Corpus.open(own_corpus)) == before
+    assert client.post("/passages", json=QUINCE).status_code == 201
+    assert len(Corpus.open(own_corpus)) == before + 1

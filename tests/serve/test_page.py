@@ -25,7 +25,7 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from realmlm.corpus.store import Corpus  # noqa: E402
 from realmlm.engine import Engine  # noqa: E402
 from realmlm.reading.answer import Answer, Evidence, Words  # noqa: E402
-from realmlm.serve.http import create_app  # noqa: E402
+from realmlm.serve.http import Running, create_app  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +63,15 @@ def address(
 
 
 @contextmanager
-def served(engine: Engine, *, runs: Sequence[Path] = (), token: str | None = None) -> Iterator[str]:
+def served(
+    engine: Engine, *, runs: Sequence[Path] = (), token: str | None = None, token_reads: bool = False
+) -> Iterator[str]:
     """The address of a service while it runs."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(engine, runs=runs, token=token), port=port, log_level="error")
-    )
+    app = create_app(engine, runs=runs, token=token, running=Running(token_reads=token_reads))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -145,6 +146,8 @@ def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
     assert one(browser, "#ask mark").text == answer
     numbers = [number.text for number in browser.find_elements(By.CSS_SELECTOR, "#ask .card .number")]
     assert numbers == ["80%", "50%", "100%"]
+    filled, track = (one(browser, f"#ask .card .track{inner}").size["width"] for inner in (" span", ""))
+    assert filled == pytest.approx(0.8 * track, abs=1)
     assert "another 10%" in one(browser, "#ask .others").text
     assert one(browser, "#ask .card.null h3").text == "Without reading anything"
     legend = one(browser, "#ask .words")
@@ -283,6 +286,25 @@ def test_where_a_token_is_needed_its_field_opens(
         browser.switch_to.active_element.send_keys("a long secret")
         cards[0].find_element(By.XPATH, ".//button[text()='Save']").click()
         assert wait(lambda: "was changed" in one(browser, "#said").text)
+
+
+def test_where_reading_needs_the_token_the_page_asks_for_it(
+    browser: Any, tiny_model_folder: Path, knowledge: Corpus
+) -> None:
+    engine = Engine(tiny_model_folder, knowledge, device="cpu")
+    with served(engine, token="a long secret", token_reads=True) as address:
+        browser.get(address)
+        door = wait(lambda: (found := one(browser, "#door-token")).is_displayed() and found)
+        door.send_keys("a wrong secret", Keys.ENTER)
+        assert wait(lambda: "token" in one(browser, "#health").text)
+        assert door.is_displayed()
+        door.send_keys("a long secret", Keys.ENTER)
+        assert wait(lambda: "passages" in one(browser, "#health").text)
+        assert not door.is_displayed()
+        one(browser, "#tab-knowledge").click()
+        assert wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#found .card"))
+        ask(browser, "Which bird?")
+        assert wait(lambda: one(browser, "#ask .answer")).text
 
 
 def test_passages_of_documents_are_shown_without_what_would_change_them(

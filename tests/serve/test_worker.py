@@ -10,7 +10,7 @@ import pytest
 
 from realmlm.errors import BadInput
 from realmlm.serve import worker as settings
-from realmlm.serve.worker import Busy, Results, Worker
+from realmlm.serve.worker import Busy, Results, Work, Worker
 
 
 class Gate:
@@ -275,3 +275,72 @@ def test_nobody_waits_for_company_in_an_idle_service_nor_beside_an_edit_nor_when
     waiting = worker.together(lambda items: items, 8, key="a")
     worker.close()
     assert waiting.result(0) == 8
+
+
+def test_who_would_wait_too_long_is_refused_at_once_with_the_seconds_until_it_is_worth_it() -> None:
+    worker = Worker(most_waiting=100, most_together=2, patience_s=0.5)
+
+    def slowly(items: list[int]) -> list[int]:
+        time.sleep(0.2)
+        return items
+
+    assert worker.together(slowly, 0, key="a").result(10) == 0  # how long it takes is known from here on
+    taken: list[Work] = []
+
+    def ask_many() -> None:
+        for item in range(100):
+            taken.append(worker.together(slowly, item, key="a"))
+
+    with pytest.raises(Busy, match="would wait about") as refused:
+        ask_many()
+    assert 4 <= len(taken) <= 8  # about 0.5 s of work, two in 0.2 s, and one batch at work
+    assert refused.value.retry_s == 1
+    assert [future.result(10) for future in taken] == list(range(len(taken)))
+    assert max(future.begun - future.since for future in taken) < 0.5 + 0.3
+    assert worker.together(slowly, 1, key="a").result(10) == 1
+    worker.close()
+
+
+def test_who_asks_when_one_takes_unusually_long_is_refused_too() -> None:
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=2, patience_s=0.2)
+    held(worker, gate)
+    worker.together(gate.work, 1, key="a")
+    time.sleep(0.3)
+    with pytest.raises(Busy, match="would wait"):
+        worker.together(gate.work, 2, key="a")
+    gate.open.set()
+    worker.close()
+
+
+def test_those_who_gave_up_make_room_for_others() -> None:
+    gate = Gate()
+    worker = Worker(most_waiting=2, most_together=2)
+    held(worker, gate)
+    given_up = [worker.together(gate.work, item, key="a") for item in (1, 2)]
+    with pytest.raises(Busy):
+        worker.together(gate.work, 3, key="a")
+    assert all(future.cancel() for future in given_up)
+    last = worker.together(gate.work, 4, key="a")
+    gate.open.set()
+    assert last.result(10) == 40
+    worker.close()
+    assert gate.batches == [[0], [4]]
+
+
+def test_a_worker_that_stops_refuses_what_it_has_not_begun_in_time() -> None:
+    gate = Gate()
+    worker = Worker(most_waiting=100, most_together=2)
+    first = held(worker, gate)
+    waiting = [worker.together(gate.work, item, key="a") for item in range(1, 5)]
+    worker.stop(0.1)
+    with pytest.raises(Busy, match="stopping"):
+        worker.together(gate.work, 9, key="a")
+    time.sleep(0.15)
+    gate.open.set()
+    assert first.result(10) == 0
+    for future in waiting:
+        with pytest.raises(Busy, match="stopping"):
+            future.result(10)
+    worker.close()
+    assert gate.batches == [[0]]

@@ -6,9 +6,12 @@ const $ = (selector, within = document) => within.querySelector(selector);
 // --- talking to the service --------------------------------------------------------------------------------
 
 async function call(route, options = {}) {
+  const headers = { ...options.headers };
+  const token = $("#token").value;
+  if (token) headers.Authorization = `Bearer ${token}`;
   let response;
   try {
-    response = await fetch(route, options);
+    response = await fetch(route, { ...options, headers });
   } catch {
     throw new Error("The service is not answering. Is it still running?");
   }
@@ -21,8 +24,6 @@ async function call(route, options = {}) {
 
 function send(route, method, body) {
   const headers = { "Content-Type": "application/json" };
-  const token = $("#token").value;
-  if (token) headers.Authorization = `Bearer ${token}`;
   return call(route, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
 }
 
@@ -33,10 +34,27 @@ async function showHealth() {
     $("#health").textContent = `${health.passages.toLocaleString()} passages${late}`;
     $("#knowledge").classList.toggle("editable", health.editable);
     $("#why").hidden = health.editable;
+    $("#door").hidden = true;
   } catch (error) {
     $("#health").textContent = error.message;
+    if (error.status === 401) askForToken();
+    if (error.status === 503) setTimeout(showHealth, 2000); // it is starting, and says how far it is
   }
 }
+
+function askForToken() {
+  if (!$("#door").hidden) return;
+  $("#door").hidden = false;
+  $("#door-token").focus();
+}
+
+$("#door").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  $("#token").value = $("#door-token").value;
+  event.target.reset();
+  await showHealth();
+  if ($("#door").hidden) show(tabs.find((tab) => tab.getAttribute("aria-selected") === "true"));
+});
 
 // --- views -------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ function element(name, options = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(options)) {
     if (key === "class") made.className = value;
+    else if (key === "style") made.style.cssText = value; // the attribute is not allowed by the page's policy
     else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else made.setAttribute(key, value);
   }

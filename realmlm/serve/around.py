@@ -1,0 +1,225 @@
+"""What surrounds every request, whatever its route: who is let in, how much may be sent, what every answer
+carries, who has left meanwhile, and what is counted and logged."""
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+from itertools import count
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from realmlm.serve.log import NOTES, Log, note
+from realmlm.serve.meters import Meters
+
+MOST_BODY = 256 * 1024  # bytes of a request: the longest passage, each character escaped (\ud83d\ude00)
+LOOK_S = 0.25  # seconds after which it is watched whether who asked is still there
+LEFT = 499  # the status in log and numbers of a request that nobody waited for; it is never sent
+LONGEST_ID = 128  # characters of a request's id that a client may give
+
+_POLICY = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'"
+_CARRIED = [  # by every answer
+    (b"content-security-policy", f"{_POLICY}; frame-ancestors 'none'".encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+]
+_CODES = {
+    400: "bad_input",
+    401: "token_needed",
+    403: "read_only",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    421: "other_host",
+    422: "bad_input",
+    503: "busy",
+    507: "disk_full",
+}
+
+
+def failure(status: int, message: str, **headers: str) -> JSONResponse:
+    """An error in the one shape that all have."""
+    body = {"error": {"code": _CODES.get(status, "failed"), "message": message}}
+    return JSONResponse(body, status_code=status, headers=headers or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doors:
+    """Who is let in."""
+
+    host: str = ""
+    """The address it listens at. Where that is this machine's own, only what is addressed to this machine is
+    answered: a page from elsewhere may let its own name point here."""
+    token: str | None = None
+    """What every change of a passage needs."""
+    token_reads: bool = False
+    """Everything else needs it too, but the page's own files and whether the service is alive."""
+
+    def refusal(self, path: str, host: str, given: bytes) -> JSONResponse | None:
+        """Why a request is not let in, if it is not; `given` is its Authorization."""
+        if is_loopback(self.host) and not is_loopback(host):
+            why = f"this service answers to localhost, not to '{host}'"
+            return failure(421, f"{why}; a proxy must send Host: localhost")
+        if self.token_reads and not _is_open(path) and not self.has_token(given):
+            why = "this service needs its token: send it as 'Authorization: Bearer TOKEN'"
+            return failure(401, why, **{"WWW-Authenticate": "Bearer"})
+        return None
+
+    def has_token(self, given: bytes) -> bool:
+        """Is this Authorization the right one, or none needed?"""
+        return self.token is None or hmac.compare_digest(given, f"Bearer {self.token}".encode())
+
+
+def _is_open(path: str) -> bool:
+    return path in ("/", "/livez", "/readyz") or path.startswith("/page/")
+
+
+@lru_cache(maxsize=1024)
+def is_loopback(host: str) -> bool:
+    """Is this name or address, a port behind it or not, the machine's own?"""
+    try:
+        name = urlsplit(f"//{host}" if host.count(":") < 2 or "]" in host else f"//[{host}]").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class Around:
+    """Stands between the server and the routes."""
+
+    def __init__(self, app: ASGIApp, *, doors: Doors, meters: Meters, log: Log | None) -> None:
+        self._app = app
+        self._doors = doors
+        self._meters = meters
+        self._log = log
+        self._run = secrets.token_hex(4)
+        self._numbers = count(1)
+        self._requests: set[_Request] = set()
+        self._looking = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request = _Request(scope, receive, send, self._number(headers.get(b"x-request-id", b"")))
+        if self._log is not None:
+            NOTES.set({})
+        wrong = ""
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(LOOK_S, self._look, ())
+        self._requests.add(request)
+        try:
+            host = headers.get(b"host", b"").decode("latin-1")
+            given = headers.get(b"authorization", b"")
+            if (refusal := self._doors.refusal(scope["path"], host, given)) is not None:
+                await refusal(request.scope, receive, request.send)
+            else:
+                await self._app(request.scope, request.receive, request.send)
+        except asyncio.CancelledError:
+            await request.cut_off()
+        except Exception as error:
+            kind = type(error).__name__
+            wrong = f"{kind}: {error}"
+            if not request.started:
+                told = failure(500, f"something went wrong here ({kind}); the service's log says more")
+                await told(request.scope, receive, request.send)
+            raise
+        finally:
+            self._requests.discard(request)
+            request.end()
+            seconds = time.perf_counter() - request.begun
+            route = getattr(request.scope.get("route"), "path", "other")
+            self._meters.on_request(route, request.status, seconds)
+            if self._log is not None:
+                number = request.number.decode()
+                self._log.request(scope, request.status, number=number, seconds=seconds, error=wrong)
+
+    def _look(self, before: Iterable["_Request"]) -> None:
+        """Watch those that were there before already; one timer for all, since most are answered sooner."""
+        for request in self._requests.intersection(before):
+            request.watch()
+        self._looking = bool(self._requests)
+        if self._looking:
+            asyncio.get_running_loop().call_later(LOOK_S, self._look, list(self._requests))
+
+    def _number(self, given: bytes) -> bytes:
+        """The request's id: the client's own if it is fit to be repeated, else one that is unique here."""
+        if len(given) <= LONGEST_ID and given.translate(None, b"-_.:").isalnum():
+            return given
+        return f"{self._run}-{next(self._numbers)}".encode()
+
+
+class _Request:
+    """A request on its way in and its answer on the way out."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, number: bytes) -> None:
+        # HEAD is answered as GET is, without the body
+        self.scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        self.number = number
+        self.begun = time.perf_counter()
+        self.status = 500
+        self.started = False
+        self._head = scope["method"] == "HEAD"
+        self._receive = receive
+        self._send = send
+        self._size = 0
+        self._left = False
+        self._task: asyncio.Task[Any] | None = None
+        self._waits = False  # for its answer
+        self._watching: asyncio.Task[None] | None = None
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        if self._size > MOST_BODY:
+            raise HTTPException(413, f"a request may have at most {MOST_BODY} bytes")
+        if message["type"] == "http.request" and not message.get("more_body"):
+            # all of it is here, and the server has nothing more to tell but that the client has left
+            note(receive=time.perf_counter() - self.begun)
+            self._task = asyncio.current_task()
+            self._waits = True
+        return message
+
+    def watch(self) -> None:
+        """See whether who asked is still there, from now on."""
+        if self._waits and self._watching is None:
+            self._watching = asyncio.ensure_future(self._until_left())
+
+    async def _until_left(self) -> None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.started and self._task is not None:
+            self._left = True
+            self._task.cancel()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.started = True
+            headers = [*message["headers"], *_CARRIED, (b"x-request-id", self.number)]
+            message = {**message, "headers": headers}
+        elif self._head:
+            message = {**message, "body": b""}
+        await self._send(message)
+
+    async def cut_off(self) -> None:
+        """Whoever asked has left, or the service stops and can wait no longer."""
+        if self._left:
+            self.status = LEFT
+        elif not self.started:
+            refusal = failure(503, "the service is stopping; ask again in a moment", **{"Retry-After": "1"})
+            await refusal(self.scope, self._receive, self.send)
+
+    def end(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()

@@ -1,0 +1,160 @@
+"""The server: a port that is taken before anything is loaded, connections that do not linger, and an end at
+which everybody who waits is told."""
+
+import errno
+import logging
+import socket
+import time
+from contextlib import nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import uvicorn
+
+from realmlm.errors import BadInput
+from realmlm.log import heard_by
+from realmlm.serve.front import Front
+from realmlm.serve.log import Log
+
+HEADER_S = 10.0  # seconds that a connection may take until a request's header is whole
+BODY_S = 30.0  # and its body
+UNREAD_S = 60.0  # and that an answer may lie there without any of it being fetched
+KEEP_ALIVE_S = 75  # between two requests; clients give up an idle connection before we do
+STOP_S = 20.0  # seconds in which what waits is still begun on after the service was told to stop
+GRACE_S = 30  # and until all must have been answered
+WAITING = 2048  # connections that the system keeps until they are accepted
+OTHER_FILES = 64  # descriptors that connections leave for corpus, index and log
+ONCE_S = 60.0  # seconds in which a warning of the server is not repeated
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The socket to listen at; before the model is loaded, so that nobody waits in vain."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        # connections that just ended do not matter
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(WAITING)  # who comes before the server does waits
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise BadInput(f"port {port} is in use; choose another with --port") from None
+        refused = f"cannot listen on {host} port {port} ({error.strerror})"
+        raise BadInput(f"{refused}; choose another --host or --port") from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Closes connections that send or fetch nothing, which uvicorn itself would keep for ever."""
+
+    def __init__(self, front: Front, *, log: Log | None = None) -> None:
+        config = uvicorn.Config(
+            front,
+            http="httptools" if find_spec("httptools") else "h11",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+            # no line for each request: even those that are not written would be put together
+            log_level="warning",
+            access_log=False,
+        )
+        super().__init__(config)
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(_Seldom())
+        self._front = front
+        self._log = log
+        self._most = room_for_connections()
+        self._seen: dict[Any, tuple[Any, float]] = {}
+
+    def serve_at(self, listener: socket.socket) -> None:
+        """Serve until told to stop; raises what kept the service from being loaded."""
+        errors: list[BaseException] = []
+
+        def give_up(error: BaseException) -> None:
+            errors.append(error)
+            self.should_exit = True
+
+        self._front.failed = give_up
+        try:
+            with nullcontext() if self._log is None else heard_by(self._log):
+                self.run([listener])
+        except KeyboardInterrupt:
+            if not self._front.ready:
+                raise
+        finally:
+            if self._log is not None:
+                self._log.flush()
+        if errors:
+            raise errors[0]
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:
+            self._close_slow(time.monotonic())
+        if len(self.server_state.connections) > self._most:
+            self._close_idle(len(self.server_state.connections) - self._most)
+        return await super().on_tick(counter)
+
+    def _close_slow(self, now: float) -> None:
+        """Close those that are still where they were some seconds ago."""
+        seen = {}
+        connections: list[Any] = list(self.server_state.connections)
+        for connection in connections:
+            waits_for = _waits_for(connection)
+            before, since = self._seen.get(connection, (None, now))
+            seen[connection] = (waits_for, since if waits_for == before else now)
+            if waits_for is not None and now - seen[connection][1] > waits_for[0]:
+                connection.transport.abort()
+        self._seen = seen
+
+    def _close_idle(self, count: int) -> None:
+        """Close some of those that ask nothing at the moment: the system has no room for more."""
+        connections: list[Any] = list(self.server_state.connections)
+        idle = [one for one in connections if one.cycle is None or one.cycle.response_complete]
+        for connection in idle[:count]:
+            connection.transport.close()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._front.stop(STOP_S)
+        await super().shutdown(sockets)
+
+
+def _waits_for(connection: Any) -> tuple[Any, ...] | None:
+    """What the next step of a connection depends on the client for, and how long that may take."""
+    cycle = connection.cycle
+    if unread := connection.transport.get_write_buffer_size():
+        return UNREAD_S, "fetch", unread
+    if cycle is None or cycle.response_complete:
+        # between two requests uvicorn has a timer of its own
+        return None if connection.timeout_keep_alive_task else (HEADER_S, "header", id(cycle))
+    return (BODY_S, "body", id(cycle)) if cycle.more_body else None
+
+
+def room_for_connections() -> int:
+    """How many connections may be open; the system's limit is raised as far as it allows."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 500
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65_536)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return max(16, soft - OTHER_FILES)
+
+
+class _Seldom(logging.Filter):
+    """Lets a message through once a minute: many connections can fail alike within one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        self._last = {text: at for text, at in self._last.items() if now - at < ONCE_S}
+        # of an exception its kind, for its text may be another each time
+        key = f"{record.msg} {record.exc_info[0] if record.exc_info else ''}"
+        known = key in self._last
+        self._last.setdefault(key, now)
+        return not known
