@@ -192,8 +192,8 @@ class Realm(TakesInputs, nn.Module):
         return list(dict.fromkeys([*self.document.parameters(), *self.query.parameters()]))
 
     def learn_scale(self) -> None:
-        """Let the scale of f(x,z), and so how sure p(z|x) is, be learned. The order of passages, and an index
-        of them, do not depend on it."""
+        """Let the scale of f(x,z), and so how sure p(z|x) is, be learned. The order of passages by
+        f(x,z), and an index of them, do not depend on it; the weight λ of word matching beside it does."""
         self.query.learn_scale()
         self.config = replace(self.config, learned_scale=True)
 

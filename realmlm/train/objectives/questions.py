@@ -49,7 +49,7 @@ from realmlm.reading.packed import (
     title_columns,
 )
 from realmlm.reading.read import SpanReading, join, read_masks, read_spans
-from realmlm.reading.retrieve import Offered, embed_documents, fresh_scores
+from realmlm.reading.retrieve import Offered, embed_documents
 from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
@@ -222,15 +222,16 @@ class QuestionAnswering(Objective):
             clock("embed")
             vectors_BCD = self._vectors(index, ids_BC).to(query_BD)
             scores_BC = inner_products(query_BD, vectors_BCD)
+            vectors_ND = vectors_BCD[:, :read].flatten(0, 1)
             if self.settings.refresh.every_steps:  # the document tower learns too
-                fresh_BK = fresh_scores(model, query_BD, offered)
+                vectors_UD = embed_documents(model, offered.titles, offered.bodies)
+                place_BK = torch.from_numpy(offered.place_BK).to(vectors_UD.device)
+                fresh_BK = inner_products(query_BD, vectors_UD).gather(1, place_BK)
                 scores_BC = torch.cat([fresh_BK, scores_BC[:, read:]], dim=1)
+                vectors_ND = vectors_UD[place_BK.flatten()]
             if (words_BC := self._words(questions, ids_BC)) is not None:
                 scores_BC = scores_BC + words_BC.to(scores_BC.device)
             if self.settings.in_batch:
-                vectors_ND = vectors_BCD[:, :read].flatten(0, 1)
-                if self.settings.refresh.every_steps:
-                    vectors_ND = embed_documents(model, offered.titles_N, offered.bodies_N)
                 known_B2N = torch.from_numpy(self._of_the_batch(ids_BC, holds_BC)).to(model.device)
                 batch = _scored_together(query_BD, vectors_ND, known_B2N)
         return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds_BC, first_B, batch)
