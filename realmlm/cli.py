@@ -294,9 +294,7 @@ def _serve(settings: kinds.Serve) -> None:
     from realmlm.serve.log import Log
     from realmlm.serve.writers import MOST_WRITERS
 
-    token = settings.secret()
-    elsewhere = not is_loopback(settings.host)
-    reads = settings.token_reads or (elsewhere and token is not None and not settings.open_reads)
+    doors = Doors.of(settings)
     listener = bind(settings.host, settings.port)
     log = None
     if settings.log_file is not None:
@@ -306,19 +304,19 @@ def _serve(settings: kinds.Serve) -> None:
         engine = _engine(settings)
         if engine.model.device.type == "cuda":
             _compile_kernels(engine)
-        if elsewhere and token is None:
+        if doors.token is None and not is_loopback(doors.host):
             can = "read and change the passages" if engine.editable else "read the passages"
             say(f"anyone who can reach {settings.host} can {can}; give a --token-file to prevent it")
         passages = counted(len(engine.corpus), "passage")
         app = create_app(
             engine,
             host=settings.host,
-            token=token,
+            token=doors.token,
             queue=settings.queue,
             batch=settings.batch,
             runs=settings.runs,
             writers=min(MOST_WRITERS, cores() - 1) if engine.model.device.type == "cuda" else 0,
-            running=Running(patience_s=settings.patience, token_reads=reads, log=log),
+            running=Running(patience_s=settings.patience, token_reads=doors.token_reads, log=log),
         )
         gc.collect()
         # what is loaded stays: looking through it for garbage holds answers up for 0.2 s each time
@@ -327,7 +325,6 @@ def _serve(settings: kinds.Serve) -> None:
         return app
 
     sys.setswitchinterval(0.0005)  # else the thread that feeds a GPU waits 5 ms for each answer being sent
-    doors = Doors(host=settings.host, token=token, token_reads=reads)
     Server(Front(load, doors=doors, log=log), log=log).serve_at(listener)
 
 
@@ -336,6 +333,37 @@ def _compile_kernels(engine: "Engine") -> None:
     differ for one, few and many questions, and where their number is a multiple of 16."""
     for count in (1, 2, 16, 17, 64):
         engine.ask(["What is this?"] * count)
+
+
+def _cache(settings: kinds.ManageCache) -> None:
+    from realmlm.corpus.cache import cached, clear
+    from realmlm.corpus.documents import cache_folder
+
+    entries = cached()
+    if unknown := sorted(set(settings.names) - {entry.name for entry in entries}):
+        raise BadInput(f"nothing is cached as '{unknown[0]}'; realmlm cache lists what is")
+    if not settings.clear:
+        for entry in entries:
+            print(entry)
+        total = f"{sum(entry.bytes for entry in entries) / 2**20:,.1f} MiB"
+        say(f"{len(entries)} cached, {total}, in {cache_folder()}")
+        return
+    chosen = [entry for entry in entries if not settings.names or entry.name in settings.names]
+    removed = [entry for entry in chosen if clear(entry)]
+    if len(removed) < len(chosen):
+        say(f"{len(chosen) - len(removed)} kept, which are being made or changed at this moment")
+    say(f"{sum(entry.bytes for entry in removed) / 2**20:,.1f} MiB removed")
+
+
+def _doctor(_: kinds.Examine) -> None:
+    from realmlm.corpus.cache import cached
+    from realmlm.corpus.documents import cache_folder
+    from realmlm.doctor import examine
+
+    print(f"realmlm {__version__}, {examine()}")
+    entries = cached()
+    size = f"{len(entries)} cached, {sum(entry.bytes for entry in entries) / 2**20:,.1f} MiB"
+    print(f"\ndocuments: {size}, in {cache_folder()}; realmlm cache lists and clears them")
 
 
 def _refuse(error: RealmError) -> None:
@@ -369,6 +397,8 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "compress": (kinds.Compress, _compress),
     "batch": (kinds.RunBatch, _batch),
     "world": (kinds.MakeWorld, _world),
+    "doctor": (kinds.Examine, _doctor),
+    "cache": (kinds.ManageCache, _cache),
 }
 RESUMABLE = tuple(kinds.STAGES)
 EMBEDDING = ("ask", "evaluate", "hybrid", "index", "serve")  # may be at it for long

@@ -326,10 +326,11 @@ class Engine:
         try:
             same = kept.follow(corpus)
         finally:  # what others embedded may be taken up, even where the rest fails
-            self._answerer.corpus = kept.corpus
             own = self._answerer.retriever
-            if isinstance(own, LearnedRetriever) and own.hybrid is not None:
+            changed = kept.corpus is not self._answerer.corpus
+            if changed and isinstance(own, LearnedRetriever) and own.hybrid is not None:
                 own.hybrid.words.follow(kept.corpus)
+            self._answerer.corpus = kept.corpus
         if not same:
             self._state = self._opened(corpus)
         return True

@@ -461,7 +461,17 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-WITH_FASTAPI = ("around", "http", "routes", "runs", "shapes", "writers")  # of serve: they are FastAPI itself
+WITH_FASTAPI = (
+    "around",
+    "front",
+    "http",
+    "listen",
+    "meters",
+    "routes",
+    "runs",
+    "shapes",
+    "writers",
+)  # of serve: they are FastAPI itself
 # they are for GPUs
 WITH_TRITON = ("fused", "kernels", "attention_kernels", "norm_kernels", "dropout_kernels", "span_kernels")
 

@@ -71,7 +71,7 @@ def test_help_explains_every_field(
     text = plain(capsys.readouterr().out)
     kind = COMMANDS[name][0]
     docs = [kind.__doc__ or "", *field_docs(kind)]
-    assert len(docs) >= 3
+    assert len(docs) >= 3 or name == "doctor"  # which has nothing to set
     assert [doc for doc in docs if plain(doc) not in text] == []
     assert ("--resumeRUN" in text) == (name in RESUMABLE)
 
@@ -222,6 +222,8 @@ EXAMPLES = [
     kinds.Evaluate(
         **PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"
     ),
+    kinds.Examine(),
+    kinds.ManageCache(names=("a", "b"), clear=True),
     kinds.Ask(**PLACES, question="Who?", read=2, json=True),
     kinds.Ask(**PLACES, fill="It is [MASK]."),
     kinds.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),

@@ -84,11 +84,9 @@ def page() -> str:
                 "once it has trained"
             )
             lines += [f"`realmlm {name} --resume RUN` continues an interrupted run; {flags}.", ""]
-        lines += ["| flag | default | meaning |", "| --- | --- | --- |"]
-        lines += [
-            f"| `{flag}` | {default} | {' '.join(text.split())} |" for flag, default, text in rows(kind)
-        ]
-        lines.append("")
+        table = [f"| `{flag}` | {default} | {' '.join(text.split())} |" for flag, default, text in rows(kind)]
+        if table:
+            lines += ["| flag | default | meaning |", "| --- | --- | --- |", *table, ""]
     return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realmlm.serve.log import NOTES, Log, note
 from realmlm.serve.meters import Meters
+from realmlm.settings import Serve
 
 MOST_BODY = 256 * 1024  # bytes of a request: the longest passage, each character escaped (\ud83d\ude00)
 LOOK_S = 0.25  # seconds after which it is watched whether who asked is still there
@@ -63,6 +64,15 @@ class Doors:
     """What every change of a passage needs."""
     token_reads: bool = False
     """Everything else needs it too, but the page's own files and whether the service is alive."""
+
+    @classmethod
+    def of(cls, settings: Serve) -> "Doors":
+        """As the command says; where others than this machine can reach the service, a token that there is
+        closes reading too, unless it is said to stay open."""
+        token = settings.secret()
+        elsewhere = not is_loopback(settings.host) and not settings.open_reads
+        reads = settings.token_reads or (elsewhere and token is not None)
+        return cls(host=settings.host, token=token, token_reads=reads)
 
     def refusal(self, path: str, host: str, given: bytes) -> JSONResponse | None:
         """Why a request is not let in, if it is not; `given` is its Authorization."""

@@ -5,12 +5,11 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import MutableMapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
-
-from starlette.types import Scope
 
 from realmlm.log import Progress, say
 from realmlm.serve.worker import Work
@@ -59,7 +58,9 @@ class Log:
     def doing(self, bar: Progress | None) -> None:
         """How far something is, is not written down."""
 
-    def request(self, scope: Scope, status: int, *, number: str, seconds: float, error: str = "") -> None:
+    def request(
+        self, scope: MutableMapping[str, Any], status: int, *, number: str, seconds: float, error: str = ""
+    ) -> None:
         """A request that has ended, with what was noted of it. Not what stands behind a ? in its address: it
         may be what somebody looks for."""
         level = _level(scope["path"], status)

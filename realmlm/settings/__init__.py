@@ -13,7 +13,18 @@ from realmlm.settings.corpus import BuildCorpus, EditCorpus, ListPassages, MakeC
 from realmlm.settings.model import BuildIndex, Compress, ExportHf, Graft, ImportHf, MakeModel, TrainTagger
 from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, TrainTowers, Warmup
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh, TrainObjective
-from realmlm.settings.use import Align, Ask, Calibrate, Evaluate, FitHybrid, MakeReport, RunBatch, Serve
+from realmlm.settings.use import (
+    Align,
+    Ask,
+    Calibrate,
+    Evaluate,
+    Examine,
+    FitHybrid,
+    MakeReport,
+    ManageCache,
+    RunBatch,
+    Serve,
+)
 
 STAGES: dict[str, type[Settings]] = {
     "warmup": Warmup,
@@ -35,6 +46,7 @@ __all__ = [
     "Compress",
     "EditCorpus",
     "Evaluate",
+    "Examine",
     "ExportHf",
     "Finetune",
     "FitHybrid",
@@ -47,6 +59,7 @@ __all__ = [
     "MakeModel",
     "MakeReport",
     "MakeWorld",
+    "ManageCache",
     "MarkSpans",
     "Optim",
     "Pretrain",

@@ -224,6 +224,25 @@ class Ask(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Examine(Settings):
+    """Show versions, devices, what is missing for which command, and how large the cache is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManageCache(Settings):
+    """List what is cached of documents that were searched, or clear it; it is made again when needed."""
+
+    names: Positional[Annotated[tuple[str, ...], optional("NAME …")]] = ()
+    """Entries to clear, as the list names them; default: all of them."""
+    clear: bool = False
+    """Remove them, except those that are being made or changed at this moment."""
+
+    def check(self) -> None:
+        listed = self.clear or not self.names
+        ensure(listed, f"say that {', '.join(self.names)} is to be removed: realmlm cache NAME --clear")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Serve(Settings):
     """Answer questions over HTTP, many at once, with passages that can be changed and a web page at the same
     address."""
@@ -285,7 +304,7 @@ class Serve(Settings):
         self.above_zero("patience")
         ensure(self.token is None or self.token_file is None, "give --token or --token-file, not both")
         ensure(not (self.token_reads and self.open_reads), "give --token-reads or --open-reads, not both")
-        self.secret()
+        _check_length(self.token)
 
     def secret(self) -> str | None:
         """The token, wherever it is given: as it is, in a file, or in the environment."""
@@ -294,7 +313,11 @@ class Serve(Settings):
             token = next(iter(read_text(self.token_file).splitlines()), "").strip()
         elif token is None:
             token = os.environ.get("REALMLM_TOKEN") or None
-        ensure(token is None or len(token) >= 8, "a token must have at least 8 characters")
+        _check_length(token)
         closed = not self.token_reads or token is not None
         ensure(closed, "--token-reads needs a token: give --token-file FILE")
         return token
+
+
+def _check_length(token: str | None) -> None:
+    ensure(token is None or len(token) >= 8, "a token must have at least 8 characters")

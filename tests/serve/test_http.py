@@ -22,9 +22,10 @@ from fastapi.testclient import TestClient
 from realmlm.corpus import documents
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
-from realmlm.serve.around import MOST_BODY
+from realmlm.serve.around import MOST_BODY, Doors
 from realmlm.serve.http import Running, create_app
 from realmlm.serve.shapes import MOST_CHARACTERS, MOST_TEXT
+from realmlm.settings import Serve
 from realmlm.sources.article import Article
 
 TOKEN = "a long secret, ünsaid"
@@ -599,6 +600,24 @@ def test_with_token_reads_everything_but_the_page_and_the_probes_needs_the_token
         assert "token" in failed(client.post("/ask", json=asked, headers={"Authorization": "Bearer x"}), 401)
         assert client.post("/ask", json=asked, headers=token).is_success
         assert client.delete("/passages/0", headers=token).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("settings", "reads"),
+    [
+        ({"token": "as-it-is"}, False),
+        ({"token": "as-it-is", "token_reads": True}, True),
+        ({"token": "as-it-is", "host": "::1"}, False),
+        ({"token": "as-it-is", "host": "0.0.0.0"}, True),
+        ({"token": "as-it-is", "host": "library.example", "open_reads": True}, False),
+        ({"host": "0.0.0.0"}, False),  # there is nothing to close it with, and the command says so
+    ],
+)
+def test_a_token_closes_reading_by_itself_where_others_can_reach_the_service(
+    settings: dict[str, Any], reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REALMLM_TOKEN", raising=False)
+    assert Doors.of(Serve(corpus=Path("corpus"), **settings)).token_reads == reads
 
 
 def test_every_answer_says_what_a_browser_may_do_with_it(client: TestClient) -> None:
