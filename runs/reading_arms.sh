@@ -10,7 +10,7 @@
 #       titles (read-20, words of titles can be answers) all (logit and titles)   own-NAME (read-20 with the flags of EXTRA="--flag value …")
 #
 # DATA holds articles/ (JSON lines), questions/*-train.* (open), questions/*-reading.* (with their paragraph) and questions/*-dev.*, in any accepted format.
-# 20 passages for 64 questions take some 20 GiB of GPU memory in bfloat16 (12 layers of 384); PARTS=4 does it in a quarter of that, but steps are then not recorded.
+# 20 passages for 64 questions take some 20 GiB of GPU memory in bfloat16 (6 layers of 384; counted on a CPU in float32, halved); PARTS=4 does it in a quarter of that, but steps are then not recorded.
 set -euo pipefail
 base=$1 data=$2 arm=$3 seed=${4:-0} scale=${SCALE:-1} model=${MODEL:-mini}
 out=$base/reading/$arm-$seed corpus=$base/corpus

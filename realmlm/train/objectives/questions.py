@@ -189,7 +189,7 @@ class QuestionAnswering(Objective):
             logit_BK = reading.logit_N.view_as(scores_BK)
             judged_B = judged_log_likelihood(logit_BK, holds_BK)
             taught_B = taught_B + self.settings.judging * judged_B
-            best_B1 = (scores_BK + logit_BK).argmax(-1, keepdim=True)
+            best_B1 = weight_BK.argmax(-1, keepdim=True)
             judged = {
                 "judged": judged_B.mean(),
                 "reranked@1": mean_where(holds_BK.any(-1), holds_BK.gather(1, best_B1)[:, 0].float()),
