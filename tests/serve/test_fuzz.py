@@ -26,6 +26,8 @@ TAKES_ANYTHING = [
     "GET /runs",
     "GET /runs/{name}",
     "GET /health",
+    "GET /livez",
+    "GET /readyz",
     "GET /metrics",
 ]  # no request to these is bad
 TAKES_SOME = [
