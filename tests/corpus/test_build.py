@@ -245,7 +245,7 @@ BAD = {
     "bytes.txt": bytes(range(256)),
     "nothing.txt": b"",
     "zeros.txt": bytes(64),
-    "half.txt.gz": gzip.compress(b"The heron stands still. " * 99)[:-9],
+    "half.txt.gz": gzip.compress(b"The heron stands still. " * 99, mtime=0)[:-9],
     "no.txt.xz": b"not packed",
     "nothing.md": b"\n",
     "hidden.html": b"<script>1</script>",
