@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
+from realmlm.storage.fields import wrong_field
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -212,14 +213,18 @@ def _read_manifest(file: Path) -> Manifest:
             newer = f"has format {record['format']}, newer than this version reads ({FORMAT})"
             raise ArtefactDamaged(f"{file} {newer}; upgrade realmlm")
         intact = checksum == _digest(record)
+        wrong = wrong_field(record) if intact else None
         manifest = Manifest(**record)
         for name in manifest.files:
-            if Path(name).is_absolute() or ".." in Path(name).parts:
+            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
                 raise ArtefactDamaged(f"{file} names a file outside its folder, '{name}': do not trust it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); {_again(file.parent)}") from error
     if not intact:
         raise ArtefactDamaged(f"{file} is damaged (its checksum does not match); {_again(file.parent)}")
+    if wrong is not None:
+        cannot = f"{file} is not one that realmlm writes ({wrong} is missing or impossible)"
+        raise ArtefactDamaged(f"{cannot}: do not trust it, or {_again(file.parent)}")
     return manifest
 
 
