@@ -9,6 +9,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from realmlm.model.realm import Realm
 from realmlm.model.snapshot import take_snapshot
 from realmlm.settings import Finetune, JointOptim, Loop, Pretrain, Refresh
 from realmlm.sources.article import Article
-from realmlm.storage.artefacts import MANIFEST, open_artefact
+from realmlm.storage.artefacts import MANIFEST, open_artefact, read_record, write_record
 from realmlm.train.run import Run
 from tests.calls import build_corpus, create_model, run_finetune, run_pretrain
 from tests.conftest import TINY_MODEL
@@ -192,7 +193,9 @@ def copy_of(laboratory: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "copy"
     shutil.copytree(laboratory, folder)
     for record in folder.glob("*/run.json"):
-        record.write_text(record.read_text().replace(str(laboratory), str(folder)))
+        write_record(
+            record, json.loads(json.dumps(read_record(record)).replace(str(laboratory), str(folder)))
+        )
     return folder
 
 
@@ -203,6 +206,11 @@ def flipped(whole: bytes) -> bytes:
 
 def cut(whole: bytes) -> bytes:
     return whole[:-1]
+
+
+def zeroed(eighth: int, whole: bytes) -> bytes:
+    at = len(whole) * eighth // 8
+    return whole[:at] + b"\0" + whole[at + 1 :]
 
 
 def emptied(whole: bytes) -> bytes:
@@ -269,13 +277,26 @@ def test_what_an_older_checkpoint_says_is_checked_too(
     assert (code, str(manifest) in said) == (2, True), said
 
 
-@pytest.mark.parametrize(
-    "damage", [cut, emptied, lambda whole: whole.replace(b'"model"', b'"modle"'), lambda whole: b"[1]"]
-)
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    flipped,
+    cut,
+    emptied,
+    lambda whole: whole.replace(b"o", b"0"),
+    lambda whole: b"[1]",
+    lambda whole: b"{}",
+    lambda whole: b"[" * 99_999,
+    lambda whole: whole.replace(b"1", b"2"),
+    lambda whole: whole.replace(b'"checksum"', b'"checksvm"'),
+    *(partial(zeroed, eighth) for eighth in range(8)),
+]
+
+
+@pytest.mark.parametrize("name", ["run.json", "corpora.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_record_of_a_run_is_named(
-    laboratory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+    laboratory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes], name: str
 ) -> None:
-    record = laboratory / "pretrain" / "run.json"
+    record = laboratory / "pretrain" / name
     with damaged(record, lambda whole: damage(whole.rstrip())):
         code, said = run(resume_pretrain(laboratory), capsys)
     assert (code, str(record) in said) == (2, True), said

@@ -28,7 +28,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
 # Bytes of an artefact up to which every opening hashes its files. Those of a larger one are hashed again only
-# when their size or modification time has changed.
+# when their stamp has changed.
 ALWAYS_HASHED = 256 * 2**20
 _JUST_MADE = 5  # seconds within which the writer of a temporary folder may not have locked it yet
 
@@ -235,8 +235,8 @@ def _again(path: Path) -> str:
 def _verify_files(path: Path, manifest: Manifest) -> None:
     """Compare each file's size and checksum with the manifest's.
 
-    A large artefact has the size and time of each file when it was last found sound in `.verified.json` (its
-    stamps), and a file that still has both is not hashed again.
+    A large artefact has in `.verified.json` a stamp of each file when it was last found sound, and a file
+    that still has the same is not hashed again.
     """
     stamps = _read_stamps(path)
     small = sum(entry["bytes"] for entry in manifest.files.values()) <= ALWAYS_HASHED
@@ -255,7 +255,7 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
             raise ArtefactDamaged(
                 f"{file} is damaged: {size} bytes instead of {entry['bytes']}; {_again(path)}"
             )
-        stamp = [size, status.st_mtime_ns]
+        stamp = _stamp(status)
         if (small or stamps.get(name) != stamp) and sha256_of(file) != entry["sha256"]:
             raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; {_again(path)}")
         verified[name] = stamp
@@ -277,7 +277,7 @@ def _seal(draft: Draft, *, kind: str) -> None:
             fsync_file(file)
             status = file.stat()
             files[name] = {"bytes": status.st_size, "sha256": sha256_of(file)}
-            stamps[name] = [status.st_size, status.st_mtime_ns]
+            stamps[name] = _stamp(status)
     manifest = Manifest(
         kind=kind, config=draft.config, counts=draft.counts, parents=draft.parents, files=files
     )
@@ -302,6 +302,27 @@ def write_text(file: Path, text: str) -> None:
         raise
 
 
+def write_record(file: Path, record: dict[str, Any]) -> None:
+    """Write a small file of JSON with a checksum of what it says."""
+    plain = json.loads(json.dumps(record))
+    write_text(file, json.dumps(plain | {"checksum": _digest(plain)}, indent=1, ensure_ascii=False))
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """What `write_record` wrote; a ValueError says what is wrong. Older releases wrote no checksum."""
+    if not file.is_file():
+        raise ValueError("it is no file")
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON: {type(error).__name__}") from error
+    if not isinstance(record, dict):
+        raise ValueError("it holds no record")
+    if record.pop("checksum", _digest(record)) != _digest(record):
+        raise ValueError("its checksum does not match")
+    return record
+
+
 def fsync_file(path: Path) -> None:
     """Wait until a file, or a folder's list of its files, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -309,6 +330,25 @@ def fsync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _stamp(status: os.stat_result) -> list[int]:
+    """What tells a file that was hashed from any other, and from a copy of itself: no program can set the
+    inode and the time of the last change of state."""
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def renew_stamps(path: Path) -> None:
+    """Note the stamps of an artefact's files again after other links to them were removed, which changed the
+    time of their state and nothing else."""
+    stamps = _read_stamps(path)
+    now = {name: _stamp((path / name).stat()) for name in stamps}
+    same = {name: now[name] for name in stamps if _without_ctime(now[name]) == _without_ctime(stamps[name])}
+    _write_stamps(path, same)
+
+
+def _without_ctime(stamp: list[int]) -> list[int]:
+    return [*stamp[:2], *stamp[3:]]
 
 
 def _read_stamps(path: Path) -> dict[str, list[int]]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import resource
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -309,6 +310,42 @@ def test_files_of_large_artefacts_are_hashed_again_when_they_changed(
     flip(path / "more.txt")
     with pytest.raises(ArtefactDamaged, match=r"more\.txt"):
         opened()
+
+
+def test_stamps_are_renewed_where_other_links_to_the_files_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path / "a")
+    for name in ("more.txt", "deep/words.txt"):
+        os.link(path / name, tmp_path / "link")
+        (tmp_path / "link").unlink()
+    flip(path / "more.txt")  # which no link did
+    artefacts.renew_stamps(path)
+    monkeypatch.setattr(artefacts, "ALWAYS_HASHED", 5)
+    hashed: list[str] = []
+    sha256 = artefacts.sha256_of
+    monkeypatch.setattr(artefacts, "sha256_of", lambda file: hashed.append(file.name) or sha256(file))  # type: ignore[func-returns-value]
+    with pytest.raises(ArtefactDamaged, match=r"more\.txt"):
+        open_artefact(path, kind="note")
+    assert hashed == ["more.txt"]
+
+
+@pytest.mark.parametrize(
+    "copy", [["cp", "-a", "a", "b"], ["sh", "-c", "mkdir b && tar c -C a . | tar x -C b"]]
+)
+def test_stamps_of_a_copy_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: list[str]
+) -> None:
+    make(tmp_path / "a")
+    subprocess.run(copy, cwd=tmp_path, check=True)
+    file = tmp_path / "b" / "more.txt"
+    times = file.stat()
+    flip(file)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    monkeypatch.setattr(artefacts, "ALWAYS_HASHED", 5)  # as if it were a large one
+    open_artefact(tmp_path / "a", kind="note")
+    with pytest.raises(ArtefactDamaged, match=r"more\.txt"):
+        open_artefact(tmp_path / "b", kind="note")
 
 
 # --- arrays -------------------------------------------------------------------------------------------------
