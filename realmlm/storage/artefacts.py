@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +29,6 @@ _STAMPS = ".verified.json"
 # Bytes of an artefact up to which every opening hashes its files. Those of a larger one are hashed again only
 # when their stamp has changed.
 ALWAYS_HASHED = 256 * 2**20
-_JUST_MADE = 5  # seconds within which the writer of a temporary folder may not have locked it yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +69,7 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     if not replace:
         refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_drafts(path)
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-    temporary.mkdir()
-    lock = _lock_folder(temporary)
+    temporary, lock = _new_temporary(path, ".tmp")
     draft = Draft(path=temporary)
     try:
         yield draft
@@ -111,25 +106,48 @@ def _name_full_disk(error: BaseException, path: Path) -> None:
         raise OSError(cause.errno, cause.strerror, str(path)) from error
 
 
-def _lock_folder(folder: Path) -> int | None:
-    """Lock a folder until the descriptor returned is closed; None: another process has locked it, or this
-    file system has no locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _new_temporary(path: Path, suffix: str) -> tuple[Path, int | None]:
+    """An empty folder (.tmp) or file (.part) beside `path` in which to write what will stand there, and the
+    lock that tells others that its writer lives. What dead writers left is removed."""
+    _sweep_temporaries(path, suffix)
+    while True:
+        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}"
+        if suffix == ".tmp":
+            temporary.mkdir()
+        else:
+            temporary.touch(exist_ok=False)
+        try:
+            return temporary, _lock(temporary)
+        except (BlockingIOError, FileNotFoundError):  # another process has just swept it
+            continue
+
+
+def _lock(temporary: Path) -> int | None:
+    """Lock a file or folder until the descriptor returned is closed; None: this file system has no locks.
+    An error says that another process has locked or removed it."""
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if temporary.stat().st_ino != os.fstat(descriptor).st_ino:
+            raise FileNotFoundError(temporary)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(descriptor)
+        raise
     except OSError:
         os.close(descriptor)
         return None
     return descriptor
 
 
-def _sweep_drafts(path: Path) -> None:
-    """Remove what killed writers of the same artefact left. What a living one is writing, it has locked."""
-    for leftover in path.parent.glob(f".{escape(path.name)}.????????.tmp"):
+def _sweep_temporaries(path: Path, suffix: str) -> None:
+    """Remove what killed writers of `path` left. What a living one is writing, it has locked."""
+    for leftover in path.parent.glob(f".{escape(path.name)}.????????{suffix}"):
         with suppress(OSError):
-            old = time.time() - leftover.stat().st_mtime > _JUST_MADE
-            if old and (lock := _lock_folder(leftover)) is not None:
-                shutil.rmtree(leftover, ignore_errors=True)
+            if (lock := _lock(leftover)) is not None:
+                if suffix == ".tmp":
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:
+                    leftover.unlink()
                 os.close(lock)
 
 
@@ -164,6 +182,8 @@ def sweep(folder: Path) -> None:
     for pattern in (".*.tmp", ".*.old"):
         for leftover in Path(folder).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in Path(folder).glob(".*.part"):
+        leftover.unlink(missing_ok=True)
 
 
 def count_edits(path: Path) -> int:
@@ -291,7 +311,7 @@ def _seal(draft: Draft, *, kind: str) -> None:
 
 def write_text(file: Path, text: str) -> None:
     """Write a small file atomically: after a crash it holds the old text or the new one."""
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
+    temporary, lock = _new_temporary(Path(file), ".part")
     try:
         temporary.write_text(text, "utf-8")
         fsync_file(temporary)
@@ -300,6 +320,9 @@ def write_text(file: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         _name_full_disk(error, file)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def write_record(file: Path, record: dict[str, Any]) -> None:

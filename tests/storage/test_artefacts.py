@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -190,11 +191,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     left = tmp_path / ".a.12345678.tmp"
     others = tmp_path / ".b.12345678.tmp"
-    for folder in (left, others):
+    for folder in (left, others):  # just now
         folder.mkdir()
-        os.utime(folder, (0, 0))
     with publish(tmp_path / "a", kind="note") as draft:
-        os.utime(draft.path, (0, 0))
         # as another process would, which does not take this one's away
         make(tmp_path / "a", "quick", replace=True)
         assert draft.path.is_dir()
@@ -202,8 +201,39 @@ def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", others.name}
 
 
+def test_half_written_files_of_killed_writers_are_swept_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".a.json.12345678.part").write_text("half")
+    (tmp_path / ".b.json.12345678.part").write_text("another's")
+    alive = subprocess.Popen(
+        [sys.executable, "-c", LIVING_WRITER, str(tmp_path / "a.json")], stdout=subprocess.PIPE, text=True
+    )
+    assert alive.stdout is not None
+    writing = alive.stdout.readline().strip()
+    try:
+        write_text(tmp_path / "a.json", "{}")
+        assert {path.name for path in tmp_path.iterdir()} == {"a.json", ".b.json.12345678.part", writing}
+    finally:
+        alive.kill()
+        alive.wait()
+    write_text(tmp_path / "a.json", "{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", ".b.json.12345678.part"}
+
+
+LIVING_WRITER = """
+import sys, time
+from pathlib import Path
+from realmlm.storage import artefacts
+def stuck(path):
+    print(path.name, flush=True)
+    time.sleep(60)
+artefacts.fsync_file = stuck
+artefacts.write_text(Path(sys.argv[1]), "{}")
+"""
+
+
 def test_sweep_removes_leftovers_only(tmp_path: Path) -> None:
     make(tmp_path / "a")
+    (tmp_path / ".c.json.12345678.part").write_text("half")
     for name in (".b.12345678.tmp", ".a.12345678.old"):
         (tmp_path / name).mkdir()
     sweep(tmp_path)
