@@ -1,9 +1,15 @@
 """A flipped byte, a cut-off file or a lost one, in every file of every kind of artefact: named by the command
 that uses it, exit code 2."""
 
+import hashlib
+import json
+import os
+import random
 import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ from realmlm.model.realm import Realm
 from realmlm.model.snapshot import take_snapshot
 from realmlm.settings import Finetune, JointOptim, Loop, Pretrain, Refresh
 from realmlm.sources.article import Article
-from realmlm.storage.artefacts import MANIFEST, open_artefact
+from realmlm.storage.artefacts import MANIFEST, open_artefact, read_record, write_record
 from realmlm.train.run import Run
 from tests.calls import build_corpus, create_model, run_finetune, run_pretrain
 from tests.conftest import TINY_MODEL
@@ -187,7 +193,9 @@ def copy_of(laboratory: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "copy"
     shutil.copytree(laboratory, folder)
     for record in folder.glob("*/run.json"):
-        record.write_text(record.read_text().replace(str(laboratory), str(folder)))
+        write_record(
+            record, json.loads(json.dumps(read_record(record)).replace(str(laboratory), str(folder)))
+        )
     return folder
 
 
@@ -198,6 +206,11 @@ def flipped(whole: bytes) -> bytes:
 
 def cut(whole: bytes) -> bytes:
     return whole[:-1]
+
+
+def zeroed(eighth: int, whole: bytes) -> bytes:
+    at = len(whole) * eighth // 8
+    return whole[:at] + b"\0" + whole[at + 1 :]
 
 
 def emptied(whole: bytes) -> bytes:
@@ -264,13 +277,26 @@ def test_what_an_older_checkpoint_says_is_checked_too(
     assert (code, str(manifest) in said) == (2, True), said
 
 
-@pytest.mark.parametrize(
-    "damage", [cut, emptied, lambda whole: whole.replace(b'"model"', b'"modle"'), lambda whole: b"[1]"]
-)
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    flipped,
+    cut,
+    emptied,
+    lambda whole: whole.replace(b"o", b"0"),
+    lambda whole: b"[1]",
+    lambda whole: b"{}",
+    lambda whole: b"[" * 99_999,
+    lambda whole: whole.replace(b"1", b"2"),
+    lambda whole: whole.replace(b'"checksum"', b'"checksvm"'),
+    *(partial(zeroed, eighth) for eighth in range(8)),
+]
+
+
+@pytest.mark.parametrize("name", ["run.json", "corpora.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_record_of_a_run_is_named(
-    laboratory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+    laboratory: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes], name: str
 ) -> None:
-    record = laboratory / "pretrain" / "run.json"
+    record = laboratory / "pretrain" / name
     with damaged(record, lambda whole: damage(whole.rstrip())):
         code, said = run(resume_pretrain(laboratory), capsys)
     assert (code, str(record) in said) == (2, True), said
@@ -309,3 +335,72 @@ def test_a_gap_among_the_edits_of_a_corpus_is_named(
     shutil.rmtree(folder / "corpus" / "edits" / "000001")
     code, said = run(ask(folder), capsys)
     assert (code, "edits/000001 is missing, but 000002 exists" in said) == (2, True), said
+
+
+# --- manifests that someone made up, with checksums that match ------------------------------------------------
+
+FORGED = int(os.environ.get("REALMLM_FORGED", 6))  # places of each manifest that are forged
+MADE_UP: list[Any] = [None, -1, 2**70, 1.5, "x", "../x\0", [], [{}], {}, {"x": None}, True]
+
+
+def forgeries(record: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The places of a record at which something else could stand."""
+    if path:
+        yield path
+    if isinstance(record, dict):
+        for name in record:
+            yield from forgeries(record[name], (*path, name))
+
+
+def forge(manifest: Path, path: tuple[str, ...], value: Any, *, leave_out: bool = False) -> None:
+    record = json.loads(manifest.read_bytes())
+    del record["checksum"]
+    place = record
+    for name in path[:-1]:
+        place = place[name]
+    if leave_out:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    plain = json.dumps(record, sort_keys=True, ensure_ascii=False)
+    record["checksum"] = hashlib.sha256(plain.encode()).hexdigest()
+    manifest.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "command"), USES, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_a_forged_manifest_is_an_error_or_none(
+    laboratory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    place: str,
+    command: Command,
+) -> None:
+    """Whatever someone else's manifest says, there is no traceback."""
+    folder = copy_of(laboratory, tmp_path)
+    (artefact,) = folder.glob(place)
+    arguments = command(folder)
+    manifest = artefact / MANIFEST
+    whole = manifest.read_bytes()
+    record = json.loads(whole)
+    del record["checksum"]
+    rng = random.Random(f"{kind} {place}")
+    paths = list(forgeries(record))
+    missed: list[tuple[Any, ...]] = []
+    for path in rng.sample(paths, min(len(paths), FORGED)):
+        for value in rng.sample(MADE_UP, 2):
+            forge(manifest, path, value, leave_out=rng.random() < 0.2)
+            try:
+                code, said = run(arguments, capsys)
+            except Exception as error:
+                missed.append((path, value, repr(error), traceback.format_exc(limit=-2)))
+            else:
+                if code not in (0, 2) or "Traceback" in said:
+                    missed.append((path, value, said))
+            if not artefact.exists():  # the run went on to its end
+                shutil.rmtree(folder)
+                copy_of(laboratory, tmp_path)
+            manifest.write_bytes(whole)
+    assert missed == [], "\n".join(map(str, missed))

@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # settings need the command line's library, which asking does
 
 CHUNK = 500_000  # characters of the articles handed to a worker at once
 _IN_PROCESS = 4  # with fewer chunks they are cut in this process, sooner than workers could start
-_LINES = 512  # lines encoded at once: an Encoding takes some 200 bytes for each wordpiece
+_AT_ONCE = 2**18  # characters encoded at once: an Encoding takes some 200 bytes for each wordpiece
+_LINES = 512  # and lines
 _SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
 _UNKNOWN = 0.02  # share of unknown wordpieces above which the user is warned
 _SHOWN = 20  # complaints shown one by one; the rest are counted
@@ -91,8 +92,7 @@ def _tokenise(lines: list[tuple[int, str]], wordpieces: Wordpieces) -> tuple[np.
     """The id of each wordpiece, and its first and past-the-last character in the joined text."""
     ids: list[np.ndarray] = [np.zeros(0, np.int64)]
     chars: list[np.ndarray] = [np.zeros((0, 2), np.int64)]
-    for begin in range(0, len(lines), _LINES):
-        some = lines[begin : begin + _LINES]
+    for some in _batches(lines):
         encodings = wordpieces.encode_batch([line for _, line in some])
         ids.append(np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64))
         pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
@@ -100,6 +100,21 @@ def _tokenise(lines: list[tuple[int, str]], wordpieces: Wordpieces) -> tuple[np.
         starts_T = np.repeat([start for start, _ in some], [len(encoding) for encoding in encodings])
         chars.append(local_T2 + starts_T[:, None])
     return np.concatenate(ids), np.concatenate(chars)
+
+
+def _batches(lines: list[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Lines in batches of bounded size: a line may be as long as a passage's character offsets reach."""
+    batch: list[tuple[int, str]] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += len(line[1])
+        if size >= _AT_ONCE or len(batch) == _LINES:
+            yield batch
+            batch = []
+            size = 0
+    if batch:
+        yield batch
 
 
 def _pieces(

@@ -7,10 +7,11 @@ opening goes on from there.
 
 import hashlib
 import json
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -35,6 +36,7 @@ DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
 MOST_EDITS = 64  # edits after which the corpus is made anew, without what was removed
 _SHOWN = 10  # files that cannot be read, shown one by one with the reason when they are first met
 _NAMED = 3  # and named at each opening
+_AS_MADE_BEFORE = 0o755  # mode of the cache that earlier releases made
 LOOK_S = 2.0  # least seconds between two looks at the files
 LOOK_SHARE = 20  # looking takes at most one of so many seconds
 _READING = 4  # raised when a release reads files differently, so that cached corpora are made again
@@ -69,6 +71,7 @@ def open_documents(
     name = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"
     held.enter_context(_explain_unwritable(folder))
+    _make_private(folder)
     held.enter_context(locked(folder / f".{name}.lock"))
     seen = _Seen(folder / f"{name}.seen.json")
     say_new = _SayNew(set() if said is None else said)
@@ -82,6 +85,17 @@ def open_documents(
         size = f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; "
         say_new(_left_out(unread, in_part, unknown, seen), size)
     return corpus
+
+
+def _make_private(folder: Path) -> None:
+    """The cache holds the text of documents that perhaps no one else may read: nor may they enter it. A
+    folder that someone has opened to others on purpose stays as it is."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    elif stat.S_IMODE(folder.stat().st_mode) == _AS_MADE_BEFORE:
+        with suppress(OSError):  # another user's
+            folder.chmod(0o700)
 
 
 class _SayNew:

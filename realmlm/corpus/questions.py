@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from realmlm.errors import BadInput
+from realmlm.sources.bounds import LARGEST
 from realmlm.storage.artefacts import write_text
 
 FORMATS = """\
@@ -34,6 +35,7 @@ FORMATS = """\
   TSV          id<TAB>type<TAB>question<TAB>regular expression (CuratedTREC)"""
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_LARGEST_VALUE = 2**26  # characters of one JSON value: in memory it may take thirty times as much
 _RECORD_NAMES = {"text": ("question", "qText"), "answers": ("answer", "answers"), "id": ("id", "qId")}
 
 
@@ -100,11 +102,13 @@ def write_questions(path: Path, questions: Iterable[Question]) -> None:
 def _read_text(path: Path) -> str:
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            data: bytes = stream.read()
+            data: bytes = stream.read(LARGEST + 1)
     except FileNotFoundError as error:
         raise BadInput(f"{path}: no such question file; check the path") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise BadInput(f"{path}: cannot be read ({error}); check the file or fetch it again") from error
+    if len(data) > LARGEST:
+        raise BadInput(f"{path}: larger than {LARGEST >> 20} MiB; split it")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -117,6 +121,8 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path, text: str) -> list[Question]:
+    if len(text) > _LARGEST_VALUE and not _is_json(text.lstrip().partition("\n")[0]):
+        raise BadInput(f"{path}: JSON larger than {_LARGEST_VALUE >> 20} MiB; write it as JSON lines")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -127,6 +133,14 @@ def _read_json(path: Path, text: str) -> list[Question]:
         return list(_read_squad(path, document["data"]))
     records = document if isinstance(document, list) else [document]
     return [_from_record(f"{path}: entry {number}", record) for number, record in enumerate(records, 1)]
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line[:_LARGEST_VALUE])
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Question]:

@@ -278,6 +278,9 @@ class Corpus:
         segment = Segment.of_edit(edit)
         written = manifest.config["ids"]
         removed = manifest.config["removed"]
+        if len(written) != len(segment):
+            counts = f"{edit} has {len(segment)} passages and {len(written)} ids"
+            raise ArtefactDamaged(f"{counts}: do not trust {self.folder}")
         self._overlay |= {number: (segment, row) for row, number in enumerate(written)}
         self._overlay |= dict.fromkeys(removed)
         self._changes.append((written, removed))

@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from realmlm.errors import BadInput, Mismatch
+from realmlm.hub import split_revision
 
 _SPECIAL = {
     "cls": ("[CLS]", "<s>", "<cls>"),
@@ -124,7 +125,10 @@ class Wordpieces:
             file = file / "tokenizer.json"
         is_file = file.is_file()
         try:
-            return cls(Tokenizer.from_file(str(file)) if is_file else Tokenizer.from_pretrained(str(source)))
+            if is_file:
+                return cls(Tokenizer.from_file(str(file)))
+            name, revision = split_revision(str(source))
+            return cls(Tokenizer.from_pretrained(name, revision=revision))
         except BadInput:
             raise
         except Exception as error:  # the Rust library raises bare Exception

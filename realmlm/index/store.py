@@ -32,6 +32,7 @@ from realmlm.storage.artefacts import (
     open_artefact,
     publish,
     read_manifest,
+    renew_stamps,
     sha256_of,
     write_text,
 )
@@ -140,6 +141,7 @@ class ShardedBuild:
             else:
                 draft.counts["shards"] = self._write_shards(draft.path, exact)
         self.discard()
+        renew_stamps(path)  # the shards were links to what was just discarded
 
     def _write_shards(self, folder: Path, exact: ExactIndex) -> int:
         """Write the shards of a version and say how many they are. Small ones are joined: each costs a search

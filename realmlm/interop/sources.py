@@ -12,6 +12,7 @@ from torch import Tensor
 
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
+from realmlm.hub import say_revision, split_revision
 from realmlm.interop.layout import ARCHITECTURES, listing
 from realmlm.interop.variables import is_tensorflow, read_variables
 
@@ -60,10 +61,13 @@ def _fetch(name: str) -> Path:
 
     wanted = ["config.json", "*.safetensors", "*.bin", "*.index.json", "tokenizer*", "vocab.txt", RECORDS]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        repository, revision = split_revision(name)
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
     except Exception as error:  # the hub's library raises a dozen kinds, from bad names to no network
         wrong = f"it is neither a folder nor a repository that can be fetched ({_first_line(error)})"
         raise BadInput(f"no checkpoint at '{name}': {wrong}") from error
+    say_revision(name, folder.name)
+    return folder
 
 
 def _first_line(error: Exception) -> str:
@@ -72,8 +76,10 @@ def _first_line(error: Exception) -> str:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
+        if file.exists() and not file.is_file():
+            raise OSError("no plain file")  # a pipe would be waited for
         record = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         wrong = f"{file} cannot be read as JSON ({type(error).__name__})"
         raise BadInput(f"{wrong}; it belongs beside a checkpoint's weights") from error
     if not isinstance(record, dict):

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.errors import BadInput
+from realmlm.hub import say_revision, split_revision
 from realmlm.model.attention import LONGEST
 from realmlm.model.bert import Bert, BertSettings
 from realmlm.model.inputs import Inputs
@@ -31,6 +32,16 @@ SCORED_AT_ONCE = 512  # wordpieces whose spans are scored at once
 _SCORED_AT_ONCE_GPU = 2**17
 # what transformers raises for a config that it cannot build
 _REFUSALS = (KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError)
+_LARGEST = 2**31  # of any whole number in a config
+_MOST_LAYERS = 1000
+_FORMER_NAMES = {  # of settings, which transformers still understands
+    "global_attn_every_n_layers",
+    "global_rope_theta",
+    "local_rope_theta",
+    "position_embedding_type",
+    "rope_scaling",
+    "rope_theta",
+}
 _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
 
 
@@ -40,14 +51,20 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = 
     With `draw=False` they are left undrawn, which takes less time than reading a checkpoint into them.
     """
     settings = dict(config)
-    name = settings.pop("model_type")
+    name = settings.pop("model_type", None)
+    for key, value in settings.items():
+        if type(value) is int and value > (_MOST_LAYERS if "layers" in key or key == "n_layer" else _LARGEST):
+            raise BadInput(f"no encoder can be built with {key} = {value}; is the config damaged?")
     if not draw and name == "bert" and not pooler and (own := BertSettings.of(settings)):
         return Bert(own)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        family = AutoConfig.for_model(name, **settings)
+        usual = AutoConfig.for_model(name)
+        known = usual.to_dict().keys() | usual.attribute_map.keys() | _FORMER_NAMES
+        # no others: attn_implementation, say, may name a repository whose code would be fetched and run
+        family = AutoConfig.for_model(name, **{key: settings[key] for key in settings.keys() & known})
         with nullcontext() if draw else _no_initial_weights():
             return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
     except (*_REFUSALS, StrictDataclassError) as error:
@@ -64,9 +81,14 @@ def load_encoder(source: str | Path) -> Any:
 
     logging.set_verbosity_error()  # it would report the pooler and the heads that REALM leaves out
     try:
-        family = AutoConfig.from_pretrained(str(source))
-        given = {"config": family, "use_safetensors": True} | _pooling_layer(family, False)
-        return _body(_auto_class(family).from_pretrained(str(source), **given)).float()
+        is_folder = Path(source).exists()
+        name, revision = (str(source), "main") if is_folder else split_revision(str(source))
+        family = AutoConfig.from_pretrained(name, revision=revision)
+        if not is_folder:
+            say_revision(str(source), getattr(family, "_commit_hash", None))
+        given = {"config": family, "revision": revision, "use_safetensors": True}
+        given |= _pooling_layer(family, False)
+        return _body(_auto_class(family).from_pretrained(name, **given)).float()
     except (OSError, ValueError) as error:
         if "`realm`" in str(error) or "'realm'" in str(error):
             command = f"realmlm import-hf {source}"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,20 @@ Stored = TypeVar("Stored")
 WEIGHTS = "model.safetensors"
 # special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
 MOST_SPECIAL = 4
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Is a value of a config's file of the kind that its field has? Whole numbers there are sizes."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is UnionType:
+        return any(_fits(value, one) for one in get_args(kind))
+    if get_origin(kind) is dict:
+        of = get_args(kind)[1]
+        return isinstance(value, dict) and (of is Any or all(_fits(one, of) for one in value.values()))
+    if kind is int:
+        return type(value) is int and 0 < value < 2**31
+    return type(value) in (int, float) if kind is float else isinstance(value, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +122,10 @@ class ModelConfig:
         if unknown := sorted(record.keys() - cls.__dataclass_fields__.keys()):
             names = ", ".join(unknown)
             raise Mismatch(f"{where} has settings this version does not know ({names}); upgrade realmlm")
+        kinds = get_type_hints(cls)
+        if wrong := [name for name, value in record.items() if not _fits(value, kinds[name])]:
+            cure = "do not trust it, or make it again"
+            raise ArtefactDamaged(f"{where} says what cannot be of {', '.join(wrong)}: {cure}")
         return cls(**record)
 
     @property
@@ -354,8 +373,15 @@ class Realm(TakesInputs, nn.Module):
         hint = f"did you mean {within}?" if within.is_dir() else hint
         manifest = open_artefact(folder, kind="model", hint=hint)
         config = ModelConfig.of(manifest.config, folder)
-        with torch.random.fork_rng(devices=[]):  # heads draw their weights
-            realm = cls(config, Wordpieces.load(folder / "tokenizer.json"), draw=False)
+        wordpieces = Wordpieces.load(folder / "tokenizer.json")
+        try:
+            with torch.random.fork_rng(devices=[]):  # heads draw their weights
+                realm = cls(config, wordpieces, draw=False)
+        except (TypeError, ValueError, RuntimeError, OverflowError, ZeroDivisionError) as error:
+            if "allocate" in str(error):
+                raise
+            why = f"{folder} describes a model that cannot be built ({str(error).splitlines()[0]})"
+            raise ArtefactDamaged(f"{why}: do not trust it, or make it again") from error
         try:
             realm._load_file(folder / WEIGHTS, int8=int8)
             realm._share_frozen_embeddings()

@@ -17,7 +17,8 @@ class MakeModel(Settings):
     out: Path
     """Folder to create."""
     checkpoint: Annotated[str | None, optional("TEXT")] = None
-    """Folder or name of a published encoder (BERT or similar), whose tokenizer the corpus must have."""
+    """Folder or hub name (NAME@REVISION) of a published encoder (BERT or similar), whose tokenizer the corpus
+    must have."""
     family: str = "modernbert"
     """transformers' model_type of a fresh encoder; docs/encoders.md lists those that were tested."""
     layers: int = 6
@@ -124,8 +125,8 @@ class ImportHf(Settings):
     """Import checkpoints of the published REALM, in transformers' layout or as TensorFlow variables."""
 
     sources: Positional[Annotated[tuple[str, ...], required("FOLDER_OR_NAME …")]]
-    """Folders or hub names, joined into one model: an embedder or scorer, an encoder or reader, or
-    RealmForOpenQA, which has all of it."""
+    """Folders or hub names (NAME@REVISION), joined into one model: an embedder or scorer, an encoder or
+    reader, or RealmForOpenQA, which has all of it."""
     out: Path
     """Folder to create for the model."""
     corpus: Annotated[Path | None, optional("PATH")] = None

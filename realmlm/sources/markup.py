@@ -1,10 +1,12 @@
 """Wiki, HTML and Markdown to plain text, each through a maintained parser (extra `formats`)."""
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from realmlm.errors import require
+from realmlm.sources.bounds import LONGEST_S, Unreadable, balanced, parts, shallow
 
 HIDDEN_LINKS = frozenset({"file", "image", "category"})
 """Namespaces whose links show no text in an article. Every wiki has these names, beside those in its own
@@ -24,6 +26,7 @@ _HIDDEN_HTML = frozenset(_ELEMENTS_WITHOUT_PROSE.split())
 _BLOCKS = frozenset(_ELEMENTS_ON_THEIR_OWN_LINES.split())
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
+_MARKDOWN_AT_ONCE = 2**20  # characters: their tokens take up to 500 bytes for each
 # brackets in which only a template stood; switches like __NOTOC__
 _WIKI_LEFTOVERS = re.compile(r" ?\(\s*+(?:[,;]\s*+)?\)|__[A-Z]+__")
 
@@ -35,7 +38,7 @@ def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str] = HIDDEN_LINKS) 
     namespaces of files and categories in lower case.
     """
     parser = require("mwparserfromhell", extra="formats", why="reading MediaWiki markup")
-    pieces = _wiki_pieces(parser.parse(wikitext, skip_style_tags=False), parser.nodes, hidden_links)
+    pieces = _wiki_pieces(parser.parse(balanced(wikitext), skip_style_tags=False), parser.nodes, hidden_links)
     return _tidy(_WIKI_LEFTOVERS.sub("", "".join(pieces)))
 
 
@@ -85,7 +88,7 @@ def table_lines(rows: Sequence[Sequence[str]], *, header: bool) -> list[str]:
 def html_to_text(html: str) -> tuple[str, str]:
     """Title (`<title>`, else the first `<h1>`, else "") and visible text of a page, a block a line."""
     parser = require("selectolax.lexbor", extra="formats", why="reading HTML")
-    tree = parser.LexborHTMLParser(html)
+    tree = parser.LexborHTMLParser(shallow(html))
     heading = tree.css_first("head > title") or tree.css_first("h1")
     title = " ".join(heading.text().split()) if heading is not None else ""
     return title, _tidy("".join(_html_pieces(tree.body))) if tree.body is not None else ""
@@ -134,7 +137,7 @@ def markdown_to_text(markdown: str) -> tuple[str, str]:
     rows: list[list[str]] = []
     body = markdown[front.end() :] if front else markdown
     opened = ""  # the type of the token before
-    for token in parser.MarkdownIt("commonmark").enable("table").parse(body):
+    for token in _markdown_tokens(parser.MarkdownIt("commonmark").enable("table"), body):
         if token.type == "inline":
             line = "".join(_inline_pieces(token.children))
             if opened == "heading_open":
@@ -154,6 +157,15 @@ def markdown_to_text(markdown: str) -> tuple[str, str]:
             rows = []
         opened = token.type
     return title, _tidy("".join(pieces))
+
+
+def _markdown_tokens(parser: Any, body: str) -> Iterator[Any]:
+    """The tokens of a document. A large one is parsed in parts; where they meet, a list may end."""
+    begun = time.monotonic()
+    for part in parts(body, _MARKDOWN_AT_ONCE):
+        if time.monotonic() - begun > LONGEST_S:
+            raise Unreadable(f"takes more than {LONGEST_S:.0f} s to read; split it")
+        yield from parser.parse(part)
 
 
 def _inline_pieces(tokens: list[Any] | None) -> Iterator[str]:

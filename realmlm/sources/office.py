@@ -15,12 +15,11 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from realmlm.errors import require
+from realmlm.sources.bounds import LARGEST, LONGEST_S, Unreadable
 from realmlm.sources.markup import table_lines
 from realmlm.sources.wrapping import joined, known_compounds
 
-LARGEST = 2**28  # bytes of a document
 _LARGEST_XML = 2**26  # bytes of a Word document's XML, decompressed: its tree takes ten times as much
-_LONGEST_S = 300.0  # seconds for the pages of a PDF
 MOST_CHARACTERS = 50_000_000  # of the text of a PDF
 _MOST_PIECES = 50_000  # pieces of text on a page of a PDF: reading takes time by their square
 
@@ -30,10 +29,6 @@ _FULL_LINE = 0.75  # share of the usual width: a shorter line ends its paragraph
 _LIGATURES = str.maketrans(
     {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None}
 )
-
-
-class Unreadable(Exception):
-    """Why a document cannot be read."""
 
 
 def pdf_to_text(data: bytes) -> tuple[str, str]:
@@ -74,8 +69,8 @@ def _pages(pdf: Any) -> Iterator[list[str]]:
             raise Unreadable(f"has {too_many}; remove that page")
         text = _clean(page.extract_text())
         characters += len(text)
-        if characters > MOST_CHARACTERS or time.monotonic() - begun > _LONGEST_S:
-            limits = f"more than {_LONGEST_S:.0f} s to read, or has more than {MOST_CHARACTERS:,} characters"
+        if characters > MOST_CHARACTERS or time.monotonic() - begun > LONGEST_S:
+            limits = f"more than {LONGEST_S:.0f} s to read, or has more than {MOST_CHARACTERS:,} characters"
             raise Unreadable(f"takes {limits}; split it")
         yield [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 

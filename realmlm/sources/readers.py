@@ -18,10 +18,12 @@ from xml.parsers import expat
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import say
 from realmlm.sources.article import Article
+from realmlm.sources.bounds import LARGEST, Unreadable, parts
 from realmlm.sources.dump import Dump, NoDump
 from realmlm.sources.encodings import declared_text, utf_16_codec, windows_text
-from realmlm.sources.markup import html_to_text, markdown_to_text, wiki_to_text
-from realmlm.sources.office import LARGEST, Unreadable, pdf_to_text, word_to_text
+from realmlm.sources.limited import html_to_text, wiki_to_text
+from realmlm.sources.markup import markdown_to_text
+from realmlm.sources.office import pdf_to_text, word_to_text
 from realmlm.sources.tables import read_table
 from realmlm.sources.wrapping import unwrapped
 from realmlm.storage.artefacts import read_manifest
@@ -204,6 +206,8 @@ def read_files(
                 yield from _READERS[file.kind](reading, stream)
         except _UNREADABLE as error:
             reading.bad(f"cannot be read to its end ({str(error) or type(error).__name__})")
+        except Unreadable as error:
+            reading.bad(str(error))
         except MissingExtra as error:
             reading.fault(MissingExtra(f"{file.path}: {error}"))
         except RealmError:  # from `on_bad`
@@ -250,10 +254,17 @@ class _Reading:
         self._on_bad(error)
 
     def article(
-        self, title: str, text: str, *, identity: object = None, line: int | None = None
+        self,
+        title: str,
+        text: str,
+        *,
+        identity: object = None,
+        line: int | None = None,
+        polish: Callable[[str], str] = str,
     ) -> Iterator[Article]:
-        """The article, or a complaint and no article. Its source is the file's name with the article's own
-        id, if it has one, or else with its line."""
+        """The article, its text polished, or a complaint and no article. Its source is the file's name with
+        the article's own id, if it has one, or else with its line. A text of more than a million characters
+        becomes several articles: cutting takes a hundred times the memory of what is cut."""
         mark = f"#{identity}" if identity not in (None, "") else f":{line}" if line else ""
         try:
             (title + text + mark).encode()
@@ -264,7 +275,9 @@ class _Reading:
         if "\0" in text:
             return self.bad("holds NUL bytes: it is not text", line=line)
         self.found += 1
-        yield Article(title=" ".join(title.split()), text=text, source=self.file.name + mark)
+        title = " ".join(title.split())
+        for part in filter(str.strip, parts(text)):
+            yield Article(title=title, text=polish(part), source=self.file.name + mark)
 
     def whole(self, stream: BinaryIO) -> bytes | None:
         """All bytes of a file that is one document, or None after a complaint: a small compressed file may
@@ -328,7 +341,7 @@ class _Reading:
 
 def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     if (data := reading.whole(stream)) is not None and (text := reading.decode(data)) is not None:
-        yield from reading.article(_stem(reading.file), unwrapped(text))
+        yield from reading.article(_stem(reading.file), text, polish=unwrapped)
 
 
 def _read_markdown(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -352,11 +365,7 @@ def _read_office(
         return
     if not data:
         return reading.bad("is empty")
-    try:
-        title, text = to_text(data)
-    except Unreadable as error:
-        return reading.bad(str(error))
-    yield from _titled(reading, title, text)
+    yield from _titled(reading, *to_text(data))
 
 
 def _titled(reading: _Reading, title: str, text: str) -> Iterator[Article]:
@@ -414,7 +423,7 @@ def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     dump = Dump()
     try:
         while chunk := stream.read(_CHUNK):
-            dump.parser.Parse(chunk)
+            dump.feed(chunk)
             yield from _pages(reading, dump)
         dump.parser.Parse(b"", True)
         yield from _pages(reading, dump)
@@ -428,7 +437,11 @@ def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 
 def _pages(reading: _Reading, dump: Dump) -> Iterator[Article]:
     for page in dump.take():
-        text = wiki_to_text(page["text"], hidden_links=dump.hidden_links)
+        try:
+            text = wiki_to_text(page["text"], hidden_links=dump.hidden_links)
+        except Unreadable as error:
+            reading.bad(f"page '{page['title']}' {error}")
+            continue
         if text:
             yield from reading.article(page["title"], text, identity=page["id"])
 

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
+from realmlm.storage.fields import wrong_field
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
 # Bytes of an artefact up to which every opening hashes its files. Those of a larger one are hashed again only
-# when their size or modification time has changed.
+# when their stamp has changed.
 ALWAYS_HASHED = 256 * 2**20
-_JUST_MADE = 5  # seconds within which the writer of a temporary folder may not have locked it yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +69,7 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     if not replace:
         refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_drafts(path)
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-    temporary.mkdir()
-    lock = _lock_folder(temporary)
+    temporary, lock = _new_temporary(path, ".tmp")
     draft = Draft(path=temporary)
     try:
         yield draft
@@ -110,25 +106,48 @@ def _name_full_disk(error: BaseException, path: Path) -> None:
         raise OSError(cause.errno, cause.strerror, str(path)) from error
 
 
-def _lock_folder(folder: Path) -> int | None:
-    """Lock a folder until the descriptor returned is closed; None: another process has locked it, or this
-    file system has no locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _new_temporary(path: Path, suffix: str) -> tuple[Path, int | None]:
+    """An empty folder (.tmp) or file (.part) beside `path` in which to write what will stand there, and the
+    lock that tells others that its writer lives. What dead writers left is removed."""
+    _sweep_temporaries(path, suffix)
+    while True:
+        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}"
+        if suffix == ".tmp":
+            temporary.mkdir()
+        else:
+            temporary.touch(exist_ok=False)
+        try:
+            return temporary, _lock(temporary)
+        except (BlockingIOError, FileNotFoundError):  # another process has just swept it
+            continue
+
+
+def _lock(temporary: Path) -> int | None:
+    """Lock a file or folder until the descriptor returned is closed; None: this file system has no locks.
+    An error says that another process has locked or removed it."""
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if temporary.stat().st_ino != os.fstat(descriptor).st_ino:
+            raise FileNotFoundError(temporary)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(descriptor)
+        raise
     except OSError:
         os.close(descriptor)
         return None
     return descriptor
 
 
-def _sweep_drafts(path: Path) -> None:
-    """Remove what killed writers of the same artefact left. What a living one is writing, it has locked."""
-    for leftover in path.parent.glob(f".{escape(path.name)}.????????.tmp"):
+def _sweep_temporaries(path: Path, suffix: str) -> None:
+    """Remove what killed writers of `path` left. What a living one is writing, it has locked."""
+    for leftover in path.parent.glob(f".{escape(path.name)}.????????{suffix}"):
         with suppress(OSError):
-            old = time.time() - leftover.stat().st_mtime > _JUST_MADE
-            if old and (lock := _lock_folder(leftover)) is not None:
-                shutil.rmtree(leftover, ignore_errors=True)
+            if (lock := _lock(leftover)) is not None:
+                if suffix == ".tmp":
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:
+                    leftover.unlink()
                 os.close(lock)
 
 
@@ -163,6 +182,8 @@ def sweep(folder: Path) -> None:
     for pattern in (".*.tmp", ".*.old"):
         for leftover in Path(folder).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in Path(folder).glob(".*.part"):
+        leftover.unlink(missing_ok=True)
 
 
 def count_edits(path: Path) -> int:
@@ -212,14 +233,18 @@ def _read_manifest(file: Path) -> Manifest:
             newer = f"has format {record['format']}, newer than this version reads ({FORMAT})"
             raise ArtefactDamaged(f"{file} {newer}; upgrade realmlm")
         intact = checksum == _digest(record)
+        wrong = wrong_field(record) if intact else None
         manifest = Manifest(**record)
         for name in manifest.files:
-            if Path(name).is_absolute() or ".." in Path(name).parts:
+            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
                 raise ArtefactDamaged(f"{file} names a file outside its folder, '{name}': do not trust it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); {_again(file.parent)}") from error
     if not intact:
         raise ArtefactDamaged(f"{file} is damaged (its checksum does not match); {_again(file.parent)}")
+    if wrong is not None:
+        cannot = f"{file} is not one that realmlm writes ({wrong} is missing or impossible)"
+        raise ArtefactDamaged(f"{cannot}: do not trust it, or {_again(file.parent)}")
     return manifest
 
 
@@ -230,8 +255,8 @@ def _again(path: Path) -> str:
 def _verify_files(path: Path, manifest: Manifest) -> None:
     """Compare each file's size and checksum with the manifest's.
 
-    A large artefact has the size and time of each file when it was last found sound in `.verified.json` (its
-    stamps), and a file that still has both is not hashed again.
+    A large artefact has in `.verified.json` a stamp of each file when it was last found sound, and a file
+    that still has the same is not hashed again.
     """
     stamps = _read_stamps(path)
     small = sum(entry["bytes"] for entry in manifest.files.values()) <= ALWAYS_HASHED
@@ -250,7 +275,7 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
             raise ArtefactDamaged(
                 f"{file} is damaged: {size} bytes instead of {entry['bytes']}; {_again(path)}"
             )
-        stamp = [size, status.st_mtime_ns]
+        stamp = _stamp(status)
         if (small or stamps.get(name) != stamp) and sha256_of(file) != entry["sha256"]:
             raise ArtefactDamaged(f"{file} is damaged: its checksum does not match; {_again(path)}")
         verified[name] = stamp
@@ -272,7 +297,7 @@ def _seal(draft: Draft, *, kind: str) -> None:
             fsync_file(file)
             status = file.stat()
             files[name] = {"bytes": status.st_size, "sha256": sha256_of(file)}
-            stamps[name] = [status.st_size, status.st_mtime_ns]
+            stamps[name] = _stamp(status)
     manifest = Manifest(
         kind=kind, config=draft.config, counts=draft.counts, parents=draft.parents, files=files
     )
@@ -286,7 +311,7 @@ def _seal(draft: Draft, *, kind: str) -> None:
 
 def write_text(file: Path, text: str) -> None:
     """Write a small file atomically: after a crash it holds the old text or the new one."""
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
+    temporary, lock = _new_temporary(Path(file), ".part")
     try:
         temporary.write_text(text, "utf-8")
         fsync_file(temporary)
@@ -295,6 +320,30 @@ def write_text(file: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         _name_full_disk(error, file)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def write_record(file: Path, record: dict[str, Any]) -> None:
+    """Write a small file of JSON with a checksum of what it says."""
+    plain = json.loads(json.dumps(record))
+    write_text(file, json.dumps(plain | {"checksum": _digest(plain)}, indent=1, ensure_ascii=False))
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """What `write_record` wrote; a ValueError says what is wrong. Older releases wrote no checksum."""
+    if not file.is_file():
+        raise ValueError("it is no file")
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON: {type(error).__name__}") from error
+    if not isinstance(record, dict):
+        raise ValueError("it holds no record")
+    if record.pop("checksum", _digest(record)) != _digest(record):
+        raise ValueError("its checksum does not match")
+    return record
 
 
 def fsync_file(path: Path) -> None:
@@ -304,6 +353,25 @@ def fsync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _stamp(status: os.stat_result) -> list[int]:
+    """What tells a file that was hashed from any other, and from a copy of itself: no program can set the
+    inode and the time of the last change of state."""
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def renew_stamps(path: Path) -> None:
+    """Note the stamps of an artefact's files again after other links to them were removed, which changed the
+    time of their state and nothing else."""
+    stamps = _read_stamps(path)
+    now = {name: _stamp((path / name).stat()) for name in stamps}
+    same = {name: now[name] for name in stamps if _without_ctime(now[name]) == _without_ctime(stamps[name])}
+    _write_stamps(path, same)
+
+
+def _without_ctime(stamp: list[int]) -> list[int]:
+    return [*stamp[:2], *stamp[3:]]
 
 
 def _read_stamps(path: Path) -> dict[str, list[int]]:

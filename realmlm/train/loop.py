@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from realmlm.device import pick_device, release_memory
-from realmlm.errors import BadInput, NotEnough, RealmError
+from realmlm.errors import ArtefactDamaged, BadInput, NotEnough, RealmError
 from realmlm.log import Clock, Metrics, Progress, say, tell
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
@@ -300,7 +300,11 @@ def _restore(
     model.load_own_state({name: value for name, value in checkpoint.weights.items() if name not in own})
     _load_optimizer_tensors(optimizer, checkpoint.optimizer)
     load_generator_state(checkpoint.generators)
-    objective.load_state(checkpoint.objective)
+    try:
+        objective.load_state(checkpoint.objective)
+    except KeyError as error:
+        lacks = f"the newest checkpoint of {run.folder} lacks {error} of its objective"
+        raise ArtefactDamaged(f"{lacks}: do not trust it, or start a new run") from error
     if checkpoint.row:
         rows.load_state(checkpoint.row)
     say(f"resumed at step {checkpoint.step} of {run.folder}")

@@ -7,7 +7,6 @@ RUN/snapshots/, index/  what trainer and refresher hand each other (realmlm.inde
 RUN/model/              the model, when the run has ended
 """
 
-import json
 import os
 import random
 import shutil
@@ -22,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
-from realmlm.errors import ArtefactMissing, BadInput, Mismatch, RealmError
+from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput, Mismatch, RealmError
 from realmlm.log import read_metrics
 from realmlm.model.realm import Realm, fingerprint_of
 from realmlm.settings import Settings, filled, record
@@ -31,9 +30,10 @@ from realmlm.storage.artefacts import (
     open_artefact,
     publish,
     read_manifest,
+    read_record,
     sha256_of,
     sweep,
-    write_text,
+    write_record,
 )
 from realmlm.storage.locks import lock_on
 
@@ -150,8 +150,22 @@ class Run:
             self._pin("given model", fingerprint, "the model that is given has changed")
 
     def _pins(self) -> dict[str, Any]:
-        pins = self.folder / "corpora.json"
-        return dict(json.loads(pins.read_text("utf-8"))) if pins.exists() else {}
+        file = self.folder / "corpora.json"
+        if not file.exists():
+            return {}
+        try:
+            record = read_record(file)
+            # older releases wrote the pins alone
+            pins = record["pins"] if record.keys() == {"pins"} else record
+            if (
+                not pins
+                or not isinstance(pins, dict)
+                or not all(type(pin) in (int, str) for pin in pins.values())
+            ):
+                raise ValueError("it says what cannot be")
+        except ValueError as error:
+            raise ArtefactDamaged(f"{file} is damaged ({error}); restore it, or start a new run") from error
+        return pins
 
     def _pin(self, name: str, value: int | str, otherwise: str) -> None:
         """Note down what the run begins with; a run that goes on must find the same."""
@@ -161,7 +175,7 @@ class Run:
                 f"{otherwise} since {self.folder} began; restore it, or start another run with another --out"
             )
         if name not in pins:
-            write_text(self.folder / "corpora.json", json.dumps(pins | {name: value}) + "\n")
+            write_record(self.folder / "corpora.json", {"pins": pins | {name: value}})
 
     @property
     def finished(self) -> bool:
@@ -266,18 +280,21 @@ def _is_same(before: dict[str, Any], now: dict[str, Any], settings: Settings | N
 
 def write_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
     """Note stage and config down."""
-    write_text(Path(folder) / "run.json", json.dumps({"stage": stage, "config": config}, indent=1) + "\n")
+    write_record(Path(folder) / "run.json", {"stage": stage, "config": config})
 
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Stage and config of a run."""
+    file = Path(folder) / "run.json"
+    if not file.exists():
+        raise ArtefactMissing(f"no run to resume in {folder}: no {file}; give the --out of an earlier run")
     try:
-        return dict(json.loads((Path(folder) / "run.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ArtefactMissing(
-            f"no run to resume in {folder}: {folder}/run.json cannot be read ({type(error).__name__}); give "
-            "the --out of an earlier run"
-        ) from error
+        record = read_record(file)
+        if record.keys() != {"stage", "config"} or not isinstance(record["config"], dict):
+            raise ValueError("it does not say stage and config")
+    except ValueError as error:
+        raise ArtefactDamaged(f"{file} is damaged ({error}); restore it, or start a new run") from error
+    return record
 
 
 def generator_state() -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers
 
 from realmlm.corpus import build
 from realmlm.corpus.build import cut_articles, sample_texts
@@ -411,3 +411,20 @@ def test_only_the_first_passages_of_a_document_are_kept(tmp_path: Path) -> None:
         )
         assert first == every[:2]
         assert other == every[2:]
+
+
+class Watched(Wordpieces):
+    """Notes how many characters and lines it is given at once."""
+
+    def encode_batch(self, texts: list[str]) -> list[Encoding]:
+        self.most = max(getattr(self, "most", (0, 0)), (sum(map(len, texts)), len(texts)))
+        return super().encode_batch(texts)
+
+
+@pytest.mark.parametrize("line", ["river " * 100_000, "river\n" * 100_000])
+def test_no_more_than_some_hundred_thousand_characters_are_tokenised_at_once(line: str) -> None:
+    watched = Watched(WORDPIECES.tokenizer)
+    block = cut_articles([Article("", line)], watched, max_wordpieces=100)
+    assert block.token_lengths.sum() == 2 * 100_000
+    assert watched.most[0] < 2**18 + MAX_CHARACTERS
+    assert watched.most[1] <= 512

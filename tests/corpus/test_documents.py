@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -529,3 +530,20 @@ def test_a_cache_without_its_manifest_is_to_be_removed(
     (opened(notes, pieces, tmp_path).folder / "manifest.json").unlink()
     with pytest.raises(ArtefactDamaged, match=r"where the cache keeps these documents.*remove it"):
         opened(notes, pieces, tmp_path)
+
+
+def test_the_cache_of_documents_is_for_their_reader_alone(tmp_path: Path, pieces: Wordpieces) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir(mode=0o700)
+    (secret / "a.txt").write_text("The herons meet at the mill.")
+    (secret / "a.txt").chmod(0o600)
+    cache = tmp_path / "cache"
+    former = os.umask(0o022)
+    try:
+        for mode in (None, 0o755):  # made anew, and as earlier releases made it
+            if mode:
+                (cache / "documents").chmod(mode)
+            opened(secret, pieces, tmp_path)
+            assert stat.S_IMODE((cache / "documents").stat().st_mode) == 0o700
+    finally:
+        os.umask(former)

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import lzma
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -190,3 +191,21 @@ def test_anything_is_read_or_refused(tmp_path_factory, content):
         return
     assert questions
     assert all(question.text.strip() and question.answers for question in questions)
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz"])
+def test_a_question_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """However small it is packed: some hundred KB may unpack to more than fits into memory."""
+    monkeypatch.setattr("realmlm.corpus.questions.LARGEST", 10_000)
+    lines = b'{"question": "Who?", "answer": ["Ada"]}\n' * 1000
+    file = tmp_path / f"many.jsonl{suffix}"
+    file.write_bytes(lzma.compress(lines) if suffix else lines)
+    with pytest.raises(BadInput, match=r"many\.jsonl.*larger than .* MiB; split it"):
+        read_questions(file)
+
+
+def test_one_large_json_value_is_to_be_written_as_lines(tmp_path: Path) -> None:
+    file = tmp_path / "one.json.xz"
+    file.write_bytes(lzma.compress(b"[" + b"{}," * 2**25 + b"{}]", preset=0))
+    with pytest.raises(BadInput, match="JSON larger than 64 MiB; write it as JSON lines"):
+        read_questions(file)

@@ -1,6 +1,7 @@
 """Import and export: what is joined, what is refused, what continues training."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -570,6 +571,34 @@ def test_damaged_settings(
     tmp_path: Path, settings: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(tmp_path, edited(tmp_path, "openqa", **settings), capsys=capsys)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    said = refused(tmp_path, str(tmp_path), capsys=capsys)
+    assert "config.json cannot be read" in said
+
+
+def test_a_revision_is_asked_for_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, str]] = []
+    commit = tmp_path / "0123abc"
+    shutil.copytree(SCORER, commit)
+
+    def fetch(name: str, *, revision: str, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        return str(commit)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    import_hf(("someone/scorer@v1.2",), out=tmp_path / "a")
+    assert "revision" not in capsys.readouterr().err
+    import_hf(("someone/scorer",), out=tmp_path / "b")
+    assert "name someone/scorer@0123abc" in capsys.readouterr().err
+    assert asked == [("someone/scorer", "v1.2"), ("someone/scorer", "main")]
 
 
 def test_first_tries(

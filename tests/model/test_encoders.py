@@ -430,3 +430,20 @@ def test_the_table_has_these_families_and_no_others() -> None:
     for name in DEFAULT:
         wordpieces = Wordpieces(FAMILIES[name].tokenizer().backend_tokenizer)
         assert next(row[2] for row in rows if row[0] == name) == shown(wordpieces.pair, wordpieces)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "quantization_config"])
+def test_a_config_names_no_code_that_would_be_fetched(family: str, name: str) -> None:
+    """Transformers would look up the kernels of such a repository and run them."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 16, "pad_token_id": 0}
+    body = build_encoder({"model_type": family, **sizes, name: "org/repo"})
+    assert body.config.hidden_size == 16
+    assert "org/repo" not in vars(body.config).values()
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "vocab_size"])
+def test_a_config_of_impossible_size_is_refused_at_once(name: str) -> None:
+    with pytest.raises(BadInput, match=f"no encoder can be built with {name} = "):
+        build_encoder({"model_type": "modernbert", name: 2**70})

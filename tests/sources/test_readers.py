@@ -5,7 +5,9 @@ import io
 import json
 import lzma
 import os
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.errors import BadInput
-from realmlm.sources import readers
+from realmlm.sources import limited, markup, readers
 from realmlm.sources.article import Article
+from realmlm.sources.bounds import balanced, parts, shallow
 from realmlm.sources.encodings import declared_text
 from realmlm.sources.markup import html_to_text, markdown_to_text, wiki_to_text
 from realmlm.sources.readers import find_files, read_articles, read_files
@@ -434,6 +437,99 @@ def test_whatever_a_reader_stumbles_over_is_a_complaint_that_names_the_file(tmp_
     assert [article.text for article in articles] == ["Two."]
     assert len(bad) == 1
     assert "a.html: cannot be read (ZeroDivisionError: by someone's library)" in str(bad[0])
+
+
+@given(st.text(alphabet="ab \n", max_size=60), st.integers(1, 20))
+def test_the_parts_of_a_text_are_the_text(text, most):
+    found = list(parts(text, most))
+    assert "".join(found) == text
+    assert all(len(part) <= most for part in found)
+    for part, following in pairwise(found):
+        assert part[-1] in " \n" or (len(part) == most and not {" ", "\n"} & set(part))
+        assert part[-1] == "\n" or "\n" not in part, (part, following)
+
+
+def test_a_long_text_is_several_articles(tmp_path):
+    line = "The otter swims in the river.\n"
+    (tmp_path / "a.txt").write_text(line * 150_000)
+    articles = read(tmp_path / "a.txt")
+    assert len(articles) == 3
+    assert {(article.title, article.source) for article in articles} == {("a", "a.txt")}
+    assert "".join(article.text for article in articles) == line * 150_000
+
+
+@pytest.mark.parametrize(
+    "token", [b"<mediawiki " + b"a" * 2**23, b"<mediawiki><!--" + b"-a" * 2**22], ids=["tag", "comment"]
+)
+def test_a_dump_with_a_token_without_end_is_refused(tmp_path, token):
+    (tmp_path / "d.xml.bz2").write_bytes(bz2.compress(token))
+    with pytest.raises(BadInput, match=r"d\.xml\.bz2, line 1: has a tag or comment of more than 4 MiB"):
+        read(tmp_path / "d.xml.bz2")
+
+
+def test_a_dump_without_end_is_refused(tmp_path):
+    (tmp_path / "deep.xml").write_text("<mediawiki>" + "<a>" * 100_000)
+    (tmp_path / "long.xml").write_text("<mediawiki><page><revision><text>" + "words " * 2**20)
+    with pytest.raises(BadInput, match="has elements 64 deep"):
+        read(tmp_path / "deep.xml")
+    with pytest.raises(BadInput, match="has a page of more than 4 million characters"):
+        read(tmp_path / "long.xml")
+
+
+DEEP = {
+    "list": "<ul><li>",
+    "div": "<div>",
+    "formats": "<p><b i={}></p>",
+    "drawing": "<svg><td>",
+    "attributes": " a{}",
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_pages_are_read_in_time_in_proportion_to_their_size(kind):
+    page = "".join(DEEP[kind].format(number) for number in range(900_000 // len(DEEP[kind])))
+    page = f"<p {page}>deep</p>" if kind == "attributes" else f"{page}deep"
+    begun = time.process_time()
+    assert markup.html_to_text(page)[1] == ("" if kind == "drawing" else "deep")
+    assert time.process_time() - begun < 20
+
+
+@pytest.mark.parametrize(
+    "opened", ["[http://a ", "<ref>", "{{a|", "[[a|", "<b>", "<ref name=", "{{a|[[b <i>"]
+)
+@pytest.mark.parametrize("closed", ["", "}}"])
+def test_wiki_markup_that_nothing_closes_takes_no_longer(opened, closed):
+    markup = opened * (300_000 // len(opened)) + closed * 40_000
+    begun = time.process_time()
+    assert wiki_to_text(f"First.\n\n{markup}\n\nLast.").startswith("First.")
+    assert time.process_time() - begun < 20
+
+
+def test_a_page_that_is_not_deep_is_left_as_it_is():
+    """Elements that need no end tag: a page of many is no deeper for it."""
+    row = "<tr><td>a<td><p>b<b>c</b><img src=x><br>"
+    page = f"<p>x<p>y<ul>{'<li>z' * 900}</ul><table>{row * 900}</table><dl>{'<dt>a<dd>b' * 900}</dl>"
+    assert shallow(page) == page
+    unbalanced = "{{a}} [[b]] <ref>c</ref> " * 900 + "{{" * 20
+    assert balanced(unbalanced) == unbalanced
+
+
+def test_a_large_page_is_read_as_a_small_one(tmp_path):
+    for name, count in (("small", 5), ("large", 30_000)):
+        (tmp_path / f"{name}.html").write_text("<title>É</title>" + "<p>An otter &amp; a heron.</p>" * count)
+        article = read(tmp_path / f"{name}.html")[0]
+        assert article == Article("É", "\n".join(["An otter & a heron."] * count), f"{name}.html")
+
+
+@pytest.mark.parametrize(("limit", "most"), [("_LONGEST_S", 0), ("_MEMORY", 2**27)])
+def test_a_parser_that_takes_too_much_is_stopped(tmp_path, monkeypatch, limit, most):
+    monkeypatch.setattr(limited, limit, most)
+    (tmp_path / "large.html").write_text("<p>An otter &amp; a heron.</p>" * 200_000)
+    (tmp_path / "other.txt").write_text("Other.")
+    articles, bad = read_skipping(tmp_path)
+    assert [article.text for article in articles] == ["Other."]
+    assert len(bad) == 1
+    assert "large.html: takes more than" in str(bad[0])
 
 
 def test_wiki_markup():

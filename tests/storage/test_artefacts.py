@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,11 +191,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     left = tmp_path / ".a.12345678.tmp"
     others = tmp_path / ".b.12345678.tmp"
-    for folder in (left, others):
+    for folder in (left, others):  # just now
         folder.mkdir()
-        os.utime(folder, (0, 0))
     with publish(tmp_path / "a", kind="note") as draft:
-        os.utime(draft.path, (0, 0))
         # as another process would, which does not take this one's away
         make(tmp_path / "a", "quick", replace=True)
         assert draft.path.is_dir()
@@ -201,8 +201,39 @@ def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", others.name}
 
 
+def test_half_written_files_of_killed_writers_are_swept_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".a.json.12345678.part").write_text("half")
+    (tmp_path / ".b.json.12345678.part").write_text("another's")
+    alive = subprocess.Popen(
+        [sys.executable, "-c", LIVING_WRITER, str(tmp_path / "a.json")], stdout=subprocess.PIPE, text=True
+    )
+    assert alive.stdout is not None
+    writing = alive.stdout.readline().strip()
+    try:
+        write_text(tmp_path / "a.json", "{}")
+        assert {path.name for path in tmp_path.iterdir()} == {"a.json", ".b.json.12345678.part", writing}
+    finally:
+        alive.kill()
+        alive.wait()
+    write_text(tmp_path / "a.json", "{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", ".b.json.12345678.part"}
+
+
+LIVING_WRITER = """
+import sys, time
+from pathlib import Path
+from realmlm.storage import artefacts
+def stuck(path):
+    print(path.name, flush=True)
+    time.sleep(60)
+artefacts.fsync_file = stuck
+artefacts.write_text(Path(sys.argv[1]), "{}")
+"""
+
+
 def test_sweep_removes_leftovers_only(tmp_path: Path) -> None:
     make(tmp_path / "a")
+    (tmp_path / ".c.json.12345678.part").write_text("half")
     for name in (".b.12345678.tmp", ".a.12345678.old"):
         (tmp_path / name).mkdir()
     sweep(tmp_path)
@@ -309,6 +340,42 @@ def test_files_of_large_artefacts_are_hashed_again_when_they_changed(
     flip(path / "more.txt")
     with pytest.raises(ArtefactDamaged, match=r"more\.txt"):
         opened()
+
+
+def test_stamps_are_renewed_where_other_links_to_the_files_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path / "a")
+    for name in ("more.txt", "deep/words.txt"):
+        os.link(path / name, tmp_path / "link")
+        (tmp_path / "link").unlink()
+    flip(path / "more.txt")  # which no link did
+    artefacts.renew_stamps(path)
+    monkeypatch.setattr(artefacts, "ALWAYS_HASHED", 5)
+    hashed: list[str] = []
+    sha256 = artefacts.sha256_of
+    monkeypatch.setattr(artefacts, "sha256_of", lambda file: hashed.append(file.name) or sha256(file))  # type: ignore[func-returns-value]
+    with pytest.raises(ArtefactDamaged, match=r"more\.txt"):
+        open_artefact(path, kind="note")
+    assert hashed == ["more.txt"]
+
+
+@pytest.mark.parametrize(
+    "copy", [["cp", "-a", "a", "b"], ["sh", "-c", "mkdir b && tar c -C a . | tar x -C b"]]
+)
+def test_stamps_of_a_copy_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: list[str]
+) -> None:
+    make(tmp_path / "a")
+    subprocess.run(copy, cwd=tmp_path, check=True)
+    file = tmp_path / "b" / "more.txt"
+    times = file.stat()
+    flip(file)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    monkeypatch.setattr(artefacts, "ALWAYS_HASHED", 5)  # as if it were a large one
+    open_artefact(tmp_path / "a", kind="note")
+    with pytest.raises(ArtefactDamaged, match=r"more\.txt"):
+        open_artefact(tmp_path / "b", kind="note")
 
 
 # --- arrays -------------------------------------------------------------------------------------------------

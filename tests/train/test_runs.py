@@ -254,10 +254,10 @@ def test_a_run_begun_before_corpora_had_fingerprints_goes_on(
         with pytest.raises(NotEnough):
             pretrain(**flat(settings))
     pins = settings.out / "corpora.json"
-    spans = json.loads(pins.read_text())[f"{own.folder}/spans"]
+    spans = json.loads(pins.read_text())["pins"][f"{own.folder}/spans"]
     pins.write_text(json.dumps({str(own.folder): 0, f"{own.folder}/spans": spans}))
     pretrain(**flat(settings))
-    assert json.loads(pins.read_text())[f"{own.folder}/manifest.json"] == own.fingerprint
+    assert json.loads(pins.read_text())["pins"][f"{own.folder}/manifest.json"] == own.fingerprint
 
 
 def test_located_answers_belong_to_their_questions_and_edits(

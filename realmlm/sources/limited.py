@@ -1,0 +1,62 @@
+"""Parses large pages in a process of its own, which is stopped when it takes too long or too much memory.
+
+The parsers are written in C: nothing else can stop them, and their authors promise no bound on either.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from realmlm.sources import markup
+from realmlm.sources.bounds import Unreadable
+
+_SMALL = 2**18  # characters that are parsed here
+_LONGEST_S = 60  # of computing
+_MEMORY = 2**32  # bytes
+_REFUSED = 3  # exit code: the document is refused, for the reason said
+
+
+def html_to_text(html: str) -> tuple[str, str]:
+    """`markup.html_to_text` within the limits."""
+    title, text = _limited(markup.html_to_text, html)
+    return title, text
+
+
+def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str]) -> str:
+    """`markup.wiki_to_text` within the limits."""
+    return str(_limited(markup.wiki_to_text, wikitext, hidden_links=hidden_links))
+
+
+def _limited(parse: Callable[..., Any], marked: str, **options: Any) -> Any:
+    if len(marked) <= _SMALL:
+        return parse(marked, **options)
+    parse("")  # complains here if its library is not installed
+    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    paths = os.pathsep.join(filter(None, sys.path))
+    given = json.dumps([parse.__name__, marked, options, _LONGEST_S, _MEMORY], default=sorted).encode()
+    ended = subprocess.run(
+        command, input=given, capture_output=True, env={**os.environ, "PYTHONPATH": paths}, check=False
+    )
+    if ended.returncode == 0:
+        return json.loads(ended.stdout)
+    said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if ended.returncode < 0 or "MemoryError" in said:
+        limits = f"more than {_LONGEST_S} s or {_MEMORY >> 30} GiB of memory"
+        raise Unreadable(f"takes {limits} to parse; split it")
+    raise Unreadable(said if ended.returncode == _REFUSED else f"cannot be read ({said})")
+
+
+def main() -> None:
+    """In that process: parse what comes in, and write what comes of it."""
+    name, marked, options, seconds, memory = json.loads(sys.stdin.buffer.read())
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    try:
+        sys.stdout.write(json.dumps(getattr(markup, name)(marked, **options)))
+    except Unreadable as error:
+        sys.stderr.write(str(error))
+        sys.exit(_REFUSED)
