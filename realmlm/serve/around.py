@@ -27,9 +27,10 @@ LEFT = 499  # the status in log and numbers of a request that nobody waited for;
 LONGEST_ID = 128  # characters of a request's id that a client may give
 
 _POLICY = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'"
-_CARRIED = [  # by every answer
+_SAFE = (b"x-content-type-options", b"nosniff")  # every answer
+_JSON = (b"content-type", b"application/json")
+_PAGE = [  # what a browser shows; the server looks through every header, and answers are many
     (b"content-security-policy", f"{_POLICY}; frame-ancestors 'none'".encode()),
-    (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
 ]
@@ -216,7 +217,9 @@ class _Request:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.started = True
-            headers = [*message["headers"], *_CARRIED, (b"x-request-id", self.number)]
+            headers = [*message["headers"], _SAFE, (b"x-request-id", self.number)]
+            if _JSON not in headers:
+                headers += _PAGE
             message = {**message, "headers": headers}
         elif self._head:
             message = {**message, "body": b""}

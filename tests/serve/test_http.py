@@ -319,9 +319,15 @@ def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path
             response = client.request(method, path, content=given.body, headers=headers)
             assert response.is_success, f"{line}: {response.text}"
             routes.add(f"{method} /{path.split('/')[1].split('?')[0]}")
-    assert routes == {"GET /health", "GET /metrics", "GET /runs", "POST /ask", "POST /fill"} | {
-        f"{method} /passages" for method in ("GET", "POST", "PUT", "DELETE")
-    }
+    assert routes == {
+        "GET /livez",
+        "GET /readyz",
+        "GET /health",
+        "GET /metrics",
+        "GET /runs",
+        "POST /ask",
+        "POST /fill",
+    } | {f"{method} /passages" for method in ("GET", "POST", "PUT", "DELETE")}
 
 
 def test_the_last_passage_stays_however_many_remove_at_once(
@@ -621,19 +627,16 @@ def test_a_token_closes_reading_by_itself_where_others_can_reach_the_service(
 
 
 def test_every_answer_says_what_a_browser_may_do_with_it(client: TestClient) -> None:
-    for answer in (
-        client.get("/"),
-        client.get("/page/app.js"),
-        client.post("/ask", json={"question": "Who?"}),
-        client.get("/nowhere"),
-        client.get("/livez"),
-    ):
+    for path in ("/", "/page/app.js", "/livez", "/nowhere", "/passages/0"):
+        answer = client.get(path)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-request-id"]
+        if answer.headers["content-type"] == "application/json":
+            continue
         policy = answer.headers["content-security-policy"]
         assert "default-src 'self'" in policy
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["x-request-id"]
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/health", "/passages", "/passages/0", "/page/app.js"])
