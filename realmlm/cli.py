@@ -15,7 +15,7 @@ from realmlm import __version__
 from realmlm import settings as kinds
 from realmlm.batch import named_by, run_batch
 from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
-from realmlm.log import counted, say
+from realmlm.log import counted, printable, say
 from realmlm.settings import together
 from realmlm.storage.artefacts import os_error, refuse_existing, write_text
 from realmlm.storage.files import read_text
@@ -72,7 +72,8 @@ def _passages(settings: kinds.ListPassages) -> None:
 
     found = Corpus.open(settings.corpus).find(settings.find or "", limit=settings.limit)
     for passage in found:
-        print(f"{passage.id:8d}  {passage.title}  [{passage.source}]  {' '.join(passage.text.split())[:100]}")
+        text = " ".join(passage.text.split())[:100]
+        print(printable(f"{passage.id:8d}  {passage.title}  [{passage.source}]  {text}"))
     if not found:
         say(f"no passage of {settings.corpus} contains '{settings.find}'")
 
@@ -203,7 +204,7 @@ def _adapt(settings: kinds.Adapt) -> None:
     from realmlm.train.adapt import adapt
 
     verdict = adapt(settings)
-    print(verdict.table())
+    print(printable(verdict.table()))
     if verdict.kept:
         named = ["--docs", *map(str, together(settings.docs)), "--model", str(settings.out / "model")]
         say(f'better on these {verdict.examples}, so it was kept: realmlm ask "…" {shlex.join(named)}')
@@ -220,7 +221,7 @@ def _evaluate(settings: kinds.Evaluate) -> None:
 
     check_can_write(settings)
     report = evaluate(dataclasses.replace(settings, report=None), judges=min(cores(), _MOST_JUDGES))
-    print(json.dumps(report.as_json()) if settings.json else report.table(), flush=True)
+    print(json.dumps(report.as_json()) if settings.json else printable(report.table()), flush=True)
     if settings.report is not None:  # once it is on the screen
         write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
 
@@ -235,7 +236,7 @@ def _hybrid(settings: kinds.FitHybrid) -> None:
 def _calibrate(settings: kinds.Calibrate) -> None:
     from realmlm.evaluation.calibrate import calibrate
 
-    print(calibrate(settings))
+    print(printable(str(calibrate(settings))))
     say(f"{settings.out}: the same model; its answers now say how often such answers are right")
 
 
@@ -264,7 +265,8 @@ def _ask(settings: kinds.Ask) -> None:
             untrained = f"{settings.model} was not trained on questions: its answers mean nothing yet"
             say(f"{untrained}. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
-    print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else answer)
+    as_json = json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else None
+    print(as_json or printable(str(answer)))
 
 
 def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
@@ -344,7 +346,7 @@ def _cache(settings: kinds.ManageCache) -> None:
         raise BadInput(f"nothing is cached as '{unknown[0]}'; realmlm cache lists what is")
     if not settings.clear:
         for entry in entries:
-            print(entry)
+            print(printable(str(entry)))
         total = f"{sum(entry.bytes for entry in entries) / 2**20:,.1f} MiB"
         say(f"{len(entries)} cached, {total}, in {cache_folder()}")
         return
@@ -476,6 +478,10 @@ def run_command(name: str, arguments: list[str]) -> None:
     kind, work = COMMANDS[name]
     words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
     if name == "ask" and len(words) > 1:
+        question, *places = words
+        if all(Path(place).exists() for place in places):
+            named = shlex.join(["realmlm", "ask", question, "--docs", *places])
+            raise BadInput(f"documents are named with --docs: {named}")
         raise BadInput(f'put the question in quotes: realmlm ask "{" ".join(words)}" …')
     settings = parse(name, kind, arguments)
     if name in RESUMABLE:

@@ -13,6 +13,14 @@ from typing import Any, Protocol
 
 from realmlm.storage.artefacts import write_text
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are written out: a document or a file's name may hold sequences that
+    would move a terminal's cursor, colour it, or type for the user."""
+    return text.translate(_CONTROLS)
+
 
 class Listener(Protocol):
     """Hears what is said and shown at the terminal."""
@@ -39,6 +47,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A message for the person at the terminal, on stderr: stdout is for results."""
+    text = printable(text)
     print(text, file=sys.stderr, flush=True)
     for listener in _listeners:
         listener.said(text)

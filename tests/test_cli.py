@@ -654,3 +654,18 @@ def test_a_full_disk_is_one_line(
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: [Errno 28] No space left on device; check that the path exists")
+
+
+def test_escape_sequences_are_shown_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of documents, of their names, and in what is said of them."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "a\x1b]0;title\x07.txt").write_text("The \x1b[31mheron\x9b2J stands in the water.")
+    (notes / "b\x1b[2J.jsonl").write_text("no JSON")
+    main(["corpus", str(notes), "--out", str(tmp_path / "corpus"), "--train-tokenizer", "100", "--skip-bad"])
+    main(["passages", str(tmp_path / "corpus")])
+    shown = capsys.readouterr()
+    assert r"\x1b[31mheron\x9b2J" in shown.out
+    assert r"a\x1b]0;title\x07.txt" in shown.out
+    assert r"b\x1b[2J.jsonl" in shown.err
+    assert not set("\x1b\x07\x9b") & set(shown.out + shown.err)

@@ -226,6 +226,10 @@ WITHOUT_RUN = [
         r'put the question in quotes: realmlm ask "Who leads the canteen\?" …',
     ),
     (
+        "ask 'Who leads the canteen?' {desk}/notes",
+        r"documents are named with --docs: realmlm ask 'Who leads the canteen\?' --docs .*/notes",
+    ),
+    (
         "index --model {desk}/corpus --corpus {desk}/corpus --out {out}",
         r"/corpus is of kind 'corpus', but 'model' is needed",
     ),

@@ -82,6 +82,32 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(names: set[str]) -
     assert {"realmlm/py.typed", "realmlm/page/assets/index.html", "realmlm/pocket/questions.jsonl"} <= names
 
 
+def test_a_folder_of_the_same_name_does_not_hide_an_editable_install(tmp_path: Path) -> None:
+    """As a clone beside a script does: without a word, `import realmlm` would be that empty folder."""
+    if Version(version("setuptools")) < Version("77"):
+        pytest.skip("the wheel is built by setuptools 77 or newer")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    copytree(ROOT / "realmlm", source / "realmlm", ignore=ignore_patterns("__pycache__", "mini", "pocket"))
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, timeout=240, check=True)
+    site = tmp_path / "site"
+    zipfile.ZipFile(next(tmp_path.glob("*.whl"))).extractall(site)
+    work = tmp_path / "work"
+    (work / "realmlm").mkdir(parents=True)
+    use = "import site, sys; site.addsitedir(sys.argv[1]); import realmlm; print(realmlm.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-c", use, str(site)],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        env={"PATH": "", "PYTHONPATH": ""},
+    )
+    assert done.stdout.strip() == realmlm.__version__, done.stderr
+
+
 def test_mini_travels_with_its_card_and_licences(wheel: Path, names: set[str], metadata: Message) -> None:
     card = (ROOT / "docs" / "mini.md").read_bytes()
     assert zipfile.ZipFile(wheel).read("realmlm/mini/README.md") == card, (

@@ -11,13 +11,11 @@ occurrences have no span. docs/measures.md compares this with ORQA's definition,
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
 from realmlm.corpus.questions import Question, compile_answer
-from realmlm.errors import BadInput
 
 Span = tuple[int, int]
 # kinds of characters
@@ -126,12 +124,7 @@ def answer_words(question: Question) -> tuple[tuple[str, ...], ...]:
 def _patterns(question: Question) -> tuple[re.Pattern[str], ...]:
     """The patterns of a question, decomposed as the text is. One that this breaks ([à-é] becomes a range that
     ends before it begins) matches nothing."""
-    patterns = []
-    for answer in question.answers:
-        compile_answer(answer)
-        with suppress(BadInput):
-            patterns.append(compile_answer(unicodedata.normalize("NFD", answer)))
-    return tuple(patterns)
+    return tuple(compile_answer(unicodedata.normalize("NFD", answer)) for answer in question.answers)
 
 
 # --- words --------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ Stored = TypeVar("Stored")
 WEIGHTS = "model.safetensors"
 # special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
 MOST_SPECIAL = 4
+_FEWEST = 16  # wordpieces of a passage that are worth reading
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -456,9 +457,13 @@ def new_model(
         longest = config.max_passage + max(config.max_query + title, MAX_TITLE) + wordpieces.pair.special
         positions = longest_input(tower) or longest
         if positions < longest:
+            left = positions - longest + config.max_passage
+            smaller = f"make the corpus again with --max-wordpieces {left}"
+            if left < _FEWEST:
+                smaller = "choose a smaller --max-query"
             raise BadInput(
                 f"'{checkpoint}' reads {positions} wordpieces, query and passage together take {longest}; "
-                f"make the corpus again with --max-wordpieces {positions - longest + config.max_passage}"
+                f"{smaller}"
             )
         full = replace(config, tower=encoder_config(tower), reader=encoder_config(reader))
         model = Realm(full, wordpieces, tower=tower, reader=reader)

@@ -26,6 +26,12 @@ _MOST_PIECES = 50_000  # pieces of text on a page of a PDF: reading takes time b
 _MARGIN = 2  # lines at the top and at the bottom of a page that may be its header and footer
 _REPEATED = 0.5  # share of the pages that must have a line there for it to be one
 _FULL_LINE = 0.75  # share of the usual width: a shorter line ends its paragraph
+# what programs write where no title was given
+_NO_TITLE = re.compile(
+    r"\W*(?:anonymous|untitled|unspecified|unknown|no title|title|document ?\d*|slide \d+"
+    r"|powerpoint presentation|microsoft (?:word|powerpoint|excel))\W*",
+    re.IGNORECASE,
+)
 _LIGATURES = str.maketrans(
     {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None}
 )
@@ -55,7 +61,8 @@ def pdf_to_text(data: bytes) -> tuple[str, str]:
         raise Unreadable("has no pages")
     if not text:
         raise Unreadable("has no text, only images; run text recognition (OCR) on it first")
-    return _clean(stated.removeprefix("Microsoft Word - ")), text
+    stated = _clean(stated.removeprefix("Microsoft Word - ")).strip()
+    return "" if _NO_TITLE.fullmatch(stated) else stated, text
 
 
 def _pages(pdf: Any) -> Iterator[list[str]]:

@@ -287,7 +287,10 @@ def read_run(folder: Path) -> dict[str, Any]:
     """Stage and config of a run."""
     file = Path(folder) / "run.json"
     if not file.exists():
-        raise ArtefactMissing(f"no run to resume in {folder}: no {file}; give the --out of an earlier run")
+        raise ArtefactMissing(
+            f"no run to resume in {folder}: {file} cannot be read (there is none); give the --out of an "
+            "earlier run"
+        )
     try:
         record = read_record(file)
         if record.keys() != {"stage", "config"} or not isinstance(record["config"], dict):

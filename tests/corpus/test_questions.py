@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.questions import FORMATS, Question, read_questions
 from realmlm.errors import BadInput
+from realmlm.evaluation.answers import is_correct
 
 texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r"), min_size=1).filter(
     str.strip
@@ -129,10 +130,6 @@ def test_packed(write, suffix, pack):
         ("q\t['a']\nq\t['a'\n", r"questions\.txt:2: the answers are not a list"),
         ("q\t['a']\nq\t[open('x')]\n", r"questions\.txt:2: the answers are not a list"),
         ("q\t['a']\nq\n", r"questions\.txt:2: 1 columns"),
-        (
-            "1\tf\tq\tfine\n2\tf\tq\t(broken\n",
-            r"questions\.txt:2: the answer '\(broken' is not a valid regular expression",
-        ),
         ("1\tf\tq\tfine\n2\tf\tq\n", r"questions\.txt:2: 3 columns"),
         (b"q\t['a']\nq\xff\t['a']\n", r"questions\.txt:2: not UTF-8"),
         (b" \n\n", r"the file is empty"),
@@ -209,3 +206,11 @@ def test_one_large_json_value_is_to_be_written_as_lines(tmp_path: Path) -> None:
     file.write_bytes(lzma.compress(b"[" + b"{}," * 2**25 + b"{}]", preset=0))
     with pytest.raises(BadInput, match="JSON larger than 64 MiB; write it as JSON lines"):
         read_questions(file)
+
+
+def test_an_invalid_regular_expression_is_said_and_cannot_be_right(write, capsys) -> None:
+    _, broken = read_questions(write("1\tf\tq\tfine\n2\tf\tq\t(broken\n"))
+    assert (
+        "questions.txt:2: the answer '(broken' is not a valid regular expression" in capsys.readouterr().err
+    )
+    assert not is_correct("(broken", broken)

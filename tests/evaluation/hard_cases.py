@@ -8,8 +8,6 @@ The letters of `says`, in this order, a dash where the definition says no:
     W  recall `dpr`: the text is the passage
     P  recall `dpr` where the answers are patterns
     S  recall `orqa`
-
-`!` stands for a pattern that is no valid regular expression: wrong there, an error here.
 """
 
 from typing import NamedTuple
@@ -205,8 +203,8 @@ PATTERNS = [
     Case("in Crete", ["(?=Crete)"], "---P-", "so does one that only looks ahead"),
     Case("na na", [r"(na) \1"], "-R-P-", "what was found before"),
     Case("$5 million", [r"\$5"], "-R-P-", "a sign that is meant"),
-    Case("Tove", ["[Tove"], "E!-!-", "no valid pattern"),
-    Case("Tove lived (here)", ["("], "-!W!S", "nor this one, though as a string it is found"),
+    Case("Tove", ["[Tove"], "E----", "no valid pattern: wrong"),
+    Case("Tove lived (here)", ["("], "--W-S", "nor this one, though as a string it is found"),
 ]
 # DPR searches with the library `regex`, we with Python's `re`; `says` is DPR's, and we say the opposite of
 # its P

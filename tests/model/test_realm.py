@@ -281,6 +281,8 @@ def test_a_checkpoint_must_fit_the_corpus(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match=r"reads 64 wordpieces.*--max-wordpieces 29"):
         new_model(ModelConfig(max_query=16, max_passage=40), WORDPIECES, checkpoint=str(tmp_path / "short"))
+    with pytest.raises(BadInput, match=r"reads 64 wordpieces.*take 343; choose a smaller --max-query$"):
+        new_model(ModelConfig(max_query=300, max_passage=40), WORDPIECES, checkpoint=str(tmp_path / "short"))
     BertModel(BertConfig(vocab_size=len(WORDPIECES), max_position_embeddings=128, **shape)).save_pretrained(
         tmp_path / "other"
     )

@@ -76,6 +76,26 @@ def read(file: Path) -> list[Article]:
 # --- PDF ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("stated", "title"),
+    [
+        ("(anonymous)", "herons"),
+        ("untitled", "herons"),
+        ("Microsoft Word - Document1", "herons"),
+        ("(unspecified)", "herons"),
+        ("Untitled love", "Untitled love"),
+        ("The Unknown Heron", "The Unknown Heron"),
+    ],
+)
+def test_a_title_that_says_nothing_gives_way_to_the_files_name(
+    tmp_path: Path, stated: str, title: str
+) -> None:
+    (tmp_path / "herons.pdf").write_bytes(
+        pdf(["The heron is a bird."], title=stated.replace("(", "\\(").replace(")", "\\)"))
+    )
+    assert read(tmp_path / "herons.pdf")[0].title == title
+
+
 def test_lines_become_paragraphs_and_cut_words_are_whole_again() -> None:
     lines = [
         "Wading birds",
