@@ -59,11 +59,11 @@ class Server(uvicorn.Server):
             access_log=False,
         )
         super().__init__(config)
+        self.server_state.connections = _Connections(room_for_connections())  # type: ignore[assignment]
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(_Seldom())
         self._front = front
         self._log = log
-        self._most = room_for_connections()
         self._seen: dict[Any, tuple[Any, float]] = {}
 
     def serve_at(self, listener: socket.socket) -> None:
@@ -90,8 +90,6 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:
             self._close_slow(time.monotonic())
-        if len(self.server_state.connections) > self._most:
-            self._close_idle(len(self.server_state.connections) - self._most)
         return await super().on_tick(counter)
 
     def _close_slow(self, now: float) -> None:
@@ -106,16 +104,29 @@ class Server(uvicorn.Server):
                 connection.transport.abort()
         self._seen = seen
 
-    def _close_idle(self, count: int) -> None:
-        """Close some of those that ask nothing at the moment: the system has no room for more."""
-        connections: list[Any] = list(self.server_state.connections)
-        idle = [one for one in connections if one.cycle is None or one.cycle.response_complete]
-        for connection in idle[:count]:
-            connection.transport.close()
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._front.stop(STOP_S)
         await super().shutdown(sockets)
+
+
+class _Connections(dict[Any, None]):
+    """In place of the set that uvicorn keeps: in order, and where one comes for which the system has no more
+    room, the oldest of those that ask nothing goes."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def add(self, connection: Any) -> None:
+        if len(self) >= self._most:
+            idle = (one for one in self if one.cycle is None or one.cycle.response_complete)
+            if (oldest := next(idle, None)) is not None:
+                del self[oldest]
+                oldest.transport.abort()
+        self[connection] = None
+
+    def discard(self, connection: Any) -> None:
+        self.pop(connection, None)
 
 
 def _waits_for(connection: Any) -> tuple[Any, ...] | None:
