@@ -462,6 +462,8 @@ def main(arguments: list[str] | None = None) -> None:
         elif arguments[0] in EMBEDDING:
             rest = "; what was embedded is kept, except for the last part"
         say(f"stopped{rest}")
+        if arguments[0] == "serve":
+            os._exit(130)  # a thread may still be loading, and torch aborts if Python ends beneath it
         sys.exit(130)
 
 

@@ -430,3 +430,45 @@ def test_the_command_stops_at_sigterm_with_everybody_told(
     written = [json.loads(line) for line in (tmp_path / "log").read_text("utf-8").splitlines()]
     assert any("Ctrl-C stops" in line.get("message", "") for line in written)
     assert {line["status"] for line in written if line.get("path") == "/ask"} <= {200, 503}
+
+
+def test_ctrl_c_while_it_embeds_keeps_what_was_embedded(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "realmlm",
+            "serve",
+            "--docs",
+            "pocket",
+            "--port",
+            str(port),
+            "--device",
+            "cpu",
+        ],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    service = object.__new__(Served)
+    service.port = port
+
+    def embeds() -> bool:
+        try:
+            return "embedding" in str(service.get("/readyz")[2])
+        except OSError:
+            return False
+
+    try:
+        until(embeds)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, said
+    assert "stopped; what was embedded is kept" in said
+    assert "Traceback" not in said
