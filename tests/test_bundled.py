@@ -1,6 +1,7 @@
 """What comes with the package: names that stand for places, commands and calls that need nothing else."""
 
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,12 +221,19 @@ def test_several_places_are_read_at_once(mini: Path, notes: Path, capsys: pytest
 def test_documents_are_served_and_stay_as_they_are(
     mini: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uvicorn = pytest.importorskip(
-        "uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'"
-    )
+    pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
     testclient = pytest.importorskip("fastapi.testclient")
+    from realmlm.serve import front, listen
+
     served: list[Any] = []
-    monkeypatch.setattr(uvicorn, "run", lambda app, **_: served.append(app))
+
+    class Loading(front.Front):
+        def __init__(self, load: Callable[[], Any], **how: Any) -> None:
+            served.append(load())
+            super().__init__(load, **how)
+
+    monkeypatch.setattr(front, "Front", Loading)
+    monkeypatch.setattr(listen.Server, "serve_at", lambda _, listener: listener.close())
     (notes / "photo.jpg").write_bytes(b"\0")
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
