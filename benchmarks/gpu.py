@@ -407,7 +407,7 @@ def evaluation(bench: Bench) -> Found:
     options |= {"device": bench.device}
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "realmlm", "evaluate", *flags, "--limit"]
-    subprocess.run([*command, str(bench.size.asked // 16)], check=True)
+    subprocess.run([*command, str(max(1, bench.size.asked // 16))], check=True)
     begun = time.perf_counter()
     subprocess.run([*command, str(bench.size.asked), "--report", str(file)], check=True)
     whole = time.perf_counter() - begun

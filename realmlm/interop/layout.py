@@ -161,8 +161,8 @@ def their_config(settings: dict[str, Any], *, architecture: str, blocks: int | N
     encoder = settings["tower"] if embeds else settings["reader"]
     needed: dict[str, Any] = {}
     if embeds:
-        needed |= {"projection_norm": True, "pooling": "pooler"}
-        needed |= {"scale_scores": False, "learned_scale": False}
+        needed |= {"projection_norm": True, "scale_scores": False, "learned_scale": False}
+        needed |= {"pooling": "pooler"}
     if "reader" in kinds:
         needed |= {"reading": "released", "passage_logit": False, "title_answers": False}
     wrong = [f"{name} = {settings[name]}" for name, value in needed.items() if settings[name] != value]
