@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo world test test-slow test-lowest encoders check bench docs clean
+.PHONY: help install demo world test test-slow test-lowest campaign encoders check bench docs clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ test-lowest: ## the test suite with the lowest versions that pyproject.toml stat
 	.venv-lowest/bin/pip install --quiet --disable-pip-version-check -r .venv-lowest/pins.txt
 	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	.venv-lowest/bin/python -m pytest -q
+
+campaign: install ## kills, damages, hostile inputs and bad clients for an hour or more, and a table of what came of it; SEED=N for others
+	$(BIN)/python tools/campaign.py --kills 200 --damage 5000 --inputs 100000 --seconds 3600 --seed $(or $(SEED),0)
 
 encoders: install ## the encoders' suite for every family, and its table docs/encoders.md
 	$(BIN)/python tools/encoders_table.py

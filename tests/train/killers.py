@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from realmlm.cli import main
 from realmlm.index import refresh
 from tests.calls import pretrain
 
@@ -77,3 +78,17 @@ def serve_and_die(folder: Path, *rest: Any) -> None:
         plan.write_text(json.dumps(deaths[1:]))
         arm(folder, Death(*deaths[0]), plan.with_suffix(".log"))
     _serve(folder, *rest)
+
+
+def train_with_both_doomed(arguments: dict[str, Any], death: Death | None, plan: Path) -> None:
+    """A trainer that dies, with refreshers that do."""
+    os.environ["REFRESHER_DEATHS"] = str(plan)
+    refresh.serve_refreshes = serve_and_die  # type: ignore[assignment]
+    train(arguments, death, plan.with_suffix(".trainer"))
+
+
+def command(arguments: list[str], folder: Path, death: Death | None, log: Path) -> None:
+    """The life of a command that works in a folder."""
+    torch.set_num_threads(1)
+    arm(folder, death, log)
+    main(arguments)
