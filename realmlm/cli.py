@@ -338,8 +338,7 @@ def _compile_kernels(engine: "Engine") -> None:
 
 
 def _cache(settings: kinds.ManageCache) -> None:
-    from realmlm.corpus.cache import cached, clear
-    from realmlm.corpus.documents import cache_folder
+    from realmlm.corpus.cache import all_in_all, cached, clear, removed
 
     entries = cached()
     if unknown := sorted(set(settings.names) - {entry.name for entry in entries}):
@@ -347,25 +346,21 @@ def _cache(settings: kinds.ManageCache) -> None:
     if not settings.clear:
         for entry in entries:
             print(printable(str(entry)))
-        total = f"{sum(entry.bytes for entry in entries) / 2**20:,.1f} MiB"
-        say(f"{len(entries)} cached, {total}, in {cache_folder()}")
+        say(all_in_all(entries))
         return
     chosen = [entry for entry in entries if not settings.names or entry.name in settings.names]
-    removed = [entry for entry in chosen if clear(entry)]
-    if len(removed) < len(chosen):
-        say(f"{len(chosen) - len(removed)} kept, which are being made or changed at this moment")
-    say(f"{sum(entry.bytes for entry in removed) / 2**20:,.1f} MiB removed")
+    gone = [entry for entry in chosen if clear(entry)]
+    if len(gone) < len(chosen):
+        say(f"{len(chosen) - len(gone)} kept, which are being made or changed at this moment")
+    say(removed(gone))
 
 
 def _doctor(_: kinds.Examine) -> None:
-    from realmlm.corpus.cache import cached
-    from realmlm.corpus.documents import cache_folder
+    from realmlm.corpus.cache import all_in_all, cached
     from realmlm.doctor import examine
 
     print(f"realmlm {__version__}, {examine()}")
-    entries = cached()
-    size = f"{len(entries)} cached, {sum(entry.bytes for entry in entries) / 2**20:,.1f} MiB"
-    print(f"\ndocuments: {size}, in {cache_folder()}; realmlm cache lists and clears them")
+    print(f"\ndocuments: {all_in_all(cached())}; realmlm cache lists and clears them")
 
 
 def _refuse(error: RealmError) -> None:

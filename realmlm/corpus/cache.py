@@ -44,6 +44,20 @@ def cached(cache: Path | None = None) -> list[Cached]:
     return sorted(map(_entry, places), key=lambda entry: (-entry.bytes, entry.name))
 
 
+def all_in_all(entries: list[Cached]) -> str:
+    """How many these are, how large, and where."""
+    return f"{len(entries)} cached, {_mebibytes(entries)}, in {cache_folder()}"
+
+
+def removed(entries: list[Cached]) -> str:
+    """How much room these took."""
+    return f"{_mebibytes(entries)} removed"
+
+
+def _mebibytes(entries: list[Cached]) -> str:
+    return f"{sum(entry.bytes for entry in entries) / 2**20:,.1f} MiB"
+
+
 def _entry(place: Path) -> Cached:
     files = [file.lstat() for file in place.rglob("*") if file.is_file()]
     sources = ""

@@ -87,8 +87,13 @@ def evaluate(
     outcomes = list(how(answerer, asked))
     if settings.predictions is not None:
         fingerprint = "given" if model else read_manifest(settings.model, kind="model").fingerprint
-        made = {"model": fingerprint, "retriever": searched, "hybrid": weight, "read": read}
-        made |= {"rerank": settings.rerank}
+        made = {
+            "model": fingerprint,
+            "retriever": searched,
+            "hybrid": weight,
+            "read": read,
+            "rerank": settings.rerank,
+        }
         rows = [_prediction(outcome) | made for outcome in outcomes]
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_text(settings.predictions, lines)

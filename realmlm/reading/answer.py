@@ -366,13 +366,14 @@ class Answerer:
         chosen_BM = read.mixed_BMV.argmax(-1)
         token_BKM = hidden_log_p(read.log_BKMV, chosen_BM).cpu()
         p_BK = read.log_p_BK.exp().tolist()
+        searched_2BK = retrieved.parts_2BK
         answers = []
         for row, masks in enumerate(read.masks):
             words = self.model.wordpieces.decode(chosen_BM[row, :masks].tolist())
             reading_K = token_BKM[row, :, :masks].sum(-1).exp().tolist()
             ids = [None] * read.null + retrieved.ids_BK[row].tolist()
             answer = self._filled(words, ids, p_BK[row], reading_K)
-            if (searched_2BK := retrieved.parts_2BK) is not None:
+            if searched_2BK is not None:
                 answer = with_scores(answer, retrieved.ids_BK[row].numpy(), searched_2BK[:, row])
             answers.append(answer)
         return answers
