@@ -269,17 +269,22 @@ def _ask(settings: kinds.Ask) -> None:
     print(as_json or printable(str(answer)))
 
 
-def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
+def _search(settings: kinds.Search) -> None:
+    found = _engine(settings).search(settings.question, settings.k)
+    as_json = {"found": [one.as_json() for one in found]}
+    print(json.dumps(as_json, ensure_ascii=False) if settings.json else printable("\n".join(map(str, found))))
+
+
+def _engine(settings: kinds.Ask | kinds.Search | kinds.Serve) -> "Engine":
     from realmlm.engine import Engine
 
-    docs = together(settings.docs)
     return Engine(
         settings.model,
         settings.corpus,
-        docs=docs,
+        docs=together(settings.docs),
         index=settings.index,
         hybrid=settings.hybrid,
-        rerank=settings.rerank,
+        rerank=0 if isinstance(settings, kinds.Search) else settings.rerank,
         device=settings.device,
     )
 
@@ -389,6 +394,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "align": (kinds.Align, _align),
     "report": (kinds.MakeReport, _report),
     "ask": (kinds.Ask, _ask),
+    "search": (kinds.Search, _search),
     "serve": (kinds.Serve, _serve),
     "graft": (kinds.Graft, _graft),
     "compress": (kinds.Compress, _compress),
@@ -398,7 +404,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "cache": (kinds.ManageCache, _cache),
 }
 RESUMABLE = tuple(kinds.STAGES)
-EMBEDDING = ("ask", "evaluate", "hybrid", "index", "serve")  # may be at it for long
+EMBEDDING = ("ask", "evaluate", "hybrid", "index", "search", "serve")  # may be at it for long
 
 
 def overview() -> str:
@@ -474,12 +480,12 @@ def run_command(name: str, arguments: list[str]) -> None:
         raise BadInput(f"no command '{name}'; choose from: {', '.join(COMMANDS)}")
     kind, work = COMMANDS[name]
     words = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
-    if name == "ask" and len(words) > 1:
+    if name in ("ask", "search") and len(words) > 1:
         question, *places = words
         if all(Path(place).exists() for place in places):
-            named = shlex.join(["realmlm", "ask", question, "--docs", *places])
+            named = shlex.join(["realmlm", name, question, "--docs", *places])
             raise BadInput(f"documents are named with --docs: {named}")
-        raise BadInput(f'put the question in quotes: realmlm ask "{" ".join(words)}" …')
+        raise BadInput(f'put the question in quotes: realmlm {name} "{" ".join(words)}" …')
     settings = parse(name, kind, arguments)
     if name in RESUMABLE:
         work(settings, resume=any(argument.startswith("--resume") for argument in arguments))

@@ -6,8 +6,9 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
 from torch import Tensor
 
 from realmlm.bundled import MINI, model_place, text_place
@@ -23,9 +24,11 @@ from realmlm.model.realm import Realm
 from realmlm.parallel import in_background
 from realmlm.reading.answer import Answer, Answerer, MaskWords, check_reranks
 from realmlm.reading.combine import Combiner, ReadSpans
+from realmlm.reading.records import Evidence
 from realmlm.reading.retrieve import (
     LearnedRetriever,
     NoRetriever,
+    Retrieved,
     Retriever,
     check_readable,
     hybrid_of,
@@ -38,12 +41,31 @@ T = TypeVar("T")
 PATIENCE_S = 5.0  # seconds that a question waits for changed files to be read; then the former state answers
 
 
-@dataclass(frozen=True)
-class Found:
-    """A passage that a search found, and its score f(x,z)."""
+@dataclass(frozen=True, kw_only=True)
+class Found(Passage):
+    """A passage that a search found, and how well it fits."""
 
-    passage: Passage
     score: float
+    """f(x,z), with λ · BM25(x,z) added where the search is hybrid."""
+    retrieval_probability: float
+    """p(z|x) among the passages found, by the retriever alone: no reader has a say in it."""
+    vector_score: float | None = None
+    """f(x,z), where the search is hybrid."""
+    word_score: float | None = None
+    """λ · BM25(x,z), which the words of question and passage add to it."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As `search --json` prints it and the service sends it."""
+        return {**vars(self), "file": self.file}
+
+    def __str__(self) -> str:
+        numbers = f"p(z|x) {self.retrieval_probability:.3f}   "
+        if self.vector_score is None:
+            numbers += f"f {self.score:.1f}"
+        else:
+            numbers += f"f {self.vector_score:.1f} + words {self.word_score:.1f}"
+        shown = Evidence(self.id, self.title, self.text, None, None, self.retrieval_probability, 0, self.file)
+        return f"  {numbers}   {shown.where()}\n      {shown.quote()[0]}"
 
 
 class Engine:
@@ -212,13 +234,43 @@ class Engine:
             filled += zip(answers, self._answerer.mask_words(reading), strict=True)
         return filled
 
-    def search(self, query: str, k: int = READ) -> list[Found]:
-        """The `k` best passages for a question, or a sentence with [MASK], best first; nothing is read."""
-        (text,) = _texts(query)
+    @overload
+    def search(self, query: str, k: int = READ) -> list[Found]: ...
+    @overload
+    def search(self, query: list[str], k: int = READ) -> list[list[Found]]: ...
+    def search(self, query: str | list[str], k: int = READ) -> list[Found] | list[list[Found]]:
+        """The `k` best passages for a question, or a sentence with [MASK], best first; nothing is read.
+        Several are searched for together."""
+        texts = _texts(query)
+        if not texts:
+            return []
         self.follow()
-        retrieved = retrieve(self._answerer.retriever, [self._answerer.query(text)], self._at_most(k))
-        found = zip(retrieved.ids_BK[0].tolist(), retrieved.scores_BK[0].tolist(), strict=True)
-        return [Found(self.corpus[number], score) for number, score in found]
+        retrieved = retrieve(self._answerer.retriever, self._answerer.queries(texts), self._at_most(k))
+        found = [self._found(retrieved.some(np.array([row]), k)) for row in range(len(texts))]
+        return found[0] if isinstance(query, str) else found
+
+    def _found(self, retrieved: Retrieved) -> list[Found]:
+        """What was retrieved for one query."""
+        count = retrieved.ids_BK.shape[1]
+        parts = [(None, None)] * count
+        if (parts_2BK := retrieved.parts_2BK) is not None:
+            parts = parts_2BK[:, 0].T.tolist()
+        return [
+            Found(
+                **vars(self.corpus[number]),
+                score=score,
+                retrieval_probability=probability,
+                vector_score=vector,
+                word_score=word,
+            )
+            for number, score, probability, (vector, word) in zip(
+                retrieved.ids_BK[0].tolist(),
+                retrieved.scores_BK[0].tolist(),
+                retrieved.scores_BK[0].softmax(0).tolist(),
+                parts,
+                strict=True,
+            )
+        ]
 
     def embed(
         self,

@@ -227,6 +227,7 @@ EXAMPLES = [
     kinds.Ask(**PLACES, question="Who?", read=2, json=True),
     kinds.Ask(**PLACES, fill="It is [MASK]."),
     kinds.Ask(model=HERE, docs=((HERE,), (HERE / "d", HERE / "e")), question="Who?"),
+    kinds.Search(**PLACES, question="Who?", k=2, json=True),
 ]
 
 

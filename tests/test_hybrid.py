@@ -87,7 +87,7 @@ def test_evidence_shows_both_parts(rerank: int, weighted: Path, knowledge: Corpu
         assert isinstance(model.reader.passage_head, torch.nn.Linear)
         torch.nn.init.normal_(model.reader.passage_head.weight)
     engine = Engine(model, knowledge.folder, rerank=rerank, device="cpu")
-    found = {one.passage.id: one.score for one in engine.search(QUESTION, max(4, rerank))}
+    found = {one.id: one.score for one in engine.search(QUESTION, max(4, rerank))}
     answer = engine.ask(QUESTION, read=4)
     filled = engine.fill("The history of Tekebra begins in [MASK].", read=4)
     for read in answer.evidence:
@@ -108,13 +108,13 @@ def test_edits_are_found_by_their_words_at_once(weighted: Path, knowledge: Corpu
     engine = Engine(weighted, tmp_path / "corpus", hybrid=50.0, device="cpu")
     (number,) = engine.edit(add=[Article("Nerrow", "The arms of Nerrow show a quince.")])
     question = "What do the arms of Nerrow show?"
-    assert engine.search(question, 1)[0].passage.id == number
+    assert engine.search(question, 1)[0].id == number
     again = Engine(weighted, tmp_path / "corpus", hybrid=50.0, device="cpu")
     assert again.ask(question) == engine.ask(question)
     engine.edit(replace={number: Article("Arms", "A shield.")})
-    assert number not in [one.passage.id for one in engine.search("Nerrow quince", 5)]
+    assert number not in [one.id for one in engine.search("Nerrow quince", 5)]
     engine.edit(remove=[number])
-    assert number not in [one.passage.id for one in engine.search("shield", 5)]
+    assert number not in [one.id for one in engine.search("shield", 5)]
 
 
 def test_a_weight_below_zero_is_refused(weighted: Path, knowledge: Corpus) -> None:

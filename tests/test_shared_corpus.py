@@ -144,7 +144,7 @@ def test_edits_through_one_reach_the_next_answer_of_another_and_are_embedded_onc
     (replaced,) = other.edit(add=[quince(3)])
     other.edit(replace={replaced: quince(4)}, remove=added[:1])
     for engine in (one, other):
-        read = {found.passage.id for found in engine.search("How many quinces are there?", k=1000)}
+        read = {found.id for found in engine.search("How many quinces are there?", k=1000)}
         assert {*added[1:], replaced} <= read
         assert added[0] not in read
         assert engine.corpus[replaced].text == quince(4).text
@@ -216,11 +216,11 @@ def test_one_who_cannot_write_the_index_follows_once_another_has(
         read_only.setattr("realmlm.index.keep.lock_on", refused)
         with pytest.raises(NotEnough, match="lacks edits"):
             Engine(shared / "model", shared / "corpus", device="cpu")
-        assert number not in {found.passage.id for found in reader.search("How many quinces?", k=1000)}
+        assert number not in {found.id for found in reader.search("How many quinces?", k=1000)}
         assert not reader.up_to_date
     writer.follow()
     with monkeypatch.context() as read_only:
         read_only.setattr("realmlm.index.keep.lock_on", refused)
-        assert number in {found.passage.id for found in reader.search("How many quinces?", k=1000)}
+        assert number in {found.id for found in reader.search("How many quinces?", k=1000)}
         assert reader.up_to_date
     assert embedded == [number]

@@ -27,12 +27,15 @@ from realmlm.serve.shapes import (
     Answered,
     ChangedPassage,
     Filled,
+    FoundPassage,
     Health,
     KnownPassage,
     Liveness,
     NewPassage,
     Passages,
     Question,
+    Search,
+    Searched,
     Sentence,
 )
 from realmlm.serve.worker import Results, Worker
@@ -146,6 +149,14 @@ def question_routes(engine: Engine, worker: Worker, writers: Writers | None) -> 
             lambda texts: engine.fill_with_words(texts, read=asked.read), asked.sentence, key=key
         )
         return Filled(**vars(answer), masks=masks)
+
+    @routes.post("/search", summary="Find passages without reading them")
+    async def search(asked: Search) -> Searched:
+        def work(questions: list[str]) -> list[Any]:
+            return engine.search(questions, asked.k)
+
+        found = await together(work, asked.question, key=("search", asked.k))
+        return Searched(found=[FoundPassage(**one.as_json()) for one in found])
 
     return routes
 

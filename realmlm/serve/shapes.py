@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from realmlm.defaults import READ
 from realmlm.reading.records import Evidence, MaskWords, Words
 
 MOST_CHARACTERS = 2_000  # of a question or masked sentence
@@ -133,6 +134,28 @@ class Passages(BaseModel):
 
     total: int = Field(description="How many passages there are.")
     passages: list[KnownPassage]
+
+
+class Search(Request):
+    """A question, or a sentence with [MASK], to find passages for."""
+
+    question: str = Field(min_length=1, max_length=MOST_CHARACTERS, examples=[_QUESTION])
+    k: Whole = Field(READ, ge=1, le=100, description="Passages to find.")
+
+
+class FoundPassage(KnownPassage):
+    """A passage that fits the question."""
+
+    score: float = Field(description="f(x,z), with λ · BM25(x,z) added where the search is hybrid.")
+    retrieval_probability: float = Field(description="p(z|x) among those found, no reader involved.")
+    vector_score: float | None = Field(description="f(x,z), where the search is hybrid.")
+    word_score: float | None = Field(description="λ · BM25(x,z), where the search is hybrid.")
+
+
+class Searched(BaseModel):
+    """The passages that fit a question best, best first."""
+
+    found: list[FoundPassage]
 
 
 class Liveness(BaseModel):

@@ -23,6 +23,7 @@ from realmlm.settings.use import (
     MakeReport,
     ManageCache,
     RunBatch,
+    Search,
     Serve,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "Pretrain",
     "Refresh",
     "RunBatch",
+    "Search",
     "Serve",
     "Settings",
     "TrainObjective",

@@ -224,6 +224,38 @@ class Ask(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search(Settings):
+    """Find the passages that fit a question best, without reading them."""
+
+    question: Positional[Annotated[str, arg(metavar="QUESTION")]]
+    """The question, or a sentence with [MASK]."""
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """The corpus to search."""
+    docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
+    """Folders and files of documents to search instead, as for `realmlm ask`."""
+    k: int = READ
+    """Passages to find."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
+    is none."""
+    hybrid: Annotated[float | None, optional("WEIGHT")] = None
+    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
+    fits; 0: none."""
+    json: bool = False
+    """Print one JSON object."""
+    device: str = "auto"
+    """Where the model runs."""
+
+    def check(self) -> None:
+        self.at_least(1, "k")
+        self.at_least(0, "hybrid")
+        one = (self.corpus is None) == any(self.docs)
+        ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Examine(Settings):
     """Show versions, devices, what is missing for which command, and how large the cache is."""
 

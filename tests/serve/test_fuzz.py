@@ -33,6 +33,7 @@ TAKES_ANYTHING = [
 TAKES_SOME = [
     "POST /ask",
     "POST /fill",
+    "POST /search",
     "GET /passages",
     "POST /passages",
     "GET /passages/{number}",

@@ -327,6 +327,7 @@ def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path
         "GET /runs",
         "POST /ask",
         "POST /fill",
+        "POST /search",
     } | {f"{method} /passages" for method in ("GET", "POST", "PUT", "DELETE")}
 
 
@@ -500,6 +501,7 @@ def test_numbers_and_description(client: TestClient) -> None:
     assert set(described["paths"]) == {
         "/ask",
         "/fill",
+        "/search",
         "/passages",
         "/passages/{number}",
         "/livez",
