@@ -463,6 +463,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 WITH_FASTAPI = (
     "around",
+    "command",
     "front",
     "http",
     "listen",
