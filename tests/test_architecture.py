@@ -464,6 +464,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 WITH_FASTAPI = (
     "around",
     "command",
+    "embeddings",
     "front",
     "http",
     "listen",

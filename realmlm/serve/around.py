@@ -22,6 +22,8 @@ from realmlm.serve.meters import Meters
 from realmlm.settings import Serve
 
 MOST_BODY = 256 * 1024  # bytes of a request: the longest passage, each character escaped (\ud83d\ude00)
+MOST_TO_EMBED = 2**20  # bytes of a request with texts to embed, of which there may be many
+EMBEDDING = ("/embed", "/v1/embeddings")
 LOOK_S = 0.25  # seconds after which it is watched whether who asked is still there
 LEFT = 499  # the status in log and numbers of a request that nobody waited for; it is never sent
 LONGEST_ID = 128  # characters of a request's id that a client may give
@@ -193,8 +195,9 @@ class _Request:
     async def receive(self) -> Message:
         message = await self._receive()
         self._size += len(message.get("body", b""))
-        if self._size > MOST_BODY:
-            raise HTTPException(413, f"a request may have at most {MOST_BODY} bytes")
+        most = MOST_TO_EMBED if self.scope["path"] in EMBEDDING else MOST_BODY
+        if self._size > most:
+            raise HTTPException(413, f"a request may have at most {most} bytes")
         if message["type"] == "http.request" and not message.get("more_body"):
             # all of it is here, and the server has nothing more to tell but that the client has left
             note(receive=time.perf_counter() - self.begun)

@@ -23,6 +23,7 @@ from realmlm.engine import Engine
 from realmlm.errors import RealmError
 from realmlm.page import ASSETS
 from realmlm.serve.around import Around, Doors, failure
+from realmlm.serve.embeddings import embedding_routes
 from realmlm.serve.log import Log
 from realmlm.serve.meters import Meters
 from realmlm.serve.routes import Straight, operation_routes, passage_routes, question_routes
@@ -97,8 +98,10 @@ def create_app(
         redoc_url=None,
     )
     questions = question_routes(engine, worker, beside)
+    embeddings = embedding_routes(engine, worker)
     for routes in (
         questions,
+        embeddings,
         passage_routes(engine, worker, doors),
         run_routes(runs),
         operation_routes(engine, worker, meters),
@@ -112,7 +115,7 @@ def create_app(
 
     _handle_errors(app)
     # from the inside out
-    app.add_middleware(Straight, routes=questions.routes)
+    app.add_middleware(Straight, routes=[*questions.routes, *embeddings.routes])
     expected = {kind: answer for kind, answer in app.exception_handlers.items() if kind is not Exception}
     app.add_middleware(ExceptionMiddleware, handlers=expected)
     app.add_middleware(Around, doors=doors, meters=meters, log=running.log)

@@ -30,9 +30,12 @@ def note(**what: Any) -> None:
 
 
 def note_work(work: Work) -> None:
-    """How long a request waited for the model and how long that took, now that it is done."""
-    if NOTES.get() is not None and work.begun:
-        note(wait=work.begun - work.since, work=time.monotonic() - work.begun, together=work.together)
+    """How long a request waited for the model and how long that took, now that it is done; with what it had
+    done before, if that was not all."""
+    if (notes := NOTES.get()) is not None and work.begun:
+        waited = notes.get("wait", 0) + work.begun - work.since
+        worked = notes.get("work", 0) + time.monotonic() - work.begun
+        note(wait=waited, work=worked, together=work.together)
 
 
 class Log:

@@ -68,7 +68,8 @@ class Straight:
     def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute]) -> None:
         """`app` takes FastAPI's way; `routes` are those that questions are sent to."""
         self._app = app
-        self._routes = {route.path: route for route in routes if isinstance(route, APIRoute)}
+        asked = [route for route in routes if isinstance(route, APIRoute) and route.methods == {"POST"}]
+        self._routes = {route.path: route for route in asked}
         self._kinds = {path: _asked(route.endpoint) for path, route in self._routes.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

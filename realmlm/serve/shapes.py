@@ -1,14 +1,16 @@
 """What goes over the wire: the requests the service takes and the answers it gives (OpenAPI)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from realmlm.defaults import READ
 from realmlm.reading.records import Evidence, MaskWords, Words
 
 MOST_CHARACTERS = 2_000  # of a question or masked sentence
 MOST_TEXT = 20_000  # of a passage
+MOST_TEXTS = 2_048  # to embed in one request
 
 
 class Problem(BaseModel):
@@ -156,6 +158,98 @@ class Searched(BaseModel):
     """The passages that fit a question best, best first."""
 
     found: list[FoundPassage]
+
+
+Tower = Literal["query", "passage"]
+
+
+class Texts(Request):
+    """Texts to embed."""
+
+    texts: list[Text] = Field(min_length=1, max_length=MOST_TEXTS)
+    tower: Tower = Field(description="query: of questions; passage: of what is searched.")
+    titles: list[Annotated[str, Field(max_length=500)]] | None = Field(
+        None, max_length=MOST_TEXTS, description="Of passages, one for each text; those searched have theirs."
+    )
+
+
+class Vectors(BaseModel):
+    """f(x,z) is the inner product of a query's vector and a passage's."""
+
+    vectors: list[list[float]] = Field(description="One for each text, in the same order.")
+
+
+def _as_texts(given: Any) -> Any:
+    """One text or several, as a list."""
+    if isinstance(given, list) and any(isinstance(part, int | list) for part in given):
+        why = "these are numbers of tokens, and every model has its own; send the text itself"
+        raise PydanticCustomError("tokens", f"{why} (LangChain: check_embedding_ctx_length=False)")
+    return [given] if isinstance(given, str) else given
+
+
+def _or_one(schema: dict[str, Any]) -> None:
+    """In the description: several of them, or one alone."""
+    several = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems")}
+    schema["anyOf"] = [several["items"], several]
+
+
+class EmbeddingsWanted(Request):
+    """Texts to embed, as OpenAI's clients send them."""
+
+    input: Annotated[list[Text], BeforeValidator(_as_texts)] = Field(
+        min_length=1,
+        max_length=MOST_TEXTS,
+        description="One text, or several. Lists of token numbers are refused.",
+        json_schema_extra=_or_one,
+    )
+    model: Literal["realmlm-query", "realmlm-passage"] = Field(
+        description="The tower: of questions, or of what is searched."
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: 32-bit numbers, the least significant byte first."
+    )
+    dimensions: Whole | None = Field(None, ge=1, description="As many as the vectors have, or left out.")
+    user: str | None = Field(None, description="Not looked at.")
+
+
+class EmbeddedText(BaseModel):
+    """The vector of a text."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """How many wordpieces were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(BaseModel):
+    """The vectors of texts, as OpenAI's clients expect them."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddedText]
+    model: str
+    usage: Usage
+
+
+class EmbeddingModel(BaseModel):
+    """A tower."""
+
+    id: str = Field(examples=["realmlm-query"])
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "realmlm"
+
+
+class EmbeddingModels(BaseModel):
+    """The towers."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingModel]
 
 
 class Liveness(BaseModel):

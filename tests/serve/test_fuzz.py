@@ -29,11 +29,14 @@ TAKES_ANYTHING = [
     "GET /livez",
     "GET /readyz",
     "GET /metrics",
+    "GET /v1/models",
 ]  # no request to these is bad
 TAKES_SOME = [
     "POST /ask",
     "POST /fill",
     "POST /search",
+    "POST /embed",
+    "POST /v1/embeddings",
     "GET /passages",
     "POST /passages",
     "GET /passages/{number}",

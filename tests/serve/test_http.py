@@ -328,6 +328,9 @@ def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path
         "POST /ask",
         "POST /fill",
         "POST /search",
+        "POST /embed",
+        "POST /v1",
+        "GET /v1",
     } | {f"{method} /passages" for method in ("GET", "POST", "PUT", "DELETE")}
 
 
@@ -502,6 +505,9 @@ def test_numbers_and_description(client: TestClient) -> None:
         "/ask",
         "/fill",
         "/search",
+        "/embed",
+        "/v1/embeddings",
+        "/v1/models",
         "/passages",
         "/passages/{number}",
         "/livez",
