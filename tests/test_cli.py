@@ -219,6 +219,7 @@ EXAMPLES = [
         refresh=REFRESH,
         loop=LOOP,
     ),
+    kinds.Evaluate(**PLACES, beir=HERE, split="dev", read=0),
     kinds.Evaluate(
         **PLACES, questions=HERE, retriever="none", read=2, limit=3, predictions=HERE, json=True, device="cpu"
     ),
@@ -448,6 +449,7 @@ def test_evaluate_agrees_with_its_predictions(
         "recall_definition",
         "recall",
         "gold_recall",
+        "ranking",
         "seconds",
         "model",
         "corpus",

@@ -80,7 +80,7 @@ def spread(count: int, limit: int) -> list[int]:
 def read_questions(path: str | Path) -> list[Question]:
     """All questions of a file, in its order; repeated answers of a question appear once."""
     path = Path(path)
-    text = _read_text(path)
+    text = packed_text(path)
     read = _read_json if text.lstrip().startswith(("{", "[")) else _read_tsv
     questions = read(path, text)
     if not questions:
@@ -101,7 +101,8 @@ def write_questions(path: Path, questions: Iterable[Question]) -> None:
     write_text(path, "".join(lines))
 
 
-def _read_text(path: Path) -> str:
+def packed_text(path: Path) -> str:
+    """The text of a file that may be compressed, if it is not too large."""
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
             data: bytes = stream.read(LARGEST + 1)

@@ -7,18 +7,20 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from realmlm.corpus.beir import read_beir
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough
+from realmlm.evaluation.beir import Ranked, rank_documents
 from realmlm.evaluation.clozes import is_cloze, source_copies, widen_masks
 from realmlm.evaluation.judge import Batch, Reading, judge, make_judge
 from realmlm.evaluation.matching import Recall
-from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise
+from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise, summarise_ranking
 from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
@@ -40,6 +42,7 @@ from realmlm.reading.retrieve import (
 from realmlm.settings import Evaluate
 from realmlm.storage.artefacts import read_manifest, refuse_existing, write_text
 
+T = TypeVar("T")
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
 _FEW = 4  # batches; fewer are judged here, sooner than processes could start
 
@@ -71,7 +74,8 @@ def evaluate(
     read = settings.read
     check_enough(corpus, read)
     check_reranks(realm, settings.rerank)
-    asked = _questions(settings)
+    judged = _some(read_beir(settings.beir, settings.split), settings.limit) if settings.beir else []
+    asked = _questions(settings) if settings.questions else []
     meaningless = read and settings.retriever != "none" and not realm.config.trained_on_questions
     if meaningless and not all(map(is_cloze, asked)):
         untrained = f"{name} was not trained on questions: its answers mean nothing yet"
@@ -83,8 +87,16 @@ def evaluate(
     hybrid = chosen.hybrid if isinstance(chosen, LearnedRetriever) else None
     weight = 0.0 if hybrid is None else hybrid.weight
     answerer = Answerer(realm, corpus, chosen, rerank=settings.rerank)
-    how = partial(measure, read=read, recall=settings.recall, with_mask=settings.with_mask, judges=judges)
-    outcomes = list(how(answerer, asked))
+    rows: Iterable[dict[str, Any]]
+    if settings.beir:
+        ranked = list(rank_documents(answerer, judged, with_mask=settings.with_mask))
+        report = summarise_ranking([one.measures for one in ranked], retriever=searched)
+        rows = map(Ranked.as_json, ranked)
+    else:
+        how = partial(measure, read=read, recall=settings.recall, with_mask=settings.with_mask, judges=judges)
+        outcomes = list(how(answerer, asked))
+        report = summarise(outcomes, retriever=searched, read=read, recall=settings.recall)
+        rows = map(_prediction, outcomes)
     if settings.predictions is not None:
         fingerprint = "given" if model else read_manifest(settings.model, kind="model").fingerprint
         made = {
@@ -94,16 +106,14 @@ def evaluate(
             "read": read,
             "rerank": settings.rerank,
         }
-        rows = [_prediction(outcome) | made for outcome in outcomes]
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        lines = "".join(json.dumps(row | made, ensure_ascii=False) + "\n" for row in rows)
         write_text(settings.predictions, lines)
-    seconds = time.monotonic() - begun
-    report = summarise(outcomes, retriever=searched, read=read, recall=settings.recall, seconds=seconds)
     report = replace(
         report,
+        seconds=round(time.monotonic() - begun, 2),
         model=name,
         corpus=str(corpus.folder),
-        question_file=str(settings.questions),
+        question_file=str(settings.questions or f"{settings.beir}, {settings.split}"),
         index=str(settings.index or ""),
         limit=settings.limit,
         with_mask=settings.with_mask,
@@ -125,13 +135,18 @@ def check_can_write(settings: Evaluate) -> None:
 
 
 def _questions(settings: Evaluate) -> list[Question]:
-    asked = read_questions(settings.questions)
+    asked = read_questions(settings.questions or "")
     if settings.recall == "orqa" and any(question.is_regex for question in asked):
         patterns = f"{settings.questions}: the answers are regular expressions"
         raise BadInput(f"{patterns}, for which ORQA has no recall; use --recall dpr")
-    if settings.limit is not None and settings.limit < len(asked):
-        return [asked[place] for place in spread(len(asked), settings.limit)]
-    return asked
+    return _some(asked, settings.limit)
+
+
+def _some(asked: list[T], limit: int | None) -> list[T]:
+    """As many of the questions at most, evenly spread."""
+    if limit is None or limit >= len(asked):
+        return asked
+    return [asked[place] for place in spread(len(asked), limit)]
 
 
 def make_retriever(settings: Evaluate, model: Realm, corpus: Corpus) -> Retriever:

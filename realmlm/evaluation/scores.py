@@ -52,6 +52,7 @@ class Report:
     recall_definition: Recall = "dpr"
     recall: dict[int, Score] = field(default_factory=dict)
     gold_recall: dict[int, Score] = field(default_factory=dict)
+    ranking: dict[str, Score] = field(default_factory=dict)  # of documents, by relevance judgements
     seconds: float = 0.0
     model: str = ""
     corpus: str = ""
@@ -78,21 +79,22 @@ class Report:
         how = f"answer string, {self.recall_definition}"
         rows += [(f"recall@{k} ({how})", score) for k, score in self.recall.items()]
         rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
+        rows += [(f"{name} (judged documents)", score) for name, score in self.ranking.items()]
         return "\n".join(lines + [f"{name:31s} {score}" for name, score in rows])
 
 
-def summarise(
-    outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall, seconds: float
-) -> Report:
-    """The report of these outcomes; `read` is how many passages were read for each question."""
+def mean_score(values: list[float], *, unit: float = 100.0, digits: int = 2) -> Score:
+    """The mean of values with its interval, in this unit."""
+    low, high = bootstrap_interval(values)
+    return Score(*(round(unit * value, digits) for value in (float(np.mean(values)), low, high)))
 
-    def score(values: list[float], *, unit: float = 100.0, digits: int = 2) -> Score:
-        low, high = bootstrap_interval(values)
-        return Score(*(round(unit * value, digits) for value in (float(np.mean(values)), low, high)))
+
+def summarise(outcomes: list[Outcome], *, retriever: str, read: int, recall: Recall) -> Report:
+    """The report of these outcomes; `read` is how many passages were read for each question."""
 
     def recalls(flags: list[list[bool]]) -> dict[int, Score]:
         depth = max((len(row) for row in flags), default=0)
-        return {k: score([float(any(row[:k])) for row in flags]) for k in CUTOFFS if k <= depth}
+        return {k: mean_score([float(any(row[:k])) for row in flags]) for k in CUTOFFS if k <= depth}
 
     was_read = any(outcome.answer is not None for outcome in outcomes)
     overlaps = [outcome.f1 for outcome in outcomes if outcome.f1 is not None] if was_read else []
@@ -104,11 +106,23 @@ def summarise(
         questions=len(outcomes),
         retriever=retriever,
         read=read,
-        exact_match=score([float(outcome.correct) for outcome in outcomes]) if was_read else None,
-        f1=score(overlaps) if overlaps else None,
-        nats={name: score(values, unit=1.0, digits=4) for name, values in nats.items() if values},
+        exact_match=mean_score([float(outcome.correct) for outcome in outcomes]) if was_read else None,
+        f1=mean_score(overlaps) if overlaps else None,
+        nats={name: mean_score(values, unit=1.0, digits=4) for name, values in nats.items() if values},
         recall_definition=recall,
         recall=recalls([outcome.found for outcome in outcomes]),
         gold_recall=recalls(with_gold),
-        seconds=round(seconds, 2),
+    )
+
+
+def summarise_ranking(measured: list[dict[str, float]], *, retriever: str) -> Report:
+    """The report of what was measured for each query whose documents are judged."""
+    names = measured[0] if measured else {}
+    return Report(
+        questions=len(measured),
+        retriever=retriever,
+        read=0,
+        exact_match=None,
+        f1=None,
+        ranking={name: mean_score([row[name] for row in measured]) for name in names},
     )

@@ -204,6 +204,8 @@ def read_evaluation(file: Path, name: str) -> Evaluation:
         for place, (key, group) in enumerate(groups.items(), 2):
             for k, score in record[key].items():
                 found[Column(place, group, int(k), f"@{k}")] = score
+        for number, (title, score) in enumerate(record.get("ranking", {}).items()):
+            found[Column(4, "judged documents, %", number, title)] = score
         scores = {column: _interval(score) for column, score in found.items()}
         about = [f"{int(record['questions']):,} questions"]
         about += [f"{record['retriever']}, {int(record['read'])} read"]

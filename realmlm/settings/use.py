@@ -23,14 +23,19 @@ from realmlm.storage.files import read_text
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Settings):
     """Measure a model on questions: exact match, F1, recall of passages with the answer, each with a 95%
-    interval."""
+    interval; or its search on a BEIR folder: nDCG@10, MRR@10, recall."""
 
     model: ModelPlace = MINI
     """The model; mini is the one that comes with realmlm."""
     corpus: Annotated[Path | None, required("PATH")] = None
     """The corpus to search."""
-    questions: Path
+    questions: Annotated[Path | None, optional("PATH")] = None
     """Questions with answers; sentences with [MASK] are filled in instead."""
+    beir: Annotated[Path | None, optional("FOLDER")] = None
+    """A BEIR folder (queries.jsonl, qrels/) in place of questions: documents are ranked, nothing is read. The
+    corpus is made from the same folder, `realmlm corpus FOLDER`."""
+    split: str = "test"
+    """Which judgements of the BEIR folder: qrels/SPLIT.tsv."""
     retriever: Literal["learned", "bm25", "none"] = "learned"
     """learned: the model's own; bm25: word matching with the same reader; none: the null document only."""
     read: int = READ
@@ -62,6 +67,12 @@ class Evaluate(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
+        one = (self.questions is None) != (self.beir is None)
+        ensure(one, "say what to measure on: either --questions FILE or --beir FOLDER")
+        if self.beir is not None:
+            ranks = self.retriever != "none" and not self.rerank
+            ensure(ranks, "--beir measures a search: leave --retriever none and --rerank out")
+            object.__setattr__(self, "read", 0)
         self.at_least(0, "read", "rerank")
         self.at_least(1, "limit")
         searches = self.retriever != "none" and self.read > 0

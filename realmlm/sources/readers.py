@@ -130,6 +130,9 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                 subfolders.clear()
                 continue
             entered.add(place)
+            if _is_beir(names, subfolders):  # its queries and judgements are no documents
+                names = [file for file in names if file.startswith("corpus.jsonl")]
+                subfolders.remove("qrels")
             shown = sorted(subfolder for subfolder in subfolders if not subfolder.startswith("."))
             subfolders[:] = filter(_is_text, shown)
             for subfolder in shown:
@@ -153,6 +156,12 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                         yield path
                 except OSError as error:
                     on_bad(BadInput(_unreadable(path, error)))
+
+
+def _is_beir(names: Sequence[str], subfolders: Sequence[str]) -> bool:
+    """Does a folder hold a dataset in the form of BEIR?"""
+    plain = {name.removesuffix(ending) for name in names for ending in ("", *_DECOMPRESS)}
+    return plain.issuperset({"corpus.jsonl", "queries.jsonl"}) and "qrels" in subfolders
 
 
 def _is_text(name: str) -> bool:
@@ -396,7 +405,9 @@ def _read_json_lines(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
             continue
         title = record.get("title") or ""
         text = record.get("text")
-        identity = record.get("id")
+        identity = record.get("id", record.get("_id"))
+        if text == "" and "_id" in record:  # of some of BEIR's documents there is nothing but the title
+            text = title
         if not isinstance(text, str):
             wrong = "missing" if text is None else "not a string"
             names = ", ".join(f"'{name}'" for name in list(record)[:12]) or "nothing"

@@ -288,8 +288,7 @@ def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> 
 
     low, high = paired_interval(values(after), values(before))
     first, second = (
-        summarise(outcomes, retriever="learned", read=READ, recall="dpr", seconds=0.0)
-        for outcomes in (before, after)
+        summarise(outcomes, retriever="learned", read=READ, recall="dpr") for outcomes in (before, after)
     )
     ranked = "mean reciprocal rank of the first passage with the hidden words"
     gained = f"gain in {'share answered exactly' if labelled else ranked}"
