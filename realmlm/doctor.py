@@ -21,6 +21,7 @@ OPTIONAL = (  # module, extra that brings it, what it is for, the commands that 
     ("selectolax", "", "HTML", "ask --docs, corpus, edit"),
     ("markdown_it", "", "Markdown", "ask --docs, corpus, edit"),
     ("mwparserfromhell", "formats", "Wikipedia dumps", "corpus"),
+    ("pyarrow", "parquet", "Parquet and Arrow files", "ask --docs, corpus, edit"),
     ("ahocorasick", "", "finding answers in passages", "finetune, evaluate"),
     ("spacy", "spacy", "the tagger spacy", "spans --tagger spacy"),
     ("tensorflow", "tensorflow", "the authors' checkpoints", "import-hf"),

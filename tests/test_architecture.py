@@ -49,6 +49,7 @@ OPTIONAL = (
     "markdown_it",
     "pypdf",
     "docx",
+    "pyarrow",
     "spacy",
     "fastapi",
     "uvicorn",

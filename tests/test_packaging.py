@@ -145,6 +145,7 @@ def test_it_says_where_it_lives_and_that_it_is_typed(metadata: Message) -> None:
         "bm25",
         "match",
         "formats",
+        "parquet",
         "documents",
         "serve",
         "spacy",

@@ -18,6 +18,7 @@ from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers, ordered_map
 from realmlm.sentences import split_sentences
 from realmlm.sources.article import Article
+from realmlm.sources.columnar import Columns
 from realmlm.sources.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.storage.artefacts import Draft, publish
 
@@ -243,7 +244,8 @@ def build_corpus(settings: "BuildCorpus") -> Corpus:
     """
     faults = _Faults(settings.skip_bad)
     with publish(settings.out, kind="corpus") as draft:
-        files, unknown = find_files(settings.sources, on_bad=faults)
+        columns = Columns(settings.text_column, settings.title_column, settings.id_column)
+        files, unknown = find_files(settings.sources, on_bad=faults, columns=columns)
         if unknown:
             say(other_kinds(unknown))
         if settings.train_tokenizer is not None:

@@ -31,10 +31,17 @@ class BuildCorpus(Settings):
     """Turn documents into a corpus: passages, cut at sentence boundaries and tokenised once."""
 
     sources: Positional[Annotated[tuple[Path, ...], required("FILE_OR_FOLDER …")]]
-    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv, MediaWiki .xml; also compressed (.gz
-    .bz2 .xz)."""
+    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv .parquet .arrow, MediaWiki .xml; also
+    compressed (.gz .bz2 .xz). Of a BEIR folder its corpus.jsonl is read; a folder that `datasets` saved is
+    read too."""
     out: Path
     """Folder to create."""
+    text_column: Annotated[str | None, optional("NAME")] = None
+    """Column with the text, in Parquet and Arrow files, JSON lines and tables; default: text."""
+    title_column: Annotated[str | None, optional("NAME")] = None
+    """Column with the title; default: title, if there is one."""
+    id_column: Annotated[str | None, optional("NAME")] = None
+    """Column with the document's id; default: id, or _id, if there is one."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None
     """A tokenizer.json, a folder with one (a model, a corpus), or a model's name (mini, or on the hub)."""
     train_tokenizer: Annotated[int | None, optional("N")] = None

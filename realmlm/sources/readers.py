@@ -9,7 +9,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import say
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import LARGEST, Unreadable, parts
+from realmlm.sources.columnar import COLUMNAR, USUAL, Columns, read_rows
 from realmlm.sources.dump import Dump, NoDump
 from realmlm.sources.encodings import declared_text, utf_16_codec, windows_text
 from realmlm.sources.limited import html_to_text, wiki_to_text
@@ -44,6 +45,7 @@ class SourceFile:
     name: str  # what the `source` of its articles begins with
     kind: str  # the suffix that says how it is read
     compression: str  # the suffix after that, or ""
+    columns: Columns = USUAL  # of a table
 
 
 def apart(places: Sequence[Path]) -> list[Path]:
@@ -74,9 +76,11 @@ def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article
     yield from read_files(find_files(sources, on_bad=on_bad)[0], on_bad=on_bad)
 
 
-def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFile], list[Path]]:
+def find_files(
+    sources: Sequence[Path], *, on_bad: OnBad, columns: Columns | None = None
+) -> tuple[list[SourceFile], list[Path]]:
     """The files to read, and the files in folders that are of no known kind. Hidden files and folders are
-    passed over; links are followed."""
+    passed over; links are followed. `columns` are those of tables with the text, the title and the id."""
     files: list[SourceFile] = []
     unknown: list[Path] = []
     for source in map(Path, sources):
@@ -109,7 +113,7 @@ def find_files(sources: Sequence[Path], *, on_bad: OnBad) -> tuple[list[SourceFi
                 on_bad(BadInput(f"{source} is of a kind that cannot be read; readable kinds: {_kinds()}"))
         else:
             on_bad(BadInput(f"{source} is neither a file nor a folder"))
-    return files, unknown
+    return [replace(file, columns=columns) for file in files] if columns else files, unknown
 
 
 def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
@@ -133,6 +137,8 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
             if _is_beir(names, subfolders):  # its queries and judgements are no documents
                 names = [file for file in names if file.startswith("corpus.jsonl")]
                 subfolders.remove("qrels")
+            if {"state.json", "dataset_info.json"}.issubset(names):  # saved by `datasets`
+                names = _data_files(folder / "state.json", names)
             shown = sorted(subfolder for subfolder in subfolders if not subfolder.startswith("."))
             subfolders[:] = filter(_is_text, shown)
             for subfolder in shown:
@@ -162,6 +168,16 @@ def _is_beir(names: Sequence[str], subfolders: Sequence[str]) -> bool:
     """Does a folder hold a dataset in the form of BEIR?"""
     plain = {name.removesuffix(ending) for name in names for ending in ("", *_DECOMPRESS)}
     return plain.issuperset({"corpus.jsonl", "queries.jsonl"}) and "qrels" in subfolders
+
+
+def _data_files(state: Path, names: Sequence[str]) -> list[str]:
+    """Of a dataset's folder, the files with the data: beside them may lie what was made of them since."""
+    try:
+        with open(state, "rb") as stream:
+            listed = {file["filename"] for file in json.loads(stream.read(LARGEST))["_data_files"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return list(names)
+    return [name for name in names if name in listed]
 
 
 def _is_text(name: str) -> bool:
@@ -207,7 +223,7 @@ def read_files(
     `on_guess` is called with a message about each file whose encoding was guessed.
     """
     for file in files:
-        reading = _Reading(file, on_bad, on_guess)
+        reading = _Reading(file, on_bad, on_guess, on_bytes)
         try:
             with open(file.path, "rb", buffering=0) as raw:
                 counted: BinaryIO = io.BufferedReader(_Counted(raw, on_bytes), _CHUNK)
@@ -246,15 +262,23 @@ class _Counted(io.RawIOBase):
 class _Reading:
     """One file being read: makes its articles, complains about what is wrong with it, and counts both."""
 
-    def __init__(self, file: SourceFile, on_bad: OnBad, on_guess: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        file: SourceFile,
+        on_bad: OnBad,
+        on_guess: Callable[[str], None],
+        on_bytes: Callable[[int], None],
+    ) -> None:
         self.file = file
         self._on_bad = on_bad
         self._on_guess = on_guess
+        self.on_bytes = on_bytes
         self.found = self.faults = 0
         self._guessed = False
 
     def bad(self, what: str, *, line: int | None = None) -> None:
-        message = f"{self.file.path}{f', line {line}' if line else ''}: {what}"
+        part = "row" if self.file.kind in COLUMNAR else "line"
+        message = f"{self.file.path}{f', {part} {line}' if line else ''}: {what}"
         # half of a surrogate pair could not be printed
         self.fault(BadInput(message.encode(errors="backslashreplace").decode()))
 
@@ -403,17 +427,19 @@ def _read_json_lines(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
         if not isinstance(record, dict):
             reading.bad('is not a JSON object with "title" and "text"', line=number)
             continue
-        title = record.get("title") or ""
-        text = record.get("text")
-        identity = record.get("id", record.get("_id"))
+        columns = reading.file.columns
+        name = columns.text or "text"
+        title = record.get(columns.title or "title") or ""
+        text = record.get(name)
+        identity = record.get(columns.identity or "id", None if columns.identity else record.get("_id"))
         if text == "" and "_id" in record:  # of some of BEIR's documents there is nothing but the title
             text = title
         if not isinstance(text, str):
             wrong = "missing" if text is None else "not a string"
             names = ", ".join(f"'{name}'" for name in list(record)[:12]) or "nothing"
-            reading.bad(f'"text" is {wrong}; the line has {names}', line=number)
+            reading.bad(f'"{name}" is {wrong}; the line has {names}', line=number)
         elif not isinstance(title, str):
-            reading.bad('"title" is not a string', line=number)
+            reading.bad(f'"{columns.title or "title"}" is not a string', line=number)
         else:
             identity = identity if isinstance(identity, str | int) else None
             yield from reading.article(title, text, identity=identity, line=number)
@@ -423,9 +449,17 @@ def _read_table(reading: _Reading, stream: BinaryIO, *, delimiters: str) -> Iter
     def on_bad(what: str, line: int) -> None:
         reading.bad(what, line=line)
 
-    for record in read_table(reading.lines(stream), delimiters=delimiters, on_bad=on_bad):
+    columns = reading.file.columns
+    for record in read_table(reading.lines(stream), delimiters=delimiters, on_bad=on_bad, columns=columns):
         title = _stem(reading.file) if record.title is None else record.title
         yield from reading.article(title, record.text, identity=record.identity, line=record.line)
+
+
+def _read_columnar(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    if reading.file.compression:
+        return reading.bad("is compressed once more, from outside; unpack it")
+    for row in read_rows(str(reading.file.path), reading.file.columns, on_bytes=reading.on_bytes):
+        yield from reading.article(row.title, row.text, identity=row.identity, line=row.number)
 
 
 def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -468,6 +502,8 @@ _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
     ".ndjson": _read_json_lines,
     ".csv": partial(_read_table, delimiters=",;\t"),  # much of Europe's spreadsheets write semicolons
     ".tsv": partial(_read_table, delimiters="\t"),
+    ".parquet": _read_columnar,
+    ".arrow": _read_columnar,
     ".xml": _read_dump,
     ".pdf": partial(_read_office, to_text=pdf_to_text),
     ".docx": partial(_read_office, to_text=word_to_text),

@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
+from realmlm.sources.columnar import USUAL, Columns
 from realmlm.sources.markup import row_line
 
 _FIELD_LIMIT = 2**24  # characters of one field; a quote that is never closed would swallow the file
@@ -28,13 +29,18 @@ class Record(NamedTuple):
 
 
 def read_table(
-    lines: Iterator[tuple[int, str]], *, delimiters: str, on_bad: Callable[[str, int], None]
+    lines: Iterator[tuple[int, str]],
+    *,
+    delimiters: str,
+    on_bad: Callable[[str, int], None],
+    columns: Columns = USUAL,
 ) -> Iterator[Record]:
     """The documents of a table, given as numbered lines whose fields one of these `delimiters` separates.
 
     In a table with a column `text` each row is a document: its text, after the values of the other columns.
     The rows of any other table are the lines of one document. A row shorter than the header is filled up and
-    cells beyond the header have no name; in a table made to be a corpus such a row is damaged.
+    cells beyond the header have no name; in a table made to be a corpus such a row is damaged. `columns` has
+    names that are asked for in place of `text`, `title` and `id`: where the text is, nothing else is read.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
     head, cut = _head(lines)
@@ -52,7 +58,7 @@ def read_table(
             size = 0
         line = ""
         if header is None:
-            header = _Header(row)
+            header = _Header(row, columns)
             if not header.is_corpus and _stands_above(row, width):
                 header = None
                 line = row_line([""] * len(row), row)
@@ -72,8 +78,16 @@ def read_table(
 class _Header:
     """The names of a table's columns, and which hold the text, the title and the id of a document."""
 
-    def __init__(self, row: list[str]) -> None:
+    def __init__(self, row: list[str], asked: Columns) -> None:
         self.columns = [" ".join(name.split()) for name in row]
+        if asked != USUAL:
+            chosen = asked.among(self.columns)
+            places = (chosen.text, chosen.title, chosen.identity)
+            self.text, self._title, self._id = (
+                None if name is None else self.columns.index(name) for name in places
+            )
+            self.is_corpus = True
+            return
         names = [name.lower() for name in self.columns]
         self.text, self._title, self._id = (
             names.index(name) if name in names else None for name in ("text", "title", "id")
