@@ -130,6 +130,7 @@ REFRESH = kinds.Refresh(every_steps=9, process=False, swap_after=3, device="cpu"
 PLACES: dict[str, Any] = {"model": HERE, "corpus": HERE / "c"}
 EXAMPLES = [
     kinds.MakeWorld(out=HERE, kind="hard", seed=3),
+    kinds.ExportEncoders(out=HERE, format="onnx"),
     kinds.BuildCorpus(
         sources=(HERE, HERE / "b"), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2
     ),

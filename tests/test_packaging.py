@@ -150,6 +150,8 @@ def test_it_says_where_it_lives_and_that_it_is_typed(metadata: Message) -> None:
         "spacy",
         "tensorboard",
         "tensorflow",
+        "onnx",
+        "scale",
         "all",
         "docs",
         "dev",

@@ -10,7 +10,16 @@ realmlm.pretrain(Pretrain(corpus="corpus", out="run", optim=JointOptim(steps=500
 
 from realmlm.settings.base import Settings, filled, record, restore, together
 from realmlm.settings.corpus import BuildCorpus, EditCorpus, ListPassages, MakeClozes, MakeWorld, MarkSpans
-from realmlm.settings.model import BuildIndex, Compress, ExportHf, Graft, ImportHf, MakeModel, TrainTagger
+from realmlm.settings.model import (
+    BuildIndex,
+    Compress,
+    ExportEncoders,
+    ExportHf,
+    Graft,
+    ImportHf,
+    MakeModel,
+    TrainTagger,
+)
 from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, TrainTowers, Warmup
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh, TrainObjective
 from realmlm.settings.use import (
@@ -47,6 +56,7 @@ __all__ = [
     "EditCorpus",
     "Evaluate",
     "Examine",
+    "ExportEncoders",
     "ExportHf",
     "Finetune",
     "FitHybrid",

@@ -165,6 +165,19 @@ class ExportHf(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportEncoders(Settings):
+    """Write a model's two towers for other programs, as sentence-transformers folders or as ONNX."""
+
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    out: Path
+    """Folder to create, with `query` and `passages` in it and a README that says how they are used."""
+    format: Literal["sentence-transformers", "onnx"] = "sentence-transformers"
+    """sentence-transformers: folders that `SentenceTransformer(…)` loads; onnx: graphs from tokens to
+    vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildIndex(Settings):
     """Embed a corpus with a model's document tower and write the index to search."""
 
