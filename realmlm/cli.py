@@ -146,10 +146,10 @@ def _export_hf(settings: kinds.ExportHf) -> None:
     say(f"{settings.out}: {settings.architecture}, for transformers up to 4.57")
 
 
-def _export_encoders(settings: kinds.ExportEncoders) -> None:
-    from realmlm.interop.encoders import export_encoders
+def _export(settings: kinds.ExportEncoders | kinds.ExportVectors) -> None:
+    from realmlm.interop.sharing import export
 
-    say(export_encoders(settings))
+    say(export(settings))
 
 
 def _graft(settings: kinds.Graft) -> None:
@@ -277,13 +277,13 @@ def _ask(settings: kinds.Ask) -> None:
 
 def _engine(settings: kinds.Ask | kinds.Serve) -> "Engine":
     from realmlm.engine import Engine
+    from realmlm.index.shared import index_place
 
-    docs = together(settings.docs)
     return Engine(
         settings.model,
         settings.corpus,
-        docs=docs,
-        index=settings.index,
+        docs=together(settings.docs),
+        index=index_place(settings.index, settings.filter) if settings.index else None,
         hybrid=settings.hybrid,
         rerank=settings.rerank,
         device=settings.device,
@@ -388,7 +388,8 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "index": (kinds.BuildIndex, _index),
     "import-hf": (kinds.ImportHf, _import_hf),
     "export-hf": (kinds.ExportHf, _export_hf),
-    "export encoders": (kinds.ExportEncoders, _export_encoders),
+    "export encoders": (kinds.ExportEncoders, _export),
+    "export vectors": (kinds.ExportVectors, _export),
     "adapt": (kinds.Adapt, _adapt),
     "evaluate": (kinds.Evaluate, _evaluate),
     "hybrid": (kinds.FitHybrid, _hybrid),

@@ -54,6 +54,10 @@ OPTIONAL = (
     "uvicorn",
     "prometheus_client",
     "triton",
+    "onnx",
+    "pyarrow",
+    "lance",
+    "psycopg",
 )
 
 
