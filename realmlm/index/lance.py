@@ -71,12 +71,14 @@ class LanceStore:
 
     def edit(self, written: Batch | None, removed: list[int], state: State) -> None:
         lance = _lance()
+        dataset = lance.dataset(self.address, version=_TAG)
+        if dataset.version != dataset.latest_version:  # what was cut off, or is no change of ours
+            dataset.restore()
         if written is not None:
-            dataset = lance.dataset(self.address)
             merge = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
             merge.execute(_with_nulls(columns_of(written), dataset.schema))
-        if removed:
-            lance.dataset(self.address).delete(f"id IN ({', '.join(map(str, removed))})")
+        for first in range(0, len(removed), _AT_ONCE):
+            lance.dataset(self.address).delete(_among(removed[first : first + _AT_ONCE]))
         _publish(lance.dataset(self.address), state)
         self.state()
 
@@ -87,8 +89,8 @@ class LanceStore:
         found = [np.zeros(0, np.int64)]
         vectors = [np.zeros((0, self._dim), np.float32)]
         for first in range(0, len(ids), _AT_ONCE):
-            listed = ", ".join(map(str, ids[first : first + _AT_ONCE]))
-            table = self._dataset.to_table(columns=["id", "vector"], filter=f"id IN ({listed})")
+            some = _among(ids[first : first + _AT_ONCE])
+            table = self._dataset.to_table(columns=["id", "vector"], filter=some)
             found.append(table["id"].to_numpy())
             vectors.append(_matrix(table))
         return np.concatenate(found), np.concatenate(vectors)
@@ -126,6 +128,7 @@ class _LanceDraft:
 
     def publish(self, state: State) -> None:
         _publish(self._dataset, state)
+        self._dataset.cleanup_old_versions()  # of two weeks ago and before
 
 
 def _publish(dataset: Any, state: State) -> None:
@@ -152,6 +155,10 @@ def _search(dataset: Any, query_D: np.ndarray, k: int, *, effort: int, only: Seq
     )
     table = scanner.to_table()
     return table["id"].to_numpy(), _matrix(table) @ query_D
+
+
+def _among(ids: list[int]) -> str:
+    return f"id IN ({', '.join(map(str, ids))})"
 
 
 def _matrix(table: Any) -> np.ndarray:

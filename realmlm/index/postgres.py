@@ -4,6 +4,7 @@ A new table is written, indexed and measured in one transaction, and takes the n
 end; an edit is one transaction too. What the vectors are of stands in the table's comment.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ T = TypeVar("T")
 _TABLE = "realmlm"  # where the address names no other
 _MOST_NUMBERS = 2000  # of a vector in an index of pgvector
 _MOST_EFFORT = 1000  # the largest hnsw.ef_search
+_OLDEST = (0, 8)  # pgvector that looks further where a filter leaves too few
 _ALL = {
     "enable_indexscan": "off",
     "enable_bitmapscan": "off",
@@ -120,11 +122,19 @@ class PostgresStore:
                 except self._psycopg.Error as error:
                     cure = "install it on the server, and let its owner run: CREATE EXTENSION vector"
                     raise NotEnough(f"{self} has no pgvector ({_why(error)}); {cure}") from error
+                self._check_version(table)
                 new = _Table(table.connection, f"{self.table[:40]}_{uuid4().hex[:8]}")
                 new.create(given, state.dim)
                 yield _PostgresDraft(new, self.table)
         except self._psycopg.Error as error:
             raise self._said(error) from error
+
+    def _check_version(self, table: "_Table") -> None:
+        query = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        version = str(table.run(query).fetchone()[0])
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+            cure = "install 0.8 or newer, then: ALTER EXTENSION vector UPDATE"
+            raise NotEnough(f"{self} has pgvector {version}, which cannot search on behind a filter; {cure}")
 
     def edit(self, written: Batch | None, removed: list[int], state: State) -> None:
         try:

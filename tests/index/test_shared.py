@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 from realmlm.cli import main
 from realmlm.corpus.store import Corpus
@@ -31,6 +32,7 @@ from realmlm.index.shared import (
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.retrieve import index_of
+from realmlm.serve.http import create_app
 from realmlm.settings import Ask
 from realmlm.sources.article import Article
 from tests.calls import build_corpus
@@ -42,8 +44,8 @@ HERON = Article("heron", "The heron is the bird of the town.", "heron.txt")
 
 
 @pytest.fixture(scope="module")
-def dsn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres(tmp_path_factory.mktemp("postgres")) as address:
+def dsn() -> Iterator[str]:
+    with postgres() as address:
         yield address
 
 
@@ -223,6 +225,25 @@ def test_a_table_written_anew_is_opened_again(place: SharedPlace, tiny_model: Re
     assert HERON.text in shown(engine)
 
 
+def test_a_service_writes_there_too(place: SharedPlace, tiny_model: Realm, corpus: Corpus) -> None:
+    written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+    other = Engine(tiny_model, Corpus.open(corpus.folder), index=place)
+    with TestClient(create_app(engine)) as client:
+
+        def read() -> set[str]:
+            asked = client.post("/ask", json={"question": "which bird?", "read": len(corpus) + 1})
+            return {evidence["passage"] for evidence in asked.json()["evidence"]}
+
+        (added,) = client.post("/passages", json={"title": HERON.title, "text": HERON.text}).json()
+        assert HERON.text in read()
+        client.put(f"/passages/{added['id']}", json={"title": HERON.title, "text": "A stork."})
+        assert "A stork." in read()
+        assert "A stork." in shown(other)
+        client.delete(f"/passages/{added['id']}")
+        assert not {HERON.text, "A stork."} & read()
+
+
 # --- filters ------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +363,22 @@ def test_what_is_cut_off_leaves_the_former_state(
     store = place.open()
     assert store.state() == before
     assert store.ids(()).tolist() == corpus.ids.tolist()
+
+
+@pytest.mark.scale
+def test_versions_of_a_dataset_that_are_not_ours_are_passed_over(
+    tiny_model: Realm, corpus: Corpus, tmp_path: Path
+) -> None:
+    """As an edit leaves them that was cut off, or an export of another model."""
+    lance = pytest.importorskip("lance")
+    place = SharedPlace("lance", str(tmp_path / "v.lance"))
+    written(place, tiny_model, corpus)
+    lance.dataset(place.address).delete("id >= 0")
+    engine = Engine(tiny_model, corpus, index=place)
+    assert len(shown(engine)) == len(corpus)
+    engine.edit(add=[HERON], remove=[0])
+    assert len(shown(engine)) == len(corpus)
+    assert lance.dataset(place.address).count_rows() == len(corpus)
 
 
 def test_a_password_is_never_shown() -> None:
