@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo world test test-slow test-lowest campaign encoders check bench docs clean
+.PHONY: help install demo world test test-slow test-scale test-lowest campaign encoders check bench docs clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -26,6 +26,10 @@ test: install ## the test suite (under 10 minutes on 2 cores)
 
 test-slow: install ## the long tests too: three seeds of the small world and the like
 	$(BIN)/python -m pytest -q -m slow
+
+test-scale: install ## tests with other programs and several processes (minutes); installs what they need beside the rest
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scale]'
+	$(BIN)/python -m pytest -q -m scale
 
 # where the lowest torch can be installed: make test-lowest TORCH=2.6.0
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)

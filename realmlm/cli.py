@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from realmlm import __version__
 from realmlm import settings as kinds
 from realmlm.batch import named_by, run_batch
-from realmlm.errors import ArtefactDamaged, BadInput, RealmError, require
+from realmlm.errors import ArtefactDamaged, BadInput, RealmError, is_out_of_memory, require
 from realmlm.log import counted, printable, say
 from realmlm.settings import together
 from realmlm.storage.artefacts import os_error, refuse_existing, write_text
@@ -141,6 +141,12 @@ def _export_hf(settings: kinds.ExportHf) -> None:
 
     export_hf(settings)
     say(f"{settings.out}: {settings.architecture}, for transformers up to 4.57")
+
+
+def _export(settings: kinds.ExportEncoders | kinds.ExportVectors) -> None:
+    from realmlm.interop.sharing import export
+
+    say(export(settings))
 
 
 def _graft(settings: kinds.Graft) -> None:
@@ -274,12 +280,13 @@ def _search(settings: kinds.Search) -> None:
 
 def _engine(settings: kinds.Ask | kinds.Search | kinds.Serve) -> "Engine":
     from realmlm.engine import Engine
+    from realmlm.index.shared import index_place
 
     return Engine(
         settings.model,
         settings.corpus,
         docs=together(settings.docs),
-        index=settings.index,
+        index=index_place(settings.index, settings.filter) if settings.index else None,
         hybrid=settings.hybrid,
         rerank=0 if isinstance(settings, kinds.Search) else settings.rerank,
         device=settings.device,
@@ -340,6 +347,8 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "index": (kinds.BuildIndex, _index),
     "import-hf": (kinds.ImportHf, _import_hf),
     "export-hf": (kinds.ExportHf, _export_hf),
+    "export encoders": (kinds.ExportEncoders, _export),
+    "export vectors": (kinds.ExportVectors, _export),
     "adapt": (kinds.Adapt, _adapt),
     "evaluate": (kinds.Evaluate, _evaluate),
     "hybrid": (kinds.FitHybrid, _hybrid),
@@ -395,7 +404,7 @@ def main(arguments: list[str] | None = None) -> None:
         say(f"error: {error}")
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         training = "in training raise `accumulate` or lower `batch`"
         say(f"error: out of memory; {training}, elsewhere lower --read or use a smaller model")
@@ -421,14 +430,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """By name and text, for torch may not be there: its error on a GPU, or a bare RuntimeError on a CPU."""
-    by_name = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return by_name or "can't allocate memory" in str(error)
-
-
 def run_command(name: str, arguments: list[str]) -> None:
     """Run one command with its arguments; raises what goes wrong."""
+    if arguments and f"{name} {arguments[0]}" in COMMANDS:  # export encoders
+        return run_command(f"{name} {arguments[0]}", arguments[1:])
     if name not in COMMANDS:
         raise BadInput(f"no command '{name}'; choose from: {', '.join(COMMANDS)}")
     kind, work = COMMANDS[name]

@@ -18,7 +18,8 @@ from realmlm.defaults import READ, SHOWN
 from realmlm.device import pick_device
 from realmlm.errors import BadInput
 from realmlm.index.exact import Index
-from realmlm.index.keep import KeptIndex
+from realmlm.index.keep import Kept
+from realmlm.index.shared import SharedPlace, index_place
 from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.parallel import in_background
@@ -84,7 +85,7 @@ class Engine:
         corpus: str | Path | Corpus | None = None,
         *,
         docs: str | Path | Sequence[str | Path] = (),
-        index: str | Path | None = None,
+        index: str | Path | SharedPlace | None = None,
         retriever: Retriever | None = None,
         hybrid: float | None = None,
         rerank: int = 0,
@@ -92,10 +93,12 @@ class Engine:
     ) -> None:
         """`model` is a folder, a `Realm`, or `mini`, the one that comes with realmlm. `corpus` is one that
         `realmlm corpus` made, `docs` a folder or file of documents, or several, as in `.read(docs)`. `index`
-        is one that `realmlm index` wrote elsewhere. `retriever` takes the place of the model's own: any
-        callable of the form of `realmlm.reading.retrieve.Retriever`. `hybrid` is the weight λ of word
-        matching in the search, f + λ · BM25, in place of the model's own; 0: none. With `rerank`, so many
-        passages are retrieved for a question, and those that the reader finds best are answered from."""
+        is one that `realmlm index` wrote elsewhere, or one that another system holds, "lance:PATH" or
+        "postgres:DSN" (`SharedPlace.of(place, filters)` finds some of its passages alone). `retriever` takes
+        the place of the model's own: any callable of the form of `realmlm.reading.retrieve.Retriever`.
+        `hybrid` is the weight λ of word matching in the search, f + λ · BM25, in place of the model's own; 0:
+        none. With `rerank`, so many passages are retrieved for a question, and those that the reader finds
+        best are answered from."""
         if hybrid is not None and hybrid < 0:
             raise BadInput(f"hybrid is a weight of 0 or more, not {hybrid}")
         if corpus is not None and docs:
@@ -109,7 +112,7 @@ class Engine:
         else:
             self.model = Realm.from_pretrained(model, device=where, int8=where.type == "cpu")
             self.model.compute_quickly()
-        self._index_path = Path(index) if index else None
+        self._index_place = None if not index else index_place(index)
         self._retriever = retriever
         self._hybrid = hybrid
         check_reranks(self.model, rerank)
@@ -158,10 +161,11 @@ class Engine:
     def _opened(self, corpus: Corpus, *, others: Path | None = None) -> "_State":
         if self._retriever is not None:
             return _State(None, Answerer(self.model, corpus, self._retriever, rerank=self._rerank))
-        kept = index_of(self.model, corpus, path=self._index_path, others=others, follow=True)
-        hybrid = hybrid_of(self.model, kept.corpus, self._hybrid)
+        kept = index_of(self.model, corpus, path=self._index_place, others=others, follow=True)
+        hybrid = hybrid_of(self.model, kept.corpus, self._hybrid, only=kept.found)
         own = LearnedRetriever.settled(self.model, kept.index, hybrid)
-        return _State(kept, Answerer(self.model, kept.corpus, own, rerank=self._rerank))
+        rerank = self._rerank if kept.found is None else min(self._rerank, len(kept.found))
+        return _State(kept, Answerer(self.model, kept.corpus, own, rerank=rerank))
 
     @property
     def _current(self) -> "_State":
@@ -381,7 +385,7 @@ class Engine:
             own = self._answerer.retriever
             changed = kept.corpus is not self._answerer.corpus
             if changed and isinstance(own, LearnedRetriever) and own.hybrid is not None:
-                own.hybrid.words.follow(kept.corpus)
+                own.hybrid.words.follow(kept.corpus, only=kept.found)
             self._answerer.corpus = kept.corpus
         if not same:
             self._state = self._opened(corpus)
@@ -395,7 +399,8 @@ class Engine:
     def _at_most(self, read: int) -> int:
         if read < 1:
             raise BadInput(f"cannot read {read} passages; choose --read 1 or more")
-        return min(read, len(self.corpus))
+        kept = self._current.kept
+        return min(read, len(self.corpus if kept is None else kept.index))
 
 
 def _texts(given: str | Sequence[str]) -> list[str]:
@@ -411,7 +416,7 @@ def _texts(given: str | Sequence[str]) -> list[str]:
 class _State:
     """What questions are answered from."""
 
-    kept: KeptIndex | None
+    kept: Kept | None
     """None: the retriever is not the model's own."""
     answerer: Answerer
 

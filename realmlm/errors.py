@@ -45,3 +45,9 @@ def require(module: str, *, extra: str, why: str) -> ModuleType:
     except ImportError as error:
         wanted = f"'realmlm[{extra}]'" if extra else "realmlm"
         raise MissingExtra(f"{why} needs '{module}': pip install {wanted}") from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """By name and text, for torch may not be there: its error on a GPU, or a bare RuntimeError on a CPU."""
+    by_name = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return by_name or "can't allocate memory" in str(error)

@@ -11,7 +11,7 @@ from realmlm.evaluation import align as aligning
 from realmlm.evaluation import calibrate as calibrating
 from realmlm.evaluation import measure
 from realmlm.evaluation.scores import Report
-from realmlm.interop import exporting, importing
+from realmlm.interop import encoders, exporting, importing
 from realmlm.model import create
 from realmlm.model.realm import Realm
 from realmlm.settings import Finetune, Pretrain, Settings, TrainTowers, Warmup
@@ -55,6 +55,10 @@ def import_hf(sources: Sequence[str], **settings: Any) -> Realm:
 def export_hf(model: Path, **settings: Any) -> None:
 
     exporting.export_hf(kinds.ExportHf(model=model, **settings))
+
+
+def export_encoders(**settings: Any) -> str:
+    return encoders.export_encoders(kinds.ExportEncoders(**settings))
 
 
 def run_warmup(settings: Warmup, **given: Any) -> Path:

@@ -55,6 +55,10 @@ OPTIONAL = (
     "uvicorn",
     "prometheus_client",
     "triton",
+    "onnx",
+    "pyarrow",
+    "lance",
+    "psycopg",
 )
 
 

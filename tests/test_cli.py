@@ -130,6 +130,8 @@ REFRESH = kinds.Refresh(every_steps=9, process=False, swap_after=3, device="cpu"
 PLACES: dict[str, Any] = {"model": HERE, "corpus": HERE / "c"}
 EXAMPLES = [
     kinds.MakeWorld(out=HERE, kind="hard", seed=3),
+    kinds.ExportEncoders(out=HERE, format="onnx"),
+    kinds.ExportVectors(to=("lance", "vectors.lance"), corpus=HERE),
     kinds.BuildCorpus(
         sources=(HERE, HERE / "b"), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2
     ),
@@ -175,7 +177,7 @@ EXAMPLES = [
     kinds.RunBatch(file=HERE, log=HERE),
     kinds.Serve(
         **PLACES,
-        index=HERE,
+        index=str(HERE),
         host="0.0.0.0",
         port=80,
         token="a long one",

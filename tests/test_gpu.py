@@ -214,7 +214,7 @@ def test_recorded_fine_tuning_judges_as_it_does_step_by_step(
             candidates=50,
             passage_logit=True,
             title_answers=True,
-            optim=JointOptim(steps=12, batch=8, lr=1e-3, retriever_lr=1e-4),
+            optim=JointOptim(steps=12, batch=8, lr=1e-3, retriever_lr=0.0),
             loop=Loop(log_every=1, threads=1, device="cuda", **changed),
         )
         return read_metrics(tmp_path / name / "metrics.jsonl")

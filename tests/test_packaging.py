@@ -29,6 +29,7 @@ PROJECT = PYPROJECT["project"]
 DISTRIBUTIONS = {
     "ahocorasick": "pyahocorasick",
     "docx": "python-docx",
+    "lance": "pylance",
     "markdown_it": "markdown-it-py",
     "prometheus_client": "prometheus-client",
     "tensorflow": "tensorflow-cpu",
@@ -151,6 +152,10 @@ def test_it_says_where_it_lives_and_that_it_is_typed(metadata: Message) -> None:
         "spacy",
         "tensorboard",
         "tensorflow",
+        "onnx",
+        "lance",
+        "postgres",
+        "scale",
         "all",
         "docs",
         "dev",

@@ -21,6 +21,7 @@ from realmlm.evaluation.clozes import is_cloze, source_copies, widen_masks
 from realmlm.evaluation.judge import Batch, Reading, judge, make_judge
 from realmlm.evaluation.matching import Recall
 from realmlm.evaluation.scores import CUTOFFS, Outcome, Report, summarise, summarise_ranking
+from realmlm.index.shared import index_place
 from realmlm.log import progress, say
 from realmlm.model.marginal import marginal_log_likelihood
 from realmlm.model.realm import Realm
@@ -114,7 +115,7 @@ def evaluate(
         model=name,
         corpus=str(corpus.folder),
         question_file=str(settings.questions or f"{settings.beir}, {settings.split}"),
-        index=str(settings.index or ""),
+        index="" if settings.index is None else str(index_place(settings.index)),
         limit=settings.limit,
         with_mask=settings.with_mask,
         hybrid=weight,
@@ -155,8 +156,10 @@ def make_retriever(settings: Evaluate, model: Realm, corpus: Corpus) -> Retrieve
         return NoRetriever()
     if settings.retriever == "bm25":
         return BM25Retriever(corpus, device=model.device)
-    index = index_of(model, corpus, path=settings.index).index
-    return LearnedRetriever.settled(model, index, hybrid_of(model, corpus, settings.hybrid))
+    place = None if settings.index is None else index_place(settings.index, settings.filter)
+    kept = index_of(model, corpus, path=place)
+    hybrid = hybrid_of(model, corpus, settings.hybrid, only=kept.found)
+    return LearnedRetriever.settled(model, kept.index, hybrid)
 
 
 def measure(

@@ -147,8 +147,7 @@ class BM25Index:
         self._words = Words(corpus.wordpieces)
         self._made = Corpus(corpus.folder, corpus.manifest, 0)
         self._base = _Placed(self._kept(), self.device)
-        self._only = only
-        self.follow(corpus)
+        self.follow(corpus, only=only)
 
     def _kept(self) -> Postings:
         made = self._made
@@ -160,8 +159,8 @@ class BM25Index:
 
         return Postings(**kept_beside(made, "bm25", sought="words", fingerprint=fingerprint, find=find))
 
-    def follow(self, corpus: Corpus) -> None:
-        """Search this state of the corpus from now on."""
+    def follow(self, corpus: Corpus, *, only: np.ndarray | None = None) -> None:
+        """Search this state of the corpus from now on, `only` these passages of it (None: all)."""
         made = len(self._made)
         ids = corpus.ids
         there_N = np.zeros(max(made, int(ids.max(initial=-1)) + 1), dtype=bool)
@@ -172,7 +171,7 @@ class BM25Index:
         gone = count_words(self._words, self._made, obsolete)
         added = count_words(self._words, corpus, np.concatenate([rewritten, ids[ids >= made]]))
         passages, words = (self._base.postings.totals_2 - gone.totals_2 + added.totals_2).tolist()
-        found_N = there_N if self._only is None else np.isin(np.arange(len(there_N)), self._only) & there_N
+        found_N = there_N if only is None else np.isin(np.arange(len(there_N)), only) & there_N
         self._gone = gone
         self._added = _Placed(added, self.device)
         self._passages = passages

@@ -138,7 +138,7 @@ class IVFIndex(ExactIndex):
         k = truth.ids_QK.shape[1]
         while True:
             found = self._in_lists(queries_QD, k)
-            at_1, at_k = (_shared(truth.ids_QK[:, :hits], found.ids_QK[:, :hits]) for hits in (1, k))
+            at_1, at_k = (share_found(truth.ids_QK[:, :hits], found.ids_QK[:, :hits]) for hits in (1, k))
             self.recall = min(at_1, at_k)
             if self.recall >= self.settings.target or self.nprobe >= len(self.centroids_LD):
                 break
@@ -228,7 +228,7 @@ class IVFIndex(ExactIndex):
 # --- building -----------------------------------------------------------------------------------------------
 
 
-def _shared(truth_QK: Tensor, found_QK: Tensor) -> float:
+def share_found(truth_QK: Tensor, found_QK: Tensor) -> float:
     """The share of the true hits that were found."""
     return (truth_QK[:, :, None] == found_QK[:, None, :]).any(2).double().mean().item()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,6 +35,22 @@ EmbedQueries = Callable[[Sequence[np.ndarray]], Tensor]
 """Queries in wordpieces to vectors [Q, D]."""
 
 
+class Kept(Protocol):
+    """An open index and the state of the corpus that it holds."""
+
+    @property
+    def index(self) -> Index: ...
+
+    corpus: Corpus
+
+    @property
+    def found(self) -> np.ndarray | None:
+        """The passages that can be found; None: all."""
+
+    def follow(self, corpus: Corpus) -> bool:
+        """Hold this state of the corpus, or a later one. False: it has to be opened again."""
+
+
 @dataclass
 class KeptIndex:
     """An open index and its folder. `corpus` is the state of the corpus that the index holds."""
@@ -57,6 +74,10 @@ class KeptIndex:
             corpus = Corpus(corpus.folder, corpus.manifest, contained, before=before)
         index = open_index(path, device=str(encode.device), edits=edits)
         return cls(index, path, corpus, encode, base, edits)
+
+    @property
+    def found(self) -> np.ndarray | None:
+        return None
 
     def follow(self, corpus: Corpus) -> bool:
         """Hold this state of the corpus, or a later one that the index on disk holds already.
@@ -161,7 +182,7 @@ def kept_index(
         if not path.exists():
             new = dtype or torch.float16
             same = _same_vectors(path, corpus, encode, new, others)
-            queries_QD = embed_queries(_sample_queries(corpus)).cpu() if kind == "ivf" else None
+            queries_QD = embed_queries(sample_queries(corpus)).cpu() if kind == "ivf" else None
             how = Embedding(dtype=new, known=same)
             build_index(path, corpus, encode, how, kind=kind or "exact", queries_QD=queries_QD)
         _check(path, corpus, encode, kind, dtype, follow=follow)
@@ -271,7 +292,7 @@ def _place(corpus: Corpus, weights: str, kind: str) -> Path:
     return corpus.folder / "index" / f"{weights[:16]}-{kind}"
 
 
-def _sample_queries(corpus: Corpus, *, count: int = 256) -> list[np.ndarray]:
+def sample_queries(corpus: Corpus, *, count: int = 256) -> list[np.ndarray]:
     """First sentences of some passages, of which a random quarter of the words is left, to measure an
     approximate index with: about as far from their passages as questions are, whole sentences lie nearer
     (docs/log.md)."""

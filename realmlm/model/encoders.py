@@ -66,7 +66,7 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = 
         # no others: attn_implementation, say, may name a repository whose code would be fetched and run
         family = AutoConfig.for_model(name, **{key: settings[key] for key in settings.keys() & known})
         with nullcontext() if draw else _no_initial_weights():
-            return _body(_auto_class(family).from_config(family, **_pooling_layer(family, pooler)))
+            return _body(_auto_class(family).from_config(family, **pooling_layer(family, pooler)))
     except (*_REFUSALS, StrictDataclassError) as error:
         why = str(error).split(". ")[0]  # what follows names some hundred families
         raise BadInput(
@@ -87,7 +87,7 @@ def load_encoder(source: str | Path) -> Any:
         if not is_folder:
             say_revision(str(source), getattr(family, "_commit_hash", None))
         given = {"config": family, "revision": revision, "use_safetensors": True}
-        given |= _pooling_layer(family, False)
+        given |= pooling_layer(family, False)
         return _body(_auto_class(family).from_pretrained(name, **given)).float()
     except (OSError, ValueError) as error:
         if "`realm`" in str(error) or "'realm'" in str(error):
@@ -139,7 +139,7 @@ def _body(model: Any) -> Any:
     return body
 
 
-def _pooling_layer(family: Any, wanted: bool) -> dict[str, Any]:
+def pooling_layer(family: Any, wanted: bool) -> dict[str, Any]:
     """The family's pooler is built only if the towers use it, as the published REALM's do."""
     accepted = inspect.signature(_auto_class(family)._model_mapping[type(family)].__init__).parameters
     return {"add_pooling_layer": wanted} if "add_pooling_layer" in accepted else {}
@@ -172,9 +172,10 @@ class Encoder(nn.Module):
         accepted = inspect.signature(body.forward).parameters
         config = body.config
         # XLNet compares segment ids and has no table of them; XLM would look them up among its words
-        self._segments = "token_type_ids" in accepted and (
+        self.takes_segments = "token_type_ids" in accepted and (
             getattr(config, "type_vocab_size", 0) > 1 or config.model_type == "xlnet"
         )
+        """Is it told which of two texts a wordpiece is of?"""
         self._global = "global_attention_mask" in accepted
         self._sees_neighbours = getattr(config, "trigram_input", False)
         self._can_pack = can_pack(body)
@@ -192,6 +193,11 @@ class Encoder(nn.Module):
     def hidden(self) -> int:
         """Size H of its vectors."""
         return int(self.body.config.hidden_size)
+
+    @property
+    def takes_tokens_alone(self) -> bool:
+        """Do tokens, padding and segments say all that it is given?"""
+        return not self._global and not self._sees_neighbours
 
     def compile_layers(self) -> None:
         """Let torch.compile fuse what a layer does; all layers are alike, so that one is compiled for all."""
@@ -269,7 +275,7 @@ class Encoder(nn.Module):
         if self.quick and not inputs.on_gpu and not torch.is_grad_enabled() and (quick := self._quick()):
             return quick(inputs.tokens_NL, inputs.attention_NL, inputs.segments_NL)
         given: dict[str, Tensor] = {"input_ids": inputs.tokens_NL, "attention_mask": inputs.attention_NL}
-        if self._segments:
+        if self.takes_segments:
             given["token_type_ids"] = inputs.segments_NL
         # Longformer: query or title see all and are seen by all, as its authors do with questions
         if self._global:
@@ -325,6 +331,11 @@ class Tower(nn.Module):
         """Multiply all vectors by a number that is learned, as its logarithm; 1 to begin with."""
         if self.log_scale is None:
             self.log_scale = nn.Parameter(torch.zeros((), device=self.projection.weight.device))
+
+    @property
+    def factor(self) -> float:
+        """What its vectors are multiplied by in all."""
+        return self.scale if self.log_scale is None else self.scale * self.log_scale.exp().item()
 
     def forward(self, inputs: Inputs | Packed) -> Tensor:
         """A vector a sequence [N, D]."""

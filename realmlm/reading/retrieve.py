@@ -5,6 +5,7 @@ B queries, K passages each, U different passages among them, E passages never of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,8 @@ from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Index
 from realmlm.index.hybrid import Hybrid
-from realmlm.index.keep import KeptIndex, kept_index
+from realmlm.index.keep import Kept, kept_index
+from realmlm.index.shared import SharedPlace, open_shared
 from realmlm.model.inputs import NULL
 from realmlm.model.marginal import inner_products
 from realmlm.model.realm import Realm
@@ -215,23 +217,21 @@ def index_of(
     model: Realm,
     corpus: Corpus,
     *,
-    path: Path | None = None,
+    path: Path | SharedPlace | None = None,
     kind: str | None = None,
     dtype: torch.dtype | None = None,
     others: Path | None = None,
     follow: bool = False,
-) -> KeptIndex:
-    """The index of a corpus by a model's document tower, as `realmlm.index.keep.kept_index` says."""
-
-    @torch.inference_mode()
-    def embed_queries(queries: Sequence[np.ndarray]) -> Tensor:
-        return model.query(model.query_inputs(queries).to(model.device))
-
+) -> Kept:
+    """The index of a corpus by a model's document tower, as `realmlm.index.keep.kept_index` says, or one that
+    another system holds."""
     encode = DocumentEncoder.of(model)
+    if isinstance(path, SharedPlace):
+        return open_shared(path, corpus, encode, follow=follow)
     return kept_index(
         corpus,
         encode,
-        embed_queries=embed_queries,
+        embed_queries=partial(embed_queries, model),
         path=path,
         kind=kind,
         dtype=dtype,
@@ -240,10 +240,19 @@ def index_of(
     )
 
 
-def hybrid_of(model: Realm, corpus: Corpus, weight: float | None = None) -> Hybrid | None:
-    """Word matching beside the model's own search, with this weight or the model's; None: its weight is 0."""
+@torch.inference_mode()
+def embed_queries(model: Realm, queries: Sequence[np.ndarray]) -> Tensor:
+    """Embed_query of queries in wordpieces, where the model is."""
+    return model.query(model.query_inputs(queries).to(model.device))
+
+
+def hybrid_of(
+    model: Realm, corpus: Corpus, weight: float | None = None, *, only: np.ndarray | None = None
+) -> Hybrid | None:
+    """Word matching beside the model's own search, with this weight or the model's; None: its weight is 0.
+    `only` these passages are found, None: all."""
     weight = model.config.hybrid if weight is None else weight
-    return Hybrid(BM25Index(corpus, device=model.device), weight) if weight else None
+    return Hybrid(BM25Index(corpus, device=model.device, only=only), weight) if weight else None
 
 
 def check_enough(corpus: Corpus, read: int) -> None:

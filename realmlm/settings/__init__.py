@@ -10,7 +10,17 @@ realmlm.pretrain(Pretrain(corpus="corpus", out="run", optim=JointOptim(steps=500
 
 from realmlm.settings.base import Settings, filled, record, restore, together
 from realmlm.settings.corpus import BuildCorpus, EditCorpus, ListPassages, MakeClozes, MakeWorld, MarkSpans
-from realmlm.settings.model import BuildIndex, Compress, ExportHf, Graft, ImportHf, MakeModel, TrainTagger
+from realmlm.settings.model import (
+    BuildIndex,
+    Compress,
+    ExportEncoders,
+    ExportHf,
+    ExportVectors,
+    Graft,
+    ImportHf,
+    MakeModel,
+    TrainTagger,
+)
 from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, TrainTowers, Warmup
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh, TrainObjective
 from realmlm.settings.use import (
@@ -48,7 +58,9 @@ __all__ = [
     "EditCorpus",
     "Evaluate",
     "Examine",
+    "ExportEncoders",
     "ExportHf",
+    "ExportVectors",
     "Finetune",
     "FitHybrid",
     "Graft",

@@ -28,6 +28,10 @@ ModelPlace = Annotated[Path, "model"]
 """The folder of a model; `mini` stands for the one that comes with realmlm."""
 DocumentPlace = Annotated[Path, "documents"]
 """A folder or file of documents; `pocket` stands for the encyclopedia that comes with realmlm."""
+IndexPlace = Annotated[str, "index"]
+"""The folder of an index, or `lance:PATH` or `postgres:DSN`, where another system holds it."""
+SHARED = ("lance", "postgres")
+"""Systems that hold an index for others too."""
 DocumentPlaces = UseAppendAction[tuple[tuple[DocumentPlace, ...], ...]]
 """What a flag such as --docs names: it may be given several times, each time with several places."""
 STANDARD_INPUT = Path("-")
@@ -115,7 +119,7 @@ def _check_type(name: str, hint: Any, value: Any) -> None:
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
-Resolve = Callable[[str | Path], Path]
+Resolve = Callable[[str | Path], Path | str]
 
 
 def _places(kind: Any) -> dict[str, Resolve]:
@@ -132,12 +136,19 @@ def _resolver(hint: Any) -> Resolve | None:
         return lambda name: model_place(name).absolute()
     if "documents" in metadata:
         return lambda name: text_place(name).absolute()
+    if "index" in metadata:
+        return _index_place
     return next((found for part in get_args(hint) if (found := _resolver(part))), None)
 
 
 def _absolute(place: str | Path) -> Path:
     is_input = Path(place) == STANDARD_INPUT
     return STANDARD_INPUT if is_input else Path(os.path.expanduser(place)).absolute()
+
+
+def _index_place(place: str | Path) -> str:
+    """A folder becomes absolute; what another system is told stays as it is."""
+    return str(place) if str(place).partition(":")[0] in SHARED else str(_absolute(place))
 
 
 def _each(resolve: Resolve, value: Any) -> Any:

@@ -165,6 +165,38 @@ class ExportHf(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportEncoders(Settings):
+    """Write a model's two towers for other programs, as sentence-transformers folders or as ONNX."""
+
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    out: Path
+    """Folder to create, with `query` and `passages` in it and a README that says how they are used."""
+    format: Literal["sentence-transformers", "onnx"] = "sentence-transformers"
+    """sentence-transformers: folders that `SentenceTransformer(…)` loads; onnx: graphs from tokens to
+    vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportVectors(Settings):
+    """Write the passages of a corpus with their vectors where other systems read them; what this command
+    wrote there before is replaced when all is done."""
+
+    to: Annotated[tuple[Literal["lance", "postgres", "parquet"], str], required("SYSTEM PLACE")]
+    """lance PATH: a Lance dataset; postgres DSN: a table in PostgreSQL with pgvector, called realmlm unless
+    #TABLE follows; parquet PATH: one file. The first two can be searched: --index lance:PATH."""
+    corpus: Path
+    """The corpus."""
+    model: ModelPlace = MINI
+    """The model; mini is the one that comes with realmlm."""
+    index: Annotated[Path | None, optional("PATH")] = None
+    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
+    is none."""
+    device: str = "auto"
+    """Where to embed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildIndex(Settings):
     """Embed a corpus with a model's document tower and write the index to search."""
 

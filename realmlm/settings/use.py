@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 from realmlm.bundled import MINI
 from realmlm.defaults import PATIENCE, QUEUE, READ
 from realmlm.settings.base import (
+    SHARED,
     DocumentPlaces,
+    IndexPlace,
     ModelPlace,
     Positional,
     Settings,
@@ -49,9 +51,12 @@ class Evaluate(Settings):
     recall: Literal["dpr", "orqa"] = "dpr"
     """When a passage counts as holding an answer. dpr: the same words, ignoring case; orqa: the same
     characters, even inside words."""
-    index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
-    is none."""
+    index: Annotated[IndexPlace | None, optional("PLACE")] = None
+    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
+    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
+    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
+    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
+    or 'id < 100'; for an --index in another system."""
     hybrid: Annotated[float | None, optional("WEIGHT")] = None
     """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
     fits; 0: none."""
@@ -85,6 +90,7 @@ class Evaluate(Settings):
         own = self.hybrid is None or self.retriever == "learned"
         ensure(own, f"--hybrid adds word matching to the model's own search, not to {self.retriever}")
         self.at_least(0, "hybrid")
+        _check_filter(self.index, self.filter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +212,12 @@ class Ask(Settings):
     docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
     """Folders and files of documents to search instead; they are cached, and only changed files are processed
     again. pocket is the small encyclopedia that comes with realmlm."""
-    index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
-    is none."""
+    index: Annotated[IndexPlace | None, optional("PLACE")] = None
+    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
+    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
+    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
+    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
+    or 'id < 100'; for an --index in another system."""
     hybrid: Annotated[float | None, optional("WEIGHT")] = None
     """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
     fits; 0: none."""
@@ -232,6 +241,7 @@ class Ask(Settings):
         self.at_least(0, "hybrid")
         one = (self.corpus is None) == any(self.docs)
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
+        _check_filter(self.index, self.filter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +258,12 @@ class Search(Settings):
     """Folders and files of documents to search instead, as for `realmlm ask`."""
     k: int = READ
     """Passages to find."""
-    index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
-    is none."""
+    index: Annotated[IndexPlace | None, optional("PLACE")] = None
+    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
+    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
+    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
+    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
+    or 'id < 100'; for an --index in another system."""
     hybrid: Annotated[float | None, optional("WEIGHT")] = None
     """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
     fits; 0: none."""
@@ -264,6 +277,7 @@ class Search(Settings):
         self.at_least(0, "hybrid")
         one = (self.corpus is None) == any(self.docs)
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
+        _check_filter(self.index, self.filter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,9 +311,12 @@ class Serve(Settings):
     docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
     """Folders and files of documents to search instead, as for `realmlm ask`; changes are seen within
     seconds."""
-    index: Annotated[Path | None, optional("PATH")] = None
-    """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
-    is none."""
+    index: Annotated[IndexPlace | None, optional("PLACE")] = None
+    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
+    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
+    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
+    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
+    or 'id < 100'; for an --index in another system."""
     hybrid: Annotated[float | None, optional("WEIGHT")] = None
     """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
     fits; 0: none."""
@@ -344,6 +361,7 @@ class Serve(Settings):
         self.between(1, 65535, "port")
         self.at_least(1, "queue", "batch")
         self.at_least(0, "hybrid", "rerank")
+        _check_filter(self.index, self.filter)
         self.above_zero("patience")
         ensure(self.token is None or self.token_file is None, "give --token or --token-file, not both")
         ensure(not (self.token_reads and self.open_reads), "give --token-reads or --open-reads, not both")
@@ -360,6 +378,11 @@ class Serve(Settings):
         closed = not self.token_reads or token is not None
         ensure(closed, "--token-reads needs a token: give --token-file FILE")
         return token
+
+
+def _check_filter(index: str | None, conditions: tuple[str, ...]) -> None:
+    shared = index is not None and index.partition(":")[0] in SHARED
+    ensure(shared or not conditions, "--filter is for an index in another system: --index lance:PATH")
 
 
 def _check_length(token: str | None) -> None:
