@@ -226,6 +226,17 @@ def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_p
     assert own[0][-2:] == ["--k", "20"]
 
 
+def test_the_small_model_is_made_by_commands_that_exist(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
+    asked = commands_of("small.sh", tmp_path / "base", tmp_path / "data", ENCODER=str(tmp_path), SCALE="0.01")
+    for name, *arguments in asked:
+        parse(name, COMMANDS[name][0], arguments)
+    stages = [name for name, *_ in asked if name != "evaluate"]
+    assert stages == ["corpus", "corpus", "model", "finetune", "towers", "hybrid", "hybrid"]
+    assert len(asked) == len(stages) + 4 * 3  # both dev sets and the small documents, after each stage
+
+
 TAUGHT = ["own", "bm25", "both", "own-fixed", "own-more", "own-again", "ict", "recurring"]
 TAUGHT += ["tune", "tune-batch", "tune-posterior", "tune-perplexity", "tune-fixed"]
 

@@ -257,8 +257,9 @@ def fit(
                 done = step + 1
                 rows.latest |= objective.measure(done, clock)
                 if done % loop.log_every == 0 or done == optim.steps:
+                    taken = rows.take()  # waits for the steps that a GPU has still to make: they count too
                     speed = round((done - counted) * optim.batch / (time.monotonic() - begun), 1)
-                    row = {"step": done, **rows.take(), "queries/s": speed, "seconds": clock.take()}
+                    row = {"step": done, **taken, "queries/s": speed, "seconds": clock.take()}
                     stop.asked |= report(row)
                     begun = time.monotonic()
                     counted = done

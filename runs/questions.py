@@ -1,0 +1,123 @@
+"""Questions to train on and to choose by: `python runs/questions.py RAW OUT`
+
+RAW has the public question sets in one folder each: nq/{train.tsv,train-reading.jsonl.xz},
+triviaqa/train.tsv, webquestions/{trainmodel,val}.json, curatedtrec/train.tsv,
+squad/{train-qa,train-reading}.jsonl.xz, entityquestions/{train,dev}.jsonl.xz, opentrivia/train.jsonl.xz.
+OUT gets questions/NAME-{train,reading,dev}.* for runs/small.sh and, for answering from few documents, small/:
+300 paragraphs of SQuAD that nothing is trained on, and the questions asked of them. Small sets are repeated,
+large ones sampled: 144,000 questions in all.
+"""
+
+import argparse
+import ast
+import csv
+import json
+import lzma
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+PARAGRAPHS = 300  # of SQuAD, kept apart
+DEV = 1000  # questions of a set, its last ones, where it has no dev set of its own
+ENTITIES = 1500  # questions of EntityQuestions' dev set
+
+
+def packed(path: Path) -> list[Row]:
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    for row in rows:
+        answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
+        within = row.get("context")
+        row["answer"] = [a for a in answers if a.strip() and (within is None or a in within)]
+    return [row for row in rows if row["answer"]]
+
+
+def listed(path: Path, *, quoted: bool) -> list[Row]:
+    """Tab-separated questions, their answers a Python list."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = (
+            csv.reader(file, delimiter="\t") if quoted else (line.rstrip("\n").split("\t") for line in file)
+        )
+        return [{"question": question, "answer": ast.literal_eval(answers)} for question, answers in rows]
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    rows = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    print(f"{path}: {len(rows):,}")
+
+
+def open_form(rows: Iterable[Row]) -> list[Row]:
+    return [{"question": row["question"], "answer": row["answer"]} for row in rows]
+
+
+def letters(question: str) -> str:
+    return re.sub(r"\W+", "", question.lower())
+
+
+def squad(raw: Path, out: Path, dice: random.Random) -> None:
+    """Paragraphs kept apart, an open dev set, and the rest: with their paragraph, and a sample without."""
+    reading = packed(raw / "squad/train-reading.jsonl.xz")
+    paragraphs = sorted({row["context"] for row in reading})
+    dice.shuffle(paragraphs)
+    apart = sorted(paragraphs[:PARAGRAPHS])
+    write(
+        out / "small/paragraphs.jsonl",
+        [{"id": f"p{number}", "title": "", "text": text} for number, text in enumerate(apart)],
+    )
+    asked = [row for row in reading if row["context"] in set(apart)]
+    write(out / "small/small-dev.jsonl", open_form(asked))
+    seen = {letters(row["question"]) for row in asked}
+    others = [row for row in packed(raw / "squad/train-qa.jsonl.xz") if letters(row["question"]) not in seen]
+    dice.shuffle(others)
+    dev = others[:DEV]
+    write(out / "questions/squad-dev.jsonl", dev)
+    seen |= {letters(row["question"]) for row in dev}
+    reading = [row for row in reading if letters(row["question"]) not in seen]
+    write(out / "questions/squad-reading.jsonl", reading)
+    seen |= {letters(row["question"]) for row in reading}
+    write(
+        out / "questions/squad-train.jsonl",
+        [row for row in others[DEV:] if letters(row["question"]) not in seen][:24000],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("raw", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    raw, out = options.raw, options.out
+    questions = out / "questions"
+    dice = random.Random(17)
+    squad(raw, out, dice)
+    for name, rows in (
+        ("nq", listed(raw / "nq/train.tsv", quoted=False)),
+        ("triviaqa", listed(raw / "triviaqa/train.tsv", quoted=True)),
+    ):
+        write(questions / f"{name}-dev.jsonl", rows[-DEV:])
+        write(questions / f"{name}-train.jsonl", 3 * rows[:-DEV])
+    web = json.loads((raw / "webquestions/trainmodel.json").read_text(encoding="utf-8"))
+    (questions / "webquestions-train.json").write_text(json.dumps(3 * web), encoding="utf-8")
+    (questions / "webquestions-dev.json").write_bytes((raw / "webquestions/val.json").read_bytes())
+    trec = (raw / "curatedtrec/train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (questions / "curatedtrec-train.tsv").write_text("".join(3 * trec[:-300]), encoding="utf-8")
+    (questions / "curatedtrec-dev.tsv").write_text("".join(trec[-300:]), encoding="utf-8")
+    write(questions / "nq-reading.jsonl", 2 * packed(raw / "nq/train-reading.jsonl.xz"))
+    for name, place, count in (
+        ("trivia-train", "opentrivia/train", 16000),
+        ("entities-train", "entityquestions/train", 10000),
+        ("entities-dev", "entityquestions/dev", ENTITIES),
+    ):
+        rows = open_form(packed(raw / f"{place}.jsonl.xz"))
+        write(questions / f"{name}.jsonl", dice.sample(rows, min(count, len(rows))))
+
+
+if __name__ == "__main__":
+    main()
