@@ -18,6 +18,7 @@ from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers, ordered_map
 from realmlm.sentences import split_sentences
 from realmlm.sources.article import Article
+from realmlm.sources.bounds import PART
 from realmlm.sources.columnar import Columns
 from realmlm.sources.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.storage.artefacts import Draft, publish
@@ -54,7 +55,8 @@ def cut_articles(
     articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, taken: slice = slice(None)
 ) -> Block:
     """Cut articles into passages, each of as many whole sentences as fit into `max_wordpieces`; a longer
-    sentence is cut between words. `taken` says which passages of each article are wanted.
+    sentence is cut between words. `taken` says which passages of each document are wanted: articles in a row
+    that come from one place are its sections.
 
     A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so
     a passage's wordpieces are those of its text under any tokenizer that splits at white space (BERT's). One
@@ -69,9 +71,18 @@ def cut_articles(
     continues_T = wordpieces.continues[ids_T] if len(ids_T) else ids_T
     pieces = _pieces(text, lines, borders_A, chars_T2, continues_T, max_wordpieces)
     filled = (passage for passage in _fill(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
-    by_article = groupby(filled, key=lambda passage: passage[0].article)
-    passages = [passage for _, several in by_article for passage in islice(several, taken.start, taken.stop)]
+    documents = list(_documents(articles))
+    by_document = groupby(filled, key=lambda passage: documents[passage[0].article])
+    passages = [passage for _, several in by_document for passage in islice(several, taken.start, taken.stop)]
     return _block(articles, text, passages, ids_T, chars_T2, wordpieces)
+
+
+def _documents(articles: list[Article]) -> Iterator[int]:
+    """The number of each article's document."""
+    number = 0
+    for place, article in enumerate(articles):
+        number += not (article.source and article.source == articles[place - 1].source)
+        yield number
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -285,7 +296,7 @@ def write_articles(
     workers: int,
 ) -> SegmentWriter:
     """Cut and tokenise articles into a corpus being written; its tokenizer, counts and limits are written,
-    too. `taken` says which passages of each article are wanted."""
+    too. `taken` says which passages of each document are wanted."""
     wordpieces.save(draft.path / "tokenizer.json")
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
     setting = (wordpieces.tokenizer.to_str(), max_wordpieces, taken)
@@ -389,11 +400,12 @@ def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
     chunk: list[Article] = []
     size = 0
     for article in articles:
-        chunk.append(article)
-        size += len(article.text)
-        if size >= CHUNK:
+        ends = not chunk or article.source != chunk[-1].source  # the document before it
+        if size >= CHUNK and (ends or size >= PART):
             yield chunk
             chunk = []
             size = 0
+        chunk.append(article)
+        size += len(article.text)
     if chunk:
         yield chunk
