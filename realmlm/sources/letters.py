@@ -15,6 +15,7 @@ _LARGER = 1.15  # times the size of most letters: a heading
 _SELDOM = 0.3  # share of the letters that may be bold, or larger, where that marks headings
 _LONGEST_BOLD = 80  # characters of a heading that is bold but not larger
 _LONGEST = 3  # lines of a heading
+_LEADER = re.compile(r"(?:\. ?){4}")  # the dots before a page number in a list of contents
 _NUMBER = re.compile(r"(?:\d+(?:\.\d+)*\.?|[A-Z]\.|[IVXLC]+\.)\s+")
 _LIGATURES = str.maketrans(
     {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None}
@@ -49,13 +50,17 @@ def outlined(pages: Sequence[Sequence[Line]], outline: Sequence[tuple[int, Headi
     """The lines that an outline names: of its entries, each with its page, at least half must be found."""
     levels: Levels = {}
     found = 0
-    for number, entries in groupby(outline, key=lambda entry: entry[0]):
+    for number, entries in groupby(sorted(outline, key=_page), key=_page):
         places = _places(pages[number]) if number < len(pages) else {}
         for _, heading in entries:
             if place := places.pop(_plain(heading.words), None):
                 levels |= {(number, line): heading.level for line in range(*place)}
                 found += 1
     return levels if 2 * found >= len(outline) else {}
+
+
+def _page(entry: tuple[int, Heading]) -> int:
+    return entry[0]
 
 
 def _places(page: Sequence[Line]) -> dict[str, tuple[int, int]]:
@@ -85,7 +90,7 @@ def emphasised(pages: Sequence[Sequence[Line]]) -> Levels:
     large = {
         place: line.size
         for place, line in lines.items()
-        if line.size >= _LARGER * usual > 0 and any(map(str.isalpha, line.text))
+        if line.size >= _LARGER * usual > 0 and _says_something(line)
     }
     following = {place: after for (place, _), (_, after) in pairwise(lines.items())}
     bold = {
@@ -100,9 +105,15 @@ def emphasised(pages: Sequence[Sequence[Line]]) -> Levels:
     return {place: ranks[size] for place, size in marked.items()}
 
 
+def _says_something(line: Line) -> bool:
+    return any(map(str.isalpha, line.text)) and not _LEADER.search(line.text)
+
+
 def _may_be_heading(line: Line, after: Line | None) -> bool:
     """Does a line in bold begin like a heading and end like one, with other letters and a new sentence after
     it?"""
-    if after is None or after.bold or after.text[0].islower() or len(line.text) > _LONGEST_BOLD:
+    if after is None or after.bold or after.text[0].islower():
         return False
-    return (line.text[0].isupper() or line.text[0].isdigit()) and line.text[-1] not in ".,:;"
+    begins = line.text[0].isupper() or line.text[0].isdigit()
+    ends = line.text[-1] not in ".,:;" and len(line.text) <= _LONGEST_BOLD
+    return begins and ends and _says_something(line)

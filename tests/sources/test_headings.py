@@ -183,6 +183,7 @@ def test_larger_and_bolder_lines_are_headings() -> None:
         ("Never", 10.0, True),
         ("on Mondays.", 10.0),
         ("1999", 14.0),
+        ("Benefits . . . . . 7", 14.0),
     )
     assert emphasised([page]) == {(0, 0): 1, (0, 2): 2, (0, 3): 3}
     assert emphasised([lines(("a b", 9.0), ("c d", 12.0), ("e", 13.0), ("f", 14.0))]) == {}, "too many"
