@@ -16,6 +16,7 @@ from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import OVERLAPPING
 from realmlm.reading.confidence import UNSURE, Calibration
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
+from realmlm.reading.tables import look_up
 from realmlm.reading.units import all_widened, widened
 from realmlm.reading.wholes import ALL, kept_whole, made_whole
 
@@ -113,7 +114,10 @@ class Combiner:
             logit_K = None if read.logit_BK is None else read.logit_BK[row]
             kept = None if self.released else kept_whole(question)
             way = Way(self.released, self.overlapping == "merged", kept)
-            answer = combine(offered, read.p_BK[row], spans.rows(pairs), way, logit_K=logit_K)
+            found = spans.rows(pairs)
+            if not self.released:
+                found = Spans(*look_up(question, [passage.text for passage in offered], *found))
+            answer = combine(offered, read.p_BK[row], found, way, logit_K=logit_K)
             if read.searched_2BK is not None:
                 answer = with_scores(answer, read.ids_BK[row], read.searched_2BK[:, row])
             answers.append(self._judged(answer, question, wordpieces, float(read.relevance_B[row])))

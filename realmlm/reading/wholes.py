@@ -164,7 +164,7 @@ def kept_whole(question: str) -> frozenset[str]:
 
 
 _WRAPPED = 55  # characters of a line that may have been broken within a sentence
-_MAY_END = re.compile(r"\n|[;.!?。！？]\S*\s")  # perhaps a clause or a line of a list
+_MAY_END = re.compile(r"[\n\r\u2028\u2029;.!?。！？]")  # perhaps a clause or a line of a list
 _CLAUSE = re.compile(r";(?=\s)")
 _BREAK = re.compile(r"[^\n]*\n")
 _NEAR = 60  # characters on both sides of a span in which the whole of it is looked for
