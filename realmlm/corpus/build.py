@@ -16,6 +16,7 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers, ordered_map
+from realmlm.rows import rows
 from realmlm.sentences import split_sentences
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import PART
@@ -34,6 +35,7 @@ _AT_ONCE = 2**18  # characters encoded at once: an Encoding takes some 200 bytes
 _LINES = 512  # and lines
 _SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
 _UNKNOWN = 0.02  # share of unknown wordpieces above which the user is warned
+_ROW = 3  # characters of a row for each wordpiece of a passage: it surely fits
 _SHOWN = 20  # complaints shown one by one; the rest are counted
 
 
@@ -69,7 +71,8 @@ def cut_articles(
     lines = list(_lines(text))
     ids_T, chars_T2 = _tokenise(lines, wordpieces)
     continues_T = wordpieces.continues[ids_T] if len(ids_T) else ids_T
-    pieces = _pieces(text, lines, borders_A, chars_T2, continues_T, max_wordpieces)
+    sentences = list(_sentences(articles, lines, borders_A, longest=_ROW * max_wordpieces))
+    pieces = _pieces(text, sentences, borders_A, chars_T2, continues_T, max_wordpieces)
     filled = (passage for passage in _fill(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
     documents = list(_documents(articles))
     by_document = groupby(filled, key=lambda passage: documents[passage[0].article])
@@ -129,16 +132,30 @@ def _batches(lines: list[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
         yield batch
 
 
+def _sentences(
+    articles: list[Article], lines: list[tuple[int, str]], borders_A: np.ndarray, *, longest: int
+) -> Iterator[tuple[int, int]]:
+    """Where the sentences of the joined articles stand; a row of a table of at most so many characters is
+    one."""
+    for start, line in lines:
+        if "; " in line and len(line) <= longest and any(rows(line)):
+            article = articles[int(np.searchsorted(borders_A, start, side="right")) - 1]
+            if article.has_rows:
+                yield start, start + len(line)
+                continue
+        for first, past in split_sentences(line):
+            yield start + first, start + past
+
+
 def _pieces(
     text: str,
-    lines: list[tuple[int, str]],
+    spans: list[tuple[int, int]],
     borders_A: np.ndarray,
     chars_T2: np.ndarray,
     continues_T: np.ndarray,
     max_wordpieces: int,
 ) -> Iterator[_Piece]:
-    """The sentences of the joined articles, those that are too long in parts."""
-    spans = [(start + first, start + past) for start, line in lines for first, past in split_sentences(line)]
+    """The sentences of the joined articles, which `spans` are, those that are too long in parts."""
     if not spans:
         return
     starts_S = np.array([start for start, _ in spans])

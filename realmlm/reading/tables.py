@@ -2,53 +2,18 @@
 question that names a row asks for one of its cells."""
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
+from realmlm.rows import Cell, Row, rows
+
 # K passages, S spans of each
 
-_NAMED = re.compile(r"([^:;\n]{1,60}): (?=\S)")
 _LONGEST = 80  # characters of a cell that is an answer as a whole
 _SHORTEST = 3  # characters of a cell that names its row
 _STEM = 5  # letters that two words have in common at their beginning, "Supplier" and "supplies"
 _BESIDE = 0.02  # what the reader's p counts for outside the cells that were asked for
-
-
-class Cell(NamedTuple):
-    """Characters [start, end) of a text, under the name of a column."""
-
-    name: str
-    start: int
-    end: int
-
-
-class Row(NamedTuple):
-    """A line of a text that is a row of a table."""
-
-    start: int
-    end: int
-    cells: tuple[Cell, ...]
-
-
-def rows(text: str) -> Iterator[Row]:
-    """The lines of a text that are rows: cells with a semicolon between them, two or more under a name."""
-    start = 0
-    for line in text.split("\n"):
-        if "; " in line and line.count(": ") > 1:
-            cells = tuple(_cells(line, start))
-            if sum(cell.name != "" for cell in cells) > 1:
-                yield Row(start, start + len(line), cells)
-        start += len(line) + 1
-
-
-def _cells(line: str, start: int) -> Iterator[Cell]:
-    for part in line.split("; "):
-        named = _NAMED.match(part)
-        value = named.end() if named else 0
-        yield Cell(named[1] if named else "", start + value, start + len(part))
-        start += len(part) + 2
 
 
 def look_up(

@@ -309,6 +309,7 @@ class _Reading:
         mark: str = "",
         line: int | None = None,
         polish: Callable[[str], str] = str,
+        has_rows: bool = False,
     ) -> Iterator[Article]:
         """An article for each section of one document, given as titles and texts, or a complaint and none. A
         text of more than a million characters becomes several articles: cutting takes a hundred times the
@@ -325,7 +326,8 @@ class _Reading:
         self.found += 1
         for title, text in sections:
             for part in filter(str.strip, parts(text)):
-                yield Article(" ".join(title.split()), polish(part), self.file.name + mark)
+                source = self.file.name + mark
+                yield Article(" ".join(title.split()), polish(part), source, has_rows=has_rows)
 
     def whole(self, stream: BinaryIO) -> bytes | None:
         """All bytes of a file that is one document, or None after a complaint: a small compressed file may
@@ -421,7 +423,7 @@ def _titled(reading: _Reading, document: Document) -> Iterator[Article]:
     without a title has its file's name."""
     title = document.title or _stem(reading.file)
     sections = [(path_title(title, section.path), section.text) for section in document.sections]
-    yield from reading.articles(sections or [(title, "")])
+    yield from reading.articles(sections or [(title, "")], has_rows=True)
 
 
 def _stem(file: SourceFile) -> str:
@@ -465,6 +467,9 @@ def _read_table(reading: _Reading, stream: BinaryIO, *, delimiters: str) -> Iter
     columns = reading.file.columns
     for record in read_table(reading.lines(stream), delimiters=delimiters, on_bad=on_bad, columns=columns):
         title = _stem(reading.file) if record.title is None else record.title
+        if record.line is None:
+            yield from reading.articles([(title, record.text)], has_rows=True)
+            continue
         yield from reading.article(title, record.text, identity=record.identity, line=record.line)
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from realmlm.corpus.store import Passage
 from realmlm.reading.combine import Spans, Way, combine
-from realmlm.reading.tables import look_up, rows
+from realmlm.reading.tables import look_up
+from realmlm.rows import rows
 from realmlm.sources.markup import row_line
 
 TABLE = "\n".join(
