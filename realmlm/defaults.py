@@ -1,5 +1,7 @@
 """Defaults that the command line and the library share; a test sees that none is written down twice."""
 
+from typing import Literal
+
 READ = 5
 """Passages read for a question."""
 SHOWN = 20
@@ -8,3 +10,5 @@ QUEUE = 256
 """Requests that may wait in a service."""
 PATIENCE = 10.0
 """Seconds that a request to a service may wait; who would wait longer is refused at once."""
+OVERLAPPING: Literal["merged", "separate"] = "separate"
+"""Whether spans that overlap in one place are one answer or several."""

@@ -461,6 +461,7 @@ def test_evaluate_agrees_with_its_predictions(
         "with_mask",
         "hybrid",
         "rerank",
+        "overlapping",
     }
     rows = [json.loads(line) for line in predictions.read_text().splitlines()]
     asked = [json.loads(line) for line in (work / f"{name}.jsonl").read_text().splitlines()]
@@ -503,6 +504,7 @@ def test_evaluate_agrees_with_its_predictions(
             "hybrid",
             "read",
             "rerank",
+            "overlapping",
         }
         assert (row["retriever"], row["read"]) == (retriever, 3)
         assert row["model"] == read_manifest(work / "model", kind="model").fingerprint

@@ -16,8 +16,10 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers, ordered_map
+from realmlm.rows import rows
 from realmlm.sentences import split_sentences
 from realmlm.sources.article import Article
+from realmlm.sources.bounds import PART
 from realmlm.sources.columnar import Columns
 from realmlm.sources.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.storage.artefacts import Draft, publish
@@ -33,6 +35,7 @@ _AT_ONCE = 2**18  # characters encoded at once: an Encoding takes some 200 bytes
 _LINES = 512  # and lines
 _SAMPLE = 64_000_000  # characters a tokenizer is trained on at most
 _UNKNOWN = 0.02  # share of unknown wordpieces above which the user is warned
+_ROW = 3  # characters of a row for each wordpiece of a passage: it surely fits
 _SHOWN = 20  # complaints shown one by one; the rest are counted
 
 
@@ -54,7 +57,8 @@ def cut_articles(
     articles: list[Article], wordpieces: Wordpieces, *, max_wordpieces: int, taken: slice = slice(None)
 ) -> Block:
     """Cut articles into passages, each of as many whole sentences as fit into `max_wordpieces`; a longer
-    sentence is cut between words. `taken` says which passages of each article are wanted.
+    sentence is cut between words. `taken` says which passages of each document are wanted: articles in a row
+    that come from one place are its sections.
 
     A passage's text is the article's from its first sentence to its last. Lines are tokenised one by one, so
     a passage's wordpieces are those of its text under any tokenizer that splits at white space (BERT's). One
@@ -67,11 +71,21 @@ def cut_articles(
     lines = list(_lines(text))
     ids_T, chars_T2 = _tokenise(lines, wordpieces)
     continues_T = wordpieces.continues[ids_T] if len(ids_T) else ids_T
-    pieces = _pieces(text, lines, borders_A, chars_T2, continues_T, max_wordpieces)
+    sentences = list(_sentences(articles, lines, borders_A, longest=_ROW * max_wordpieces))
+    pieces = _pieces(text, sentences, borders_A, chars_T2, continues_T, max_wordpieces)
     filled = (passage for passage in _fill(pieces, max_wordpieces) if passage[-1].past > passage[0].first)
-    by_article = groupby(filled, key=lambda passage: passage[0].article)
-    passages = [passage for _, several in by_article for passage in islice(several, taken.start, taken.stop)]
+    documents = list(_documents(articles))
+    by_document = groupby(filled, key=lambda passage: documents[passage[0].article])
+    passages = [passage for _, several in by_document for passage in islice(several, taken.start, taken.stop)]
     return _block(articles, text, passages, ids_T, chars_T2, wordpieces)
+
+
+def _documents(articles: list[Article]) -> Iterator[int]:
+    """The number of each article's document."""
+    number = 0
+    for place, article in enumerate(articles):
+        number += not (article.source and article.source == articles[place - 1].source)
+        yield number
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -118,16 +132,30 @@ def _batches(lines: list[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
         yield batch
 
 
+def _sentences(
+    articles: list[Article], lines: list[tuple[int, str]], borders_A: np.ndarray, *, longest: int
+) -> Iterator[tuple[int, int]]:
+    """Where the sentences of the joined articles stand; a row of a table of at most so many characters is
+    one."""
+    for start, line in lines:
+        if "; " in line and len(line) <= longest and any(rows(line)):
+            article = articles[int(np.searchsorted(borders_A, start, side="right")) - 1]
+            if article.has_rows:
+                yield start, start + len(line)
+                continue
+        for first, past in split_sentences(line):
+            yield start + first, start + past
+
+
 def _pieces(
     text: str,
-    lines: list[tuple[int, str]],
+    spans: list[tuple[int, int]],
     borders_A: np.ndarray,
     chars_T2: np.ndarray,
     continues_T: np.ndarray,
     max_wordpieces: int,
 ) -> Iterator[_Piece]:
-    """The sentences of the joined articles, those that are too long in parts."""
-    spans = [(start + first, start + past) for start, line in lines for first, past in split_sentences(line)]
+    """The sentences of the joined articles, which `spans` are, those that are too long in parts."""
     if not spans:
         return
     starts_S = np.array([start for start, _ in spans])
@@ -285,7 +313,7 @@ def write_articles(
     workers: int,
 ) -> SegmentWriter:
     """Cut and tokenise articles into a corpus being written; its tokenizer, counts and limits are written,
-    too. `taken` says which passages of each article are wanted."""
+    too. `taken` says which passages of each document are wanted."""
     wordpieces.save(draft.path / "tokenizer.json")
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
     setting = (wordpieces.tokenizer.to_str(), max_wordpieces, taken)
@@ -389,11 +417,12 @@ def _chunks(articles: Iterable[Article]) -> Iterator[list[Article]]:
     chunk: list[Article] = []
     size = 0
     for article in articles:
-        chunk.append(article)
-        size += len(article.text)
-        if size >= CHUNK:
+        ends = not chunk or article.source != chunk[-1].source  # the document before it
+        if size >= CHUNK and (ends or size >= PART):
             yield chunk
             chunk = []
             size = 0
+        chunk.append(article)
+        size += len(article.text)
     if chunk:
         yield chunk

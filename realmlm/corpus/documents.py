@@ -39,7 +39,7 @@ _NAMED = 3  # and named at each opening
 _AS_MADE_BEFORE = 0o755  # mode of the cache that earlier releases made
 LOOK_S = 2.0  # least seconds between two looks at the files
 LOOK_SHARE = 20  # looking takes at most one of so many seconds
-_READING = 4  # raised when a release reads files differently, so that cached corpora are made again
+_READING = 5  # raised when a release reads files differently, so that cached corpora are made again
 
 
 def cache_folder() -> Path:

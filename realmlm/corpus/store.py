@@ -207,6 +207,24 @@ class Segment:
         borders = zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True)
         return [str(data[start:end], "utf-8") for start, end in borders]
 
+    def document(self, row: int) -> tuple[int, int]:
+        """The first passage of the same document and the one past its last: those of its article, and of the
+        articles beside it that come from the same place, the sections of a document."""
+        offsets = self._offsets["source"]
+
+        def source(article: int) -> bytes:
+            return bytes(self._flat["sources"][offsets[article] : offsets[article + 1]])
+
+        first = int(self.articles[row])
+        past = first + 1
+        if own := source(first):
+            while first and source(first - 1) == own:
+                first -= 1
+            while past < len(offsets) - 1 and source(past) == own:
+                past += 1
+        begin, end = np.searchsorted(self.articles, [first, past]).tolist()
+        return begin, end
+
     def titles(self) -> Iterator[str]:
         offsets = self._offsets["title"]
         data = self._flat["titles"].tobytes()
@@ -446,11 +464,12 @@ class Corpus:
         return np.append(starts, len(segment.part("tokens", row)))
 
     def siblings(self, number: int) -> np.ndarray:
-        """Ids of the other passages of the same article; an edited passage is an article of its own."""
+        """Ids of the other passages of the same document, whose articles are its sections; an edited passage
+        is a document of its own."""
         segment, row = self._place(number)
         if segment is not self._base:
             return np.zeros(0, dtype=np.int64)
-        first, last = np.searchsorted(segment.articles, [segment.articles[row], segment.articles[row] + 1])
+        first, last = segment.document(row)
         others = [other for other in range(first, last) if other != row and other not in self._overlay]
         return np.array(others, dtype=np.int64)
 

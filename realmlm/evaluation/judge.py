@@ -71,8 +71,9 @@ def make_judge(
     max_query: int,
     released: bool,
     calibration: Calibration | None,
+    overlapping: str,
     recall: Recall,
 ) -> Callable[[Batch], list[Outcome]]:
     """What a process needs to do it."""
-    combiner = Combiner(Corpus.open(folder, edits=edits), max_query, released, calibration)
+    combiner = Combiner(Corpus.open(folder, edits=edits), max_query, released, calibration, overlapping)
     return lambda batch: judge(combiner, batch, recall=recall)

@@ -87,7 +87,7 @@ def evaluate(
     searched = settings.retriever if retriever is None else type(retriever).__qualname__
     hybrid = chosen.hybrid if isinstance(chosen, LearnedRetriever) else None
     weight = 0.0 if hybrid is None else hybrid.weight
-    answerer = Answerer(realm, corpus, chosen, rerank=settings.rerank)
+    answerer = Answerer(realm, corpus, chosen, rerank=settings.rerank, overlapping=settings.overlapping)
     rows: Iterable[dict[str, Any]]
     if settings.beir:
         ranked = list(rank_documents(answerer, judged, with_mask=settings.with_mask))
@@ -106,6 +106,7 @@ def evaluate(
             "hybrid": weight,
             "read": read,
             "rerank": settings.rerank,
+            "overlapping": settings.overlapping,
         }
         lines = "".join(json.dumps(row | made, ensure_ascii=False) + "\n" for row in rows)
         write_text(settings.predictions, lines)
@@ -120,6 +121,7 @@ def evaluate(
         with_mask=settings.with_mask,
         hybrid=weight,
         rerank=settings.rerank,
+        overlapping=settings.overlapping,
     )
     if settings.report is not None:
         write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
@@ -214,8 +216,9 @@ def _judged(
         yield from (judge(combiner, batch, recall=recall) for batch in batches)
         return
     corpus = combiner.corpus
-    setting = (corpus.folder, corpus.edits, combiner.max_query, combiner.released, combiner.calibration)
-    yield from ordered_map(make_judge, (*setting, recall), batches, workers=judges, few=_FEW)
+    how = (combiner.max_query, combiner.released, combiner.calibration, combiner.overlapping)
+    setting = (corpus.folder, corpus.edits, *how, recall)
+    yield from ordered_map(make_judge, setting, batches, workers=judges, few=_FEW)
 
 
 def _queries(

@@ -62,6 +62,7 @@ class Report:
     with_mask: bool = False
     hybrid: float = 0.0  # weight of BM25 in the search
     rerank: int = 0
+    overlapping: str = "separate"  # as in reports that do not say it
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,12 +73,14 @@ class Report:
         read += f" of {self.rerank}" * (self.rerank > self.read)
         asked = f"{self.questions:,} questions" + " with a [MASK] after each" * self.with_mask
         matching = f" + {self.hybrid:g} · BM25" if self.hybrid else ""
-        lines = [f"{asked}, retriever {self.retriever}{matching}, {read} read, {self.seconds:.1f} s", ""]
+        merged = ", overlapping spans merged" * (self.overlapping == "merged")
+        how = f"retriever {self.retriever}{matching}, {read} read{merged}"
+        lines = [f"{asked}, {how}, {self.seconds:.1f} s", ""]
         rows: list[tuple[str, Score]] = [("exact match", self.exact_match)] if self.exact_match else []
         rows += [(f"{name}, nats", score) for name, score in self.nats.items()]
         rows += [("F1", self.f1)] if self.f1 else []
-        how = f"answer string, {self.recall_definition}"
-        rows += [(f"recall@{k} ({how})", score) for k, score in self.recall.items()]
+        by = f"answer string, {self.recall_definition}"
+        rows += [(f"recall@{k} ({by})", score) for k, score in self.recall.items()]
         rows += [(f"recall@{k} (gold passage)", score) for k, score in self.gold_recall.items()]
         rows += [(f"{name} (judged documents)", score) for name, score in self.ranking.items()]
         return "\n".join(lines + [f"{name:31s} {score}" for name, score in rows])

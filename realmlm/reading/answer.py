@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from realmlm.corpus.store import Corpus
-from realmlm.defaults import READ
+from realmlm.defaults import OVERLAPPING, READ
 from realmlm.errors import BadInput
 from realmlm.model.inputs import send
 from realmlm.model.marginal import hidden_log_p, joint_reading
@@ -169,10 +169,20 @@ class _BestSpans(NamedTuple):
 class Answerer:
     """Model, corpus and a way to retrieve, ready for questions and for sentences with [MASK]."""
 
-    def __init__(self, model: Realm, corpus: Corpus, retriever: Retriever, *, rerank: int = 0) -> None:
+    def __init__(
+        self,
+        model: Realm,
+        corpus: Corpus,
+        retriever: Retriever,
+        *,
+        rerank: int = 0,
+        overlapping: str = OVERLAPPING,
+    ) -> None:
         """With `rerank`, so many passages are retrieved for a question and read, and those with the most
-        weight p(z|x) are answered from: the reader has a say in it."""
+        weight p(z|x) are answered from: the reader has a say in it. With `overlapping` merged, spans that
+        overlap in one place are one answer."""
         check_reranks(model, rerank)
+        self.overlapping = overlapping
         self.rerank = rerank
         self.model = model
         self.corpus = corpus
@@ -337,7 +347,8 @@ class Answerer:
         own = isinstance(self.retriever, LearnedRetriever) and self.retriever.calibrated
         fitted = config.calibration if own else None
         calibration = Calibration(**fitted) if fitted else None
-        return Combiner(self.corpus, config.max_query, config.reading == "released", calibration)
+        released = config.reading == "released"
+        return Combiner(self.corpus, config.max_query, released, calibration, self.overlapping)
 
     def _closed_book(self, queries: list[Query]) -> list[Answer]:
         """Each question followed by masks, as many as serve it best."""

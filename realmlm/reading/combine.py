@@ -6,16 +6,19 @@ spans of each, U different passages, T wordpieces.
 
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from realmlm.corpus.store import Corpus, Passage
+from realmlm.defaults import OVERLAPPING
 from realmlm.reading.confidence import UNSURE, Calibration
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
+from realmlm.reading.tables import look_up
 from realmlm.reading.units import all_widened, widened
+from realmlm.reading.wholes import ALL, kept_whole, made_whole
 
 OTHERS = 5  # answers named beside the best
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
@@ -84,6 +87,8 @@ class Combiner:
     released: bool
     """As the authors' code does: the best place of an answer counts, spans stay as they are."""
     calibration: Calibration | None
+    overlapping: str = OVERLAPPING
+    """merged: spans that overlap in one place are one answer."""
 
     def answers(self, read: ReadSpans) -> list[Answer]:
         """An answer to each question."""
@@ -107,9 +112,12 @@ class Combiner:
             pairs = slice(row * k, (row + 1) * k)
             offered = [passages[place] for place in place_N[pairs].tolist()]
             logit_K = None if read.logit_BK is None else read.logit_BK[row]
-            answer = combine(
-                offered, read.p_BK[row], spans.rows(pairs), released=self.released, logit_K=logit_K
-            )
+            kept = None if self.released else kept_whole(question)
+            way = Way(self.released, self.overlapping == "merged", kept)
+            found = spans.rows(pairs)
+            if not self.released:
+                found = Spans(*look_up(question, [passage.text for passage in offered], *found))
+            answer = combine(offered, read.p_BK[row], found, way, logit_K=logit_K)
             if read.searched_2BK is not None:
                 answer = with_scores(answer, read.ids_BK[row], read.searched_2BK[:, row])
             answers.append(self._judged(answer, question, wordpieces, float(read.relevance_B[row])))
@@ -171,54 +179,113 @@ class Spans(NamedTuple):
         return Spans(*(part_KS[some] for part_KS in self))
 
 
+class Way(NamedTuple):
+    """How spans become answers."""
+
+    released: bool = False
+    """The best place of an answer counts."""
+    merged: bool = OVERLAPPING == "merged"
+    """Spans that overlap in one place are one answer."""
+    kept: Collection[str] | None = ALL
+    """The kinds of things that are given whole (realmlm/reading/wholes.py); None: spans stay as they are."""
+
+
 def combine(
     passages: list[Passage],
     p_K: np.ndarray,
     spans: Spans,
+    way: Way,
     *,
-    released: bool,
     logit_K: np.ndarray | None = None,
 ) -> Answer:
     """The likeliest answer, with the others and the evidence for it.
 
-    p(y|x) is summed over passages and places with the same words; `released` takes the best place. `logit_K`
+    p(y|x) is summed over passages and places with the same words; `released` takes the best place. Which is
+    the likeliest is decided by the reader's own spans, before those of the answers are made whole. `logit_K`
     are g(x,z), for the evidence.
     """
     likely_KS = spans.p_KS > 0
     numbers = np.nonzero(likely_KS)[0].tolist()
     starts, ends, p = (part_KS[likely_KS].tolist() for part_KS in spans)
-    texts = [passage.text for passage in passages]
-    shown = [
-        texts[number][start:end] if start >= 0 else passages[number].title[start : end or None]
-        for number, start, end in zip(numbers, starts, ends, strict=True)
-    ]
-    words = same_words(shown)
-    weighed_KS = p_K[:, None].astype(np.float64) * spans.p_KS
-    total: dict[str, float] = {}
-    likeliest: dict[str, float] = {}
-    for word, weighed in zip(words, weighed_KS[likely_KS].tolist(), strict=True):
-        total[word] = total.get(word, 0.0) + weighed
-        if released:
-            likeliest[word] = max(likeliest.get(word, 0.0), weighed)
-    if not released:
+    places = list(zip(numbers, starts, ends, strict=True))
+    shown = [_text_at(passages[number], start, end) for number, start, end in places]
+    own = words = same_words(shown)
+    weighed = (p_K[:, None].astype(np.float64) * spans.p_KS)[likely_KS].tolist()
+    total = _sums(words, weighed)
+    if way.merged and not way.released:
+        words = merge_overlapping(places, p, words, total)
+        total = _sums(words, weighed)
+    if not way.released:
         total.pop("", None)  # punctuation alone answers nothing
     if not total:
         return Answer("", 0.0, ())
+
+    def whole(number: int, start: int, end: int) -> tuple[int, int]:
+        as_it_is = way.kept is None or start < 0
+        return (start, end) if as_it_is else made_whole(start, end, passages[number].text, way.kept or ())
+
     ordered = sorted(total, key=total.__getitem__, reverse=True)
-    best = max(likeliest, key=likeliest.__getitem__) if released else ordered[0]
-    others = [word for word in ordered[: OTHERS + 1] if word != best][:OTHERS]
+    if way.released:
+        best = words[weighed.index(max(weighed))]
+        ordered = [best, *(word for word in ordered if word != best)]
     reading = [0.0] * len(passages)
-    places: list[Place] = [NOWHERE] * len(passages)
-    for place in (place for place, word in enumerate(words) if word == best):
-        number = numbers[place]
-        reading[number] += p[place]
-        if places[number] is NOWHERE and starts[place] >= 0:
-            places[number] = (starts[place], ends[place])
+    stands: list[Place] = [NOWHERE] * len(passages)
+    for (number, start, end), likely, word, own_word in zip(places, p, words, own, strict=True):
+        if word == ordered[0]:
+            reading[number] += likely
+            if start >= 0 and own_word == word and stands[number] is NOWHERE:
+                stands[number] = whole(number, start, end)
     logits = [None] * len(passages) if logit_K is None else logit_K.tolist()
-    evidence = map(evidence_of, passages, places, p_K.tolist(), reading, logits)
-    surface, *surfaces = (_on_one_line(shown[words.index(word)]) for word in (best, *others))
-    named = tuple(Words(other, total[word]) for other, word in zip(surfaces, others, strict=True))
-    return Answer(surface, total[best], by_share(evidence), named)
+    evidence = map(evidence_of, passages, stands, p_K.tolist(), reading, logits)
+    said: dict[str, Words] = {}
+    for word in ordered:
+        number, start, end = places[own.index(word)]
+        whole_of = whole(number, start, end)
+        surface = _text_at(passages[number], *whole_of)
+        key = word if whole_of == (start, end) else same_words([surface])[0]
+        said.setdefault(key, Words(_on_one_line(surface), total[word]))
+        if len(said) > OTHERS:
+            break
+    answer, *others = said.values()
+    return Answer(answer.words, answer.probability, by_share(evidence), tuple(others))
+
+
+def _text_at(passage: Passage, start: int, end: int) -> str:
+    return passage.text[start:end] if start >= 0 else passage.title[start : end or None]
+
+
+def _sums(words: list[str], weighed: list[float]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for word, weight in zip(words, weighed, strict=True):
+        total[word] = total.get(word, 0.0) + weight
+    return total
+
+
+def merge_overlapping(
+    places: list[tuple[int, int, int]], p: list[float], words: list[str], total: dict[str, float]
+) -> list[str]:
+    """The words of each span, spans that overlap in one place being one answer.
+
+    In each passage the likeliest span takes those that overlap it, then the likeliest of the rest, and so on:
+    of "Paris, Rome and Oslo", "Paris" and "Oslo" are not one because "Paris, Rome" overlaps both. All have
+    the words among them whose `total` over all places is largest. A place is the number of a passage, the
+    first character and the one past the last.
+    """
+    merged = words.copy()
+    by_passage: dict[int, list[int]] = {}
+    for span, (number, _, _) in enumerate(places):
+        by_passage.setdefault(number, []).append(span)
+    for rest in by_passage.values():
+        rest.sort(key=p.__getitem__, reverse=True)
+        while rest:
+            _, start, end = places[rest[0]]
+            apart = [span for span in rest[1:] if places[span][1] >= end or start >= places[span][2]]
+            taken = set(rest).difference(apart)
+            likeliest = max((words[span] for span in taken), key=lambda word: (word != "", total[word], word))
+            for span in taken:
+                merged[span] = likeliest
+            rest = apart
+    return merged
 
 
 def _on_one_line(span: str) -> str:

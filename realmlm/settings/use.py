@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
-from realmlm.defaults import PATIENCE, QUEUE, READ
+from realmlm.defaults import OVERLAPPING, PATIENCE, QUEUE, READ
 from realmlm.settings.base import (
     SHARED,
     DocumentPlaces,
@@ -45,6 +45,9 @@ class Evaluate(Settings):
     rerank: int = 0
     """Retrieve and read this many passages, and answer from the --read of them that the reader finds best
     (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
+    overlapping: Literal["merged", "separate"] = OVERLAPPING
+    """Spans that overlap in one place, "Turing" in "Alan Turing", are one answer with their summed
+    probability (merged), or each its own (separate)."""
     with_mask: bool = False
     """Search with a [MASK] after each question, like every query seen by a retriever that learned from text
     alone. Needs --read 0."""

@@ -10,3 +10,5 @@ class Article:
     title: str
     text: str
     source: str = ""
+    has_rows: bool = False
+    """Lines that look like rows of a table (`realmlm/rows.py`) are rows: none is cut where it fits."""

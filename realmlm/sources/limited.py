@@ -13,6 +13,7 @@ from typing import Any
 
 from realmlm.sources import markup
 from realmlm.sources.bounds import Unreadable
+from realmlm.sources.headings import Document, Section
 
 _SMALL = 2**18  # characters that are parsed here
 _LONGEST_S = 60  # of computing
@@ -20,10 +21,10 @@ _MEMORY = 2**32  # bytes
 _REFUSED = 3  # exit code: the document is refused, for the reason said
 
 
-def html_to_text(html: str) -> tuple[str, str]:
-    """`markup.html_to_text` within the limits."""
-    title, text = _limited(markup.html_to_text, html)
-    return title, text
+def html_document(html: str) -> Document:
+    """`markup.html_document` within the limits."""
+    title, sections = _limited(markup.html_document, html)
+    return Document(title, [Section(tuple(path), text) for path, text in sections])
 
 
 def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str]) -> str:

@@ -1,12 +1,14 @@
-"""Wiki, HTML and Markdown to plain text, each through a maintained parser (extra `formats`)."""
+"""Wiki, HTML and Markdown to plain text, the latter two in sections, each through a maintained parser (extra
+`formats`)."""
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from realmlm.errors import require
 from realmlm.sources.bounds import LONGEST_S, Unreadable, balanced, parts, shallow
+from realmlm.sources.headings import Document, Heading, cut, tidy
 
 HIDDEN_LINKS = frozenset({"file", "image", "category"})
 """Namespaces whose links show no text in an article. Every wiki has these names, beside those in its own
@@ -24,6 +26,7 @@ _ELEMENTS_ON_THEIR_OWN_LINES = """
 _HIDDEN_WIKI = frozenset(_TAGS_WITHOUT_PROSE.split())
 _HIDDEN_HTML = frozenset(_ELEMENTS_WITHOUT_PROSE.split())
 _BLOCKS = frozenset(_ELEMENTS_ON_THEIR_OWN_LINES.split())
+_HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 _MARKDOWN_AT_ONCE = 2**20  # characters: their tokens take up to 500 bytes for each
@@ -39,7 +42,7 @@ def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str] = HIDDEN_LINKS) 
     """
     parser = require("mwparserfromhell", extra="formats", why="reading MediaWiki markup")
     pieces = _wiki_pieces(parser.parse(balanced(wikitext), skip_style_tags=False), parser.nodes, hidden_links)
-    return _tidy(_WIKI_LEFTOVERS.sub("", "".join(pieces)))
+    return tidy(_WIKI_LEFTOVERS.sub("", "".join(pieces)))
 
 
 def _wiki_pieces(code: Any, nodes: Any, hidden_links: frozenset[str]) -> Iterator[str]:
@@ -85,27 +88,40 @@ def table_lines(rows: Sequence[Sequence[str]], *, header: bool) -> list[str]:
     return [row_line(names if len(row) == len(names) else [""] * len(row), row) for row in body]
 
 
-def html_to_text(html: str) -> tuple[str, str]:
-    """Title (`<title>`, else the first `<h1>`, else "") and visible text of a page, a block a line."""
+def html_document(html: str) -> Document:
+    """Title (`<title>`, else the uppermost heading, else "") and visible text of a page, a block a line."""
+    tree = _html_tree(html)
+    stated = tree.css_first("head > title")
+    return cut(stated.text() if stated is not None else "", _html_pieces(tree.body))
+
+
+def _html_tree(html: str) -> Any:
     parser = require("selectolax.lexbor", extra="formats", why="reading HTML")
-    tree = parser.LexborHTMLParser(shallow(html))
-    heading = tree.css_first("head > title") or tree.css_first("h1")
-    title = " ".join(heading.text().split()) if heading is not None else ""
-    return title, _tidy("".join(_html_pieces(tree.body))) if tree.body is not None else ""
+    return parser.LexborHTMLParser(shallow(html))
 
 
-def _html_pieces(body: Any) -> Iterator[str]:
+def _html_text(node: Any) -> str:
+    """All text in an element, headings too."""
+    return tidy("".join(piece for piece in _html_pieces(node, plain=True) if isinstance(piece, str)))
+
+
+def _html_pieces(body: Any, *, plain: bool = False) -> Iterator[Heading | str]:
+    """The text and the headings in an element; if `plain`, headings are text like any other."""
     # A stack, for pages nest deeper than Python recurses. A string on it is the line break of a closing tag.
-    stack: list[tuple[Any, bool]] = [(body, False)]
+    stack: list[tuple[Any, bool]] = [(body, False)] if body is not None else []
     while stack:
         node, verbatim = stack.pop()
         if isinstance(node, str):
             yield node
         elif node.is_text_node:
             yield node.text_content if verbatim else re.sub(r"\s+", " ", node.text_content)
-        elif node.is_element_node and node.tag == "table" and (lines := _html_table(node)) is not None:
+        elif not node.is_element_node or node.tag in _HIDDEN_HTML:
+            continue
+        elif node.tag == "table" and (lines := _html_table(node)) is not None:
             yield "\n".join(["", *lines, ""])
-        elif node.is_element_node and node.tag not in _HIDDEN_HTML:
+        elif node.tag in _HEADINGS and not plain:
+            yield Heading(int(node.tag[1]), _html_text(node))
+        else:
             if node.tag in _BLOCKS:
                 yield "\n"
                 stack.append(("\n", False))
@@ -119,44 +135,48 @@ def _html_table(table: Any) -> list[str] | None:
     if any(child.css_first("table") is not None for child in table.iter()):
         return None
     found = [[cell for cell in row.iter() if cell.tag in ("td", "th")] for row in table.css("tr")]
-    rows = [[_tidy("".join(_html_pieces(cell))) for cell in cells] for cells in found if cells]
+    rows = [[_html_text(cell) for cell in cells] for cells in found if cells]
     header = any(found) and all(cell.tag == "th" for cell in next(filter(None, found)))
     if not header and any("\n" in cell for row in rows for cell in row):
         return None
-    captions = [_tidy("".join(_html_pieces(caption))) for caption in table.css("caption")]
+    captions = [_html_text(caption) for caption in table.css("caption")]
     return [*captions, *table_lines(rows, header=header)]
 
 
-def markdown_to_text(markdown: str) -> tuple[str, str]:
-    """Title (of the front matter, else the first heading, else "") and text of a document, a block a line."""
+def markdown_document(markdown: str) -> Document:
+    """Title (of the front matter, else the uppermost heading, else "") and text of a document, a block a
+    line."""
     parser = require("markdown_it", extra="formats", why="reading Markdown")
     front = _FRONT_MATTER.match(markdown)
     stated = _FRONT_TITLE.search(front[1]) if front else None
-    title = stated[1].strip("\"'") if stated else ""
-    pieces: list[str] = []
-    rows: list[list[str]] = []
     body = markdown[front.end() :] if front else markdown
-    opened = ""  # the type of the token before
-    for token in _markdown_tokens(parser.MarkdownIt("commonmark").enable("table"), body):
+    tokens = _markdown_tokens(parser.MarkdownIt("commonmark").enable("table"), body)
+    return cut(stated[1].strip("\"'") if stated else "", _markdown_pieces(tokens))
+
+
+def _markdown_pieces(tokens: Iterable[Any]) -> Iterator[Heading | str]:
+    rows: list[list[str]] = []
+    opened: Any = None  # the token before
+    for token in tokens:
         if token.type == "inline":
             line = "".join(_inline_pieces(token.children))
-            if opened == "heading_open":
-                title = title or " ".join(line.split())
-            if opened in ("td_open", "th_open"):
+            if opened.type in ("td_open", "th_open"):
                 rows[-1].append(line)
+            elif opened.type == "heading_open" and opened.level == 0:  # not in a list or a quotation
+                yield Heading(int(opened.tag[1]), line)
             else:
-                pieces += [line, "\n"]
+                yield f"{line}\n"
         elif token.type in ("fence", "code_block"):
-            pieces.append(token.content)
+            yield token.content
         elif token.type == "html_block":
-            pieces += [html_to_text(token.content)[1], "\n"]
+            yield from _html_pieces(_html_tree(token.content).body)
+            yield "\n"
         elif token.type == "tr_open":
             rows.append([])
         elif token.type == "table_close":
-            pieces += [f"{row}\n" for row in table_lines(rows, header=True)]
+            yield from (f"{row}\n" for row in table_lines(rows, header=True))
             rows = []
-        opened = token.type
-    return title, _tidy("".join(pieces))
+        opened = token
 
 
 def _markdown_tokens(parser: Any, body: str) -> Iterator[Any]:
@@ -176,9 +196,3 @@ def _inline_pieces(tokens: list[Any] | None) -> Iterator[str]:
             yield " " if token.type == "softbreak" else "\n"
         elif token.type == "image":
             yield from _inline_pieces(token.children)
-
-
-def _tidy(text: str) -> str:
-    """One space between words, no empty lines."""
-    lines = (" ".join(line.split()) for line in text.splitlines())
-    return "\n".join(line for line in lines if line)

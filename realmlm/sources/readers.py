@@ -22,9 +22,11 @@ from realmlm.sources.bounds import LARGEST, Unreadable, parts
 from realmlm.sources.columnar import COLUMNAR, USUAL, Columns, read_rows
 from realmlm.sources.dump import Dump, NoDump
 from realmlm.sources.encodings import declared_text, utf_16_codec, windows_text
-from realmlm.sources.limited import html_to_text, wiki_to_text
-from realmlm.sources.markup import markdown_to_text
-from realmlm.sources.office import pdf_to_text, word_to_text
+from realmlm.sources.headings import Document, path_title
+from realmlm.sources.limited import html_document, wiki_to_text
+from realmlm.sources.markup import markdown_document
+from realmlm.sources.office import word_document
+from realmlm.sources.pdf import pdf_document
 from realmlm.sources.tables import read_table
 from realmlm.sources.wrapping import unwrapped
 from realmlm.storage.artefacts import read_manifest
@@ -296,21 +298,36 @@ class _Reading:
         polish: Callable[[str], str] = str,
     ) -> Iterator[Article]:
         """The article, its text polished, or a complaint and no article. Its source is the file's name with
-        the article's own id, if it has one, or else with its line. A text of more than a million characters
-        becomes several articles: cutting takes a hundred times the memory of what is cut."""
+        the article's own id, if it has one, or else with its line."""
         mark = f"#{identity}" if identity not in (None, "") else f":{line}" if line else ""
+        return self.articles([(title, text)], mark=mark, line=line, polish=polish)
+
+    def articles(
+        self,
+        sections: Sequence[tuple[str, str]],
+        *,
+        mark: str = "",
+        line: int | None = None,
+        polish: Callable[[str], str] = str,
+        has_rows: bool = False,
+    ) -> Iterator[Article]:
+        """An article for each section of one document, given as titles and texts, or a complaint and none. A
+        text of more than a million characters becomes several articles: cutting takes a hundred times the
+        memory of what is cut."""
+        said = "".join(title + text for title, text in sections)
         try:
-            (title + text + mark).encode()
+            (said + mark).encode()
         except UnicodeEncodeError:
             return self.bad("holds half of a surrogate pair, which is not a character", line=line)
-        if not text.strip():
+        if not any(text.strip() for _, text in sections):
             return self.bad("has no text", line=line)
-        if "\0" in text:
+        if any("\0" in text for _, text in sections):
             return self.bad("holds NUL bytes: it is not text", line=line)
         self.found += 1
-        title = " ".join(title.split())
-        for part in filter(str.strip, parts(text)):
-            yield Article(title=title, text=polish(part), source=self.file.name + mark)
+        for title, text in sections:
+            for part in filter(str.strip, parts(text)):
+                source = self.file.name + mark
+                yield Article(" ".join(title.split()), polish(part), source, has_rows=has_rows)
 
     def whole(self, stream: BinaryIO) -> bytes | None:
         """All bytes of a file that is one document, or None after a complaint: a small compressed file may
@@ -379,7 +396,7 @@ def _read_text(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
 
 def _read_markdown(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     if (data := reading.whole(stream)) is not None and (marked := reading.decode(data)) is not None:
-        yield from _titled(reading, *markdown_to_text(marked))
+        yield from _titled(reading, markdown_document(marked))
 
 
 def _read_html(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -388,27 +405,25 @@ def _read_html(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     marked = declared_text(data)
     marked = reading.decode(data) if marked is None else marked
     if marked is not None:
-        yield from _titled(reading, *html_to_text(marked))
+        yield from _titled(reading, html_document(marked))
 
 
 def _read_office(
-    reading: _Reading, stream: BinaryIO, *, to_text: Callable[[bytes], tuple[str, str]]
+    reading: _Reading, stream: BinaryIO, *, parse: Callable[[bytes], Document]
 ) -> Iterator[Article]:
     if (data := reading.whole(stream)) is None:
         return
     if not data:
         return reading.bad("is empty")
-    yield from _titled(reading, *to_text(data))
+    yield from _titled(reading, parse(data))
 
 
-def _titled(reading: _Reading, title: str, text: str) -> Iterator[Article]:
-    """The article of a document; without a title it has its file's name."""
-    title = " ".join(title.split())
-    first, _, rest = text.partition("\n")
-    # a title that is also the first line need not stand in the text again
-    if rest.strip() and " ".join(first.split()) == title:
-        text = rest.strip("\n")
-    yield from reading.article(title or _stem(reading.file), text)
+def _titled(reading: _Reading, document: Document) -> Iterator[Article]:
+    """An article for each section of a document, with the path of its headings as its title; a document
+    without a title has its file's name."""
+    title = document.title or _stem(reading.file)
+    sections = [(path_title(title, section.path), section.text) for section in document.sections]
+    yield from reading.articles(sections or [(title, "")], has_rows=True)
 
 
 def _stem(file: SourceFile) -> str:
@@ -452,6 +467,9 @@ def _read_table(reading: _Reading, stream: BinaryIO, *, delimiters: str) -> Iter
     columns = reading.file.columns
     for record in read_table(reading.lines(stream), delimiters=delimiters, on_bad=on_bad, columns=columns):
         title = _stem(reading.file) if record.title is None else record.title
+        if record.line is None:
+            yield from reading.articles([(title, record.text)], has_rows=True)
+            continue
         yield from reading.article(title, record.text, identity=record.identity, line=record.line)
 
 
@@ -505,7 +523,7 @@ _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
     ".parquet": _read_columnar,
     ".arrow": _read_columnar,
     ".xml": _read_dump,
-    ".pdf": partial(_read_office, to_text=pdf_to_text),
-    ".docx": partial(_read_office, to_text=word_to_text),
+    ".pdf": partial(_read_office, parse=pdf_document),
+    ".docx": partial(_read_office, parse=word_document),
 }
 _ONLY_UTF_8 = {".jsonl", ".ndjson"}  # by their standards: any other byte is damage

@@ -13,9 +13,10 @@ import numpy as np
 
 from realmlm.corpus.masking import Masking, masking, window
 from realmlm.corpus.spans import Spans, all_sentences
-from realmlm.corpus.store import Corpus
+from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.errors import BadInput, NotEnough
 from realmlm.model.inputs import Masked, mask_queries
+from realmlm.sources.headings import BETWEEN
 
 
 @lru_cache(maxsize=2)
@@ -199,8 +200,15 @@ class ReadingPairs:
         return int(rng.choice(others)) if len(others) else passage
 
 
+def _document_title(corpus: Corpus, passage: int) -> np.ndarray:
+    """The wordpieces of a passage's title without those of the headings above it."""
+    tokens = corpus.title_tokens(passage)
+    title, below, _ = corpus[passage].title.partition(BETWEEN)
+    return corpus.wordpieces.encode(title)[:MAX_TITLE].astype(tokens.dtype) if below else tokens
+
+
 class Recurrences:
-    """Marked spans whose words are marked in another passage of the same title too."""
+    """Marked spans whose words are marked in another passage of the same title too, headings aside."""
 
     def __init__(self, corpus: Corpus, sentences: Spans) -> None:
         flat = array("q")  # words, passage, sentence, and the span within the sentence, of every span
@@ -212,7 +220,7 @@ class Recurrences:
             if sentence.passage != passage:
                 passage = sentence.passage
                 tokens = corpus.tokens(sentence.passage)
-                title = crc32(corpus.title_tokens(passage).tobytes())
+                title = crc32(_document_title(corpus, passage).tobytes())
             for start, end in sentence.spans.tolist():
                 words = crc32(tokens[sentence.start + start : sentence.start + end].tobytes(), title)
                 flat.extend((words, passage, number, start, end))

@@ -428,3 +428,20 @@ def test_no_more_than_some_hundred_thousand_characters_are_tokenised_at_once(lin
     assert block.token_lengths.sum() == 2 * 100_000
     assert watched.most[0] < 2**18 + MAX_CHARACTERS
     assert watched.most[1] <= 512
+
+
+def test_a_row_of_a_table_is_not_cut(tmp_path: Path, world: Path) -> None:
+    rows = [f"No {number},It is old. It is grey. It is kept." for number in range(12)]
+    (tmp_path / "things.csv").write_text("\n".join(["Name,Note", *rows]))
+    line = "Name: No 3; Note: It is old. It is grey. It is kept."
+    (tmp_path / "other.jsonl").write_text(json.dumps({"text": "\n".join([line] * 12)}))
+    tokenizer = str(world / "tokenizer.json")
+    cut = {}
+    for name in ("things.csv", "other.jsonl"):
+        corpus = build_corpus(
+            [tmp_path / name], tmp_path / f"{name}-corpus", tokenizer=tokenizer, max_wordpieces=40, workers=1
+        )
+        cut[name] = [corpus[number].text for number in corpus.ids.tolist()]
+    assert len(cut["things.csv"]) > 1
+    assert all(line.endswith("kept.") for text in cut["things.csv"] for line in text.split("\n"))
+    assert any(not text.endswith("kept.") for text in cut["other.jsonl"]), "no table: cut as ever"

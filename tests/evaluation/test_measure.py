@@ -160,10 +160,35 @@ def test_processes_judge_as_this_one_does(knowledge: Corpus, tiny_model: Realm, 
         spans = answerer.read_passages(queries, read).arrays()
         batches.append(Batch(some, found.ids_BK.numpy(), {}, list(range(len(some))), spans))
     combiner = answerer.combiner
-    setting = (knowledge.folder, 0, combiner.max_query, combiner.released, combiner.calibration, "dpr")
+    how = (combiner.max_query, combiner.released, combiner.calibration, combiner.overlapping)
+    setting = (knowledge.folder, 0, *how, "dpr")
     there = ordered_map(make_judge, setting, batches, workers=2, few=1)
     assert [outcome for outcomes in there for outcome in outcomes] == here
     assert any(any(outcome.found) for outcome in here)
+
+
+@pytest.mark.parametrize("overlapping", ["merged", "separate"])
+def test_reports_and_predictions_say_whether_spans_were_merged(
+    overlapping: str, tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    report = evaluate(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=world / "questions-held-out.jsonl",
+        limit=4,
+        read=2,
+        overlapping=overlapping,
+        predictions=tmp_path / "predictions.jsonl",
+        device="cpu",
+    )
+    assert report.overlapping == overlapping
+    assert ("overlapping spans merged" in report.table()) == (overlapping == "merged")
+    rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text("utf-8").splitlines()]
+    assert {row["overlapping"] for row in rows} == {overlapping}
+    sums = [
+        sum(p["retrieval_probability"] * p["reading_probability"] for p in row["evidence"]) for row in rows
+    ]
+    assert sums == pytest.approx([row["probability"] for row in rows], abs=1e-5)
 
 
 def test_recall_looks_no_further_than_the_first_passage_with_the_answer() -> None:

@@ -349,7 +349,7 @@ def test_the_last_passage_stays_however_many_remove_at_once(
 
 def test_passages_that_others_edited_can_be_edited_here(client: TestClient, own_corpus: Path) -> None:
     new = {"title": "Nerrow", "text": "The arms of Nerrow show a quince."}
-    article = Article(**new)
+    article = Article(new["title"], new["text"])
     theirs, (first,) = Corpus.open(own_corpus).edit(add=[article])
     assert (
         client.put(f"/passages/{first}", json=new | {"text": "The arms of Nerrow show a heron."}).status_code

@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realmlm.errors import BadInput, MissingExtra, RealmError
-from realmlm.sources import office
+from realmlm.sources import pdf as pdf_source
 from realmlm.sources.article import Article
-from realmlm.sources.office import Unreadable, pdf_to_text, word_to_text
+from realmlm.sources.bounds import Unreadable
+from realmlm.sources.headings import Document
+from realmlm.sources.office import word_document
+from realmlm.sources.pdf import pdf_document
 from realmlm.sources.readers import read_articles
 from tests.calls import build_corpus
 
@@ -58,6 +61,11 @@ def pdf(*pages: list[str], title: str | None = None) -> bytes:
         f"R>>\nstartxref\n{len(data)}\n%%EOF"
     )
     return data + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+def said(document: Document) -> str:
+    """The text of all sections."""
+    return "\n".join(section.text for section in document.sections)
 
 
 def saved(document: object) -> bytes:
@@ -107,8 +115,9 @@ def test_lines_become_paragraphs_and_cut_words_are_whole_again() -> None:
         "Storks",
         "They come back in spring.",
     ]
-    title, text = pdf_to_text(pdf(lines, title="Birds"))
-    assert title == "Birds"
+    document = pdf_document(pdf(lines, title="Birds"))
+    assert document.title == "Birds"
+    text = said(document)
     assert text.split("\n") == [
         "Wading birds",
         "The heron stands in shallow water for a long time and waits for a fish to come by. It is a "
@@ -133,11 +142,11 @@ def test_what_stands_on_every_page_is_no_text() -> None:
         ]
         for number in range(1, 6)
     ]
-    _, text = pdf_to_text(pdf(*pages))
+    text = said(pdf_document(pdf(*pages)))
     assert "Book" not in text
     assert "of 5" not in text
     assert "What page 3 says." in text
-    _, short = pdf_to_text(pdf(*pages[:2]))
+    short = said(pdf_document(pdf(*pages[:2])))
     assert "Book" in short  # twice proves nothing
 
 
@@ -145,10 +154,10 @@ def test_rows_of_numbers_are_no_page_numbers() -> None:
     rows = [
         [f"{1900 + 10 * page + row} {17 * row + page} {3 * row}" for row in range(10)] for page in range(4)
     ]
-    _, text = pdf_to_text(pdf(*rows))
+    text = said(pdf_document(pdf(*rows)))
     assert text.split() == " ".join(row for page in rows for row in page).split()
     cells = [[str((37 * page + 11 * row) % 101) for row in range(10)] for page in range(8)]
-    _, text = pdf_to_text(pdf(*cells))
+    text = said(pdf_document(pdf(*cells)))
     assert text.split() == [cell for page in cells for cell in page]
 
 
@@ -164,13 +173,13 @@ def test_numbers_that_follow_the_pages_are_left_out(form: str) -> None:
     ]  # a preface, then a part that is left out
     rows = [[f"{1900 + 10 * page + row} {page}" for row in range(4)] for page in range(len(labels))]
     pages = [[*page, form.format(label)] for page, label in zip(rows, labels, strict=True)]
-    _, text = pdf_to_text(pdf(*pages))
+    text = said(pdf_document(pdf(*pages)))
     assert text.split() == " ".join(row for page in rows for row in page).split()
 
 
 def test_a_number_of_any_length_is_read() -> None:
     lines = ["9" * 5000, "a b", "c d", "e f"]
-    assert pdf_to_text(pdf(*[lines] * 3))[1].count("9") == 15_000
+    assert said(pdf_document(pdf(*[lines] * 3))).count("9") == 15_000
 
 
 def test_a_pdf_is_named_by_its_title_or_its_file(tmp_path: Path) -> None:
@@ -192,8 +201,8 @@ def locked(data: bytes, password: str) -> bytes:
 
 def test_a_locked_pdf_is_refused_and_one_that_anyone_may_open_is_read() -> None:
     with pytest.raises(Unreadable, match="password"):
-        pdf_to_text(locked(pdf(["A secret"]), "heron"))
-    assert pdf_to_text(locked(pdf(["No secret"]), "")) == ("", "No secret")
+        pdf_document(locked(pdf(["A secret"]), "heron"))
+    assert said(pdf_document(locked(pdf(["No secret"]), ""))) == "No secret"
 
 
 @pytest.mark.parametrize(
@@ -219,17 +228,17 @@ def test_a_damaged_pdf_raises_nothing_else(draw: st.DataObject) -> None:
     for _ in range(draw.draw(st.integers(1, 10))):
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
     with suppress(Unreadable):
-        pdf_to_text(bytes(data[: draw.draw(st.integers(0, len(data)))]))
+        pdf_document(bytes(data[: draw.draw(st.integers(0, len(data)))]))
 
 
 def test_a_pdf_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = pdf(["x" * 10_000] * 9_000)
     assert len(bomb) < 2**20
     with pytest.raises(Unreadable, match="LimitReached"):
-        pdf_to_text(bomb)
-    monkeypatch.setattr(office, "MOST_CHARACTERS", 1000)
+        pdf_document(bomb)
+    monkeypatch.setattr(pdf_source, "MOST_CHARACTERS", 1000)
     with pytest.raises(Unreadable, match="more than 1,000 characters"):
-        pdf_to_text(pdf(["x" * 90] * 20))
+        pdf_document(pdf(["x" * 90] * 20))
 
 
 # --- Word ---------------------------------------------------------------------------------------------------
@@ -237,15 +246,16 @@ def test_a_pdf_that_swells_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_page_of_countless_pieces_is_refused() -> None:
     lines = ["one line", "another line", "a third"]
-    assert "a third" in pdf_to_text(pdf(lines))[1]
+    assert "a third" in said(pdf_document(pdf(lines)))
     with pytest.raises(Unreadable, match="more than 50,000 pieces of text on page 2"):
-        pdf_to_text(pdf(lines, ["x"] * 50_001))
+        pdf_document(pdf(lines, ["x"] * 50_001))
 
 
 def test_many_lines_of_one_width_take_no_longer_than_they_must() -> None:
     lines = [f"{number:06d} every line of this log is of the same width" for number in range(20_000)]
     begun = time.monotonic()
-    assert len("".join(office._paragraphs([*lines, "x" * 40_000]))) > 900_000
+    pages = [lines[first : first + 400] for first in range(0, len(lines), 400)]
+    assert len(said(pdf_document(pdf(*pages, ["x" * 40_000])))) > 900_000
     assert time.monotonic() - begun < 5, "it took minutes"
 
 
@@ -263,7 +273,7 @@ def test_a_word_document_is_read_in_its_order(tmp_path: Path) -> None:
     assert article.title == "Wading birds"
     assert article.text == "The heron stands.\nbird: heron; height: 90 cm\nIt waits."
     document.core_properties.title = "On herons"
-    assert word_to_text(saved(document))[0] == "On herons"
+    assert word_document(saved(document))[0] == "On herons"
     plain = docx.Document()
     plain.add_paragraph("No heading.")
     (tmp_path / "plain.docx").write_bytes(saved(plain))
@@ -277,7 +287,7 @@ def test_a_table_without_a_header_names_nothing() -> None:
         table.cell(*place).text = text
     for look in table._tbl.iter("{http://schemas.openxmlformats.org/wordprocessingml/2006/main}tblLook"):
         look.set("{http://schemas.openxmlformats.org/wordprocessingml/2006/main}firstRow", "0")
-    assert word_to_text(saved(document))[1] == "bird; heron\nheight; 90 cm"
+    assert said(word_document(saved(document))) == "bird; heron\nheight; 90 cm"
 
 
 def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None:
@@ -297,7 +307,7 @@ def test_merged_cells_controls_and_changes_are_read_once(tmp_path: Path) -> None
     )
     document.element.body.insert(0, changed)
     document.element.body.insert(1, control)
-    assert word_to_text(saved(document))[1] == "added kept\nwithin a control\nboth; third"
+    assert said(word_document(saved(document))) == "added kept\nwithin a control\nboth; third"
 
 
 def word_xml(xml: str) -> object:
@@ -322,7 +332,7 @@ def test_a_table_in_a_table_is_read_once() -> None:
         "<w:sdt><w:sdtContent><w:tc><w:p><w:r><w:t>last</w:t></w:r></w:p></w:tc></w:sdtContent></w:sdt>"
     )
     document.element.body.tbl_lst[0].tr_lst[0].append(controlled)
-    assert word_to_text(saved(document))[1] == "left; right a b c d; last"
+    assert said(word_document(saved(document))) == "left; right a b c d; last"
 
 
 def test_what_was_moved_stands_where_it_went() -> None:
@@ -334,7 +344,7 @@ def test_what_was_moved_stands_where_it_went() -> None:
             f"w:id='1'>{moved}</w:{way}></w:p>"
         )
         document.element.body.append(paragraph)
-    assert word_to_text(saved(document))[1] == "Now here. The heron waits.\nOnce here."
+    assert said(word_document(saved(document))) == "Now here. The heron waits.\nOnce here."
 
 
 def test_hyphens_that_do_not_break_are_hyphens() -> None:
@@ -345,7 +355,7 @@ def test_hyphens_that_do_not_break_are_hyphens() -> None:
         f"so</w:t><w:softHyphen/><w:t>on</w:t></w:r>{gone}</w:p>"
     )
     document.element.body.append(years)
-    assert word_to_text(saved(document))[1] == "2020-2021, soon"
+    assert said(word_document(saved(document))) == "2020-2021, soon"
 
 
 def test_a_fallback_is_not_read_beside_what_it_stands_for() -> None:
@@ -357,7 +367,7 @@ def test_a_fallback_is_not_read_beside_what_it_stands_for() -> None:
     cell.remove(cell.p_lst[0])
     cell.append(word_xml(paragraph))
     document.element.body.append(word_xml(paragraph))
-    assert word_to_text(saved(document))[1] == "said boxed\nsaid\nboxed"
+    assert said(word_document(saved(document))) == "said boxed\nsaid\nboxed"
 
 
 def test_what_is_no_word_document_says_so(tmp_path: Path) -> None:
@@ -385,7 +395,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyP
     assert len(stream.getvalue()) < 2**20
     monkeypatch.setattr(docx, "Document", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(Unreadable, match="unpacks to more"):
-        word_to_text(stream.getvalue())
+        word_document(stream.getvalue())
 
 
 # --- both ---------------------------------------------------------------------------------------------------

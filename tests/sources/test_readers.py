@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.errors import BadInput
-from realmlm.sources import limited, markup, readers
+from realmlm.sources import limited, readers
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import balanced, parts, shallow
 from realmlm.sources.encodings import declared_text
-from realmlm.sources.markup import html_to_text, markdown_to_text, wiki_to_text
+from realmlm.sources.headings import Document, Section
+from realmlm.sources.markup import html_document, markdown_document, wiki_to_text
 from realmlm.sources.readers import find_files, read_articles, read_files
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -45,6 +46,11 @@ def read_skipping(*sources):
     bad: list[str] = []
     articles = list(read_articles(sources, on_bad=lambda error: bad.append(str(error))))
     return articles, bad
+
+
+def said(document: Document) -> str:
+    """The text of all sections."""
+    return "\n".join(section.text for section in document.sections)
 
 
 def test_a_folder_is_walked_in_sorted_order(tmp_path):
@@ -432,7 +438,7 @@ def test_a_dump_in_an_encoding_that_expat_does_not_know_is_one_complaint(tmp_pat
 def test_whatever_a_reader_stumbles_over_is_a_complaint_that_names_the_file(tmp_path):
     (tmp_path / "a.html").write_text("<p>One.</p>")
     (tmp_path / "b.txt").write_text("Two.")
-    with patch.object(readers, "html_to_text", side_effect=ZeroDivisionError("by someone's library")):
+    with patch.object(readers, "html_document", side_effect=ZeroDivisionError("by someone's library")):
         articles, bad = read_skipping(tmp_path)
     assert [article.text for article in articles] == ["Two."]
     assert len(bad) == 1
@@ -490,7 +496,7 @@ def test_pages_are_read_in_time_in_proportion_to_their_size(kind):
     page = "".join(DEEP[kind].format(number) for number in range(900_000 // len(DEEP[kind])))
     page = f"<p {page}>deep</p>" if kind == "attributes" else f"{page}deep"
     begun = time.process_time()
-    assert markup.html_to_text(page)[1] == ("" if kind == "drawing" else "deep")
+    assert said(html_document(page)) == ("" if kind == "drawing" else "deep")
     assert time.process_time() - begun < 20
 
 
@@ -518,7 +524,8 @@ def test_a_large_page_is_read_as_a_small_one(tmp_path):
     for name, count in (("small", 5), ("large", 30_000)):
         (tmp_path / f"{name}.html").write_text("<title>É</title>" + "<p>An otter &amp; a heron.</p>" * count)
         article = read(tmp_path / f"{name}.html")[0]
-        assert article == Article("É", "\n".join(["An otter & a heron."] * count), f"{name}.html")
+        text = "\n".join(["An otter & a heron."] * count)
+        assert article == Article("É", text, f"{name}.html", has_rows=True)
 
 
 @pytest.mark.parametrize(("limit", "most"), [("_LONGEST_S", 0), ("_MEMORY", 2**27)])
@@ -548,9 +555,10 @@ def test_html():
         "<b>t</b>wo\n three"
         "<p>Four<br>five<ul><li>x<li>y</ul><pre>k\nl</pre><script>no()</script>end"
     )
-    assert html_to_text(page) == ("A b", "Head\nOne two three\nFour\nfive\nx\ny\nk\nl\nend")
-    assert html_to_text("<h1>Only</h1>rest") == ("Only", "Only\nrest")
-    assert html_to_text("<div>" * 20_000 + "deep") == ("", "deep")
+    text = "Head\nOne two three\nFour\nfive\nx\ny\nk\nl\nend"
+    assert html_document(page) == Document("A b", [Section(("Head",), text)])
+    assert html_document("<h1>Only</h1>rest") == Document("Only", [Section((), "rest")])
+    assert html_document("<div>" * 20_000 + "deep") == Document("", [Section((), "deep")])
 
 
 def test_rows_of_html_tables_are_lines_with_the_headers_words():
@@ -559,17 +567,17 @@ def test_rows_of_html_tables_are_lines_with_the_headers_words():
         f"<p>Who:<table><caption>Of 2026</caption>{head}<tr><td>Glass<td><p>Vitrum <b>Ltd</b></p><tr><td "
         "colspan=2>more</table>end"
     )
-    assert html_to_text(page)[1] == "Who:\nOf 2026\nSupplies: Glass; Supplier: Vitrum Ltd\nmore\nend"
+    assert said(html_document(page)) == "Who:\nOf 2026\nSupplies: Glass; Supplier: Vitrum Ltd\nmore\nend"
     assert (
-        html_to_text("<table><tr><td>Glass<td><td>Vitrum<tr><td>Sand<td>x<td>y</table>")[1]
+        said(html_document("<table><tr><td>Glass<td><td>Vitrum<tr><td>Sand<td>x<td>y</table>"))
         == "Glass; Vitrum\nSand; x; y"
     )
-    assert html_to_text("<table><tr><th>Only<th>heads</table>")[1] == "Only; heads"
+    assert said(html_document("<table><tr><th>Only<th>heads</table>")) == "Only; heads"
     # no table, but a page's columns
     arranged = "<table><tr><td>menu<td><p>One.<p>Two.<table><tr><td>a<td>b</table></table>"
-    assert html_to_text(arranged)[1] == "menu\nOne.\nTwo.\na; b"
-    assert html_to_text("<table></table><table><tr></table>x")[1] == "x"
-    assert html_to_text("<table><tr><td>" * 5_000 + "deep")[1] == "deep"
+    assert said(html_document(arranged)) == "menu\nOne.\nTwo.\na; b"
+    assert said(html_document("<table></table><table><tr></table>x")) == "x"
+    assert said(html_document("<table><tr><td>" * 5_000 + "deep")) == "deep"
 
 
 def test_markdown():
@@ -577,17 +585,17 @@ def test_markdown():
         "# Head *it*\n\nPara `code` [link](http://x) ![alt](y)\nsoft\n\n- a\n- "
         "b\n\n|x|y|\n|-|-|\n|1|2|\n\n```\nfn()\n```\n<div>raw</div>\n"
     )
-    assert markdown_to_text(source) == (
-        "Head it",
-        "Head it\nPara code link alt soft\na\nb\nx: 1; y: 2\nfn()\nraw",
+    assert markdown_document(source) == Document(
+        "Head it", [Section((), "Para code link alt soft\na\nb\nx: 1; y: 2\nfn()\nraw")]
     )
-    assert markdown_to_text('---\ntitle: "Front"\ntags: x\n---\nBody') == ("Front", "Body")
-    assert markdown_to_text("plain") == ("", "plain")
+    front = markdown_document('---\ntitle: "Front"\ntags: x\n---\nBody')
+    assert front == Document("Front", [Section((), "Body")])
+    assert markdown_document("plain") == Document("", [Section((), "plain")])
 
 
 @given(st.text(alphabet=st.sampled_from(list("[]{}|='<>/!-#*_`~&;:refbnoa \n\\\"")), max_size=60))
 def test_markup_never_fails_and_leaves_no_empty_lines(source):
-    for text in (wiki_to_text(source), html_to_text(source)[1], markdown_to_text(source)[1]):
+    for text in (wiki_to_text(source), said(html_document(source)), said(markdown_document(source))):
         assert all(line == line.strip() != "" for line in text.split("\n")) or text == ""
 
 
@@ -596,6 +604,9 @@ def test_a_heading_that_became_the_title_is_not_said_twice(tmp_path):
     (tmp_path / "b.html").write_text("<h1>Tiskol</h1><p>Tiskol digs salt.</p>")
     (tmp_path / "c.md").write_text("# Only a heading\n")
     articles = [(a.title, a.text) for a in read(*sorted(tmp_path.iterdir()))]
-    assert articles[0] == ("Orvane", "Orvane lies on a river.\nTrade\nIt sells amber.")
-    assert articles[1] == ("Tiskol", "Tiskol digs salt.")
-    assert articles[2] == ("Only a heading", "Only a heading")
+    assert articles == [
+        ("Orvane", "Orvane lies on a river."),
+        ("Orvane › Trade", "Trade\nIt sells amber."),
+        ("Tiskol", "Tiskol digs salt."),
+        ("Only a heading", "Only a heading"),
+    ]

@@ -174,6 +174,15 @@ def test_recurring_words_stand_in_another_passage_of_the_title(towns: Corpus) ->
         assert hidden in towns[other].text
 
 
+def test_words_recur_under_other_headings_of_a_document(tmp_path: Path, towns: Corpus) -> None:
+    (tmp_path / "arms.md").write_text("# One\n\nOne bears a heron.\n\n## Coins\n\nThe heron is on coins.\n")
+    corpus = build_corpus([tmp_path / "arms.md"], tmp_path / "corpus", tokenizer=str(towns.folder), workers=1)
+    mark_spans(corpus, PhraseTagger(["heron"]), workers=1)
+    source = SentenceSource(corpus, "salient", max_query=32, seed=0)
+    assert [corpus[number].title for number in corpus.ids.tolist()] == ["One", "One › Coins"]
+    assert len(Recurrences(corpus, source.sentences)) == 1
+
+
 def test_nothing_recurs_in_a_corpus_of_single_passages(
     knowledge: Corpus, tmp_path: Path, towns: Corpus
 ) -> None:

@@ -1,0 +1,96 @@
+"""Rows of tables in passages, "Item: window putty; Supplier: Harris & Sons": a cell is an answer, and a
+question that names a row asks for one of its cells."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from realmlm.rows import Cell, Row, rows
+
+# K passages, S spans of each
+
+_LONGEST = 80  # characters of a cell that is an answer as a whole
+_SHORTEST = 3  # characters of a cell that names its row
+_STEM = 5  # letters that two words have in common at their beginning, "Supplier" and "supplies"
+_BESIDE = 0.02  # what the reader's p counts for outside the cells that were asked for
+
+
+def look_up(
+    question: str, texts: Sequence[str], starts_KS: np.ndarray, ends_KS: np.ndarray, p_KS: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The spans of passages that were read, and p(s|z,x), with the cells of tables in view.
+
+    A span in a cell is the whole cell, if that is short; one that runs across cells is the cell it is most
+    in. Where the question has the words of a cell, it asks about that row, and where it has a column's name,
+    about that column: other spans in rows count for little, and what p they lose goes to those of their
+    passage that stay.
+    """
+    tables = [list(rows(text)) if "; " in text else [] for text in texts]
+    if not any(tables):
+        return starts_KS, ends_KS, p_KS
+    starts_KS = starts_KS.copy()
+    ends_KS = ends_KS.copy()
+    weights_KS = np.where(p_KS > 0, 1.0, np.nan)
+    asked = _Asked(question)
+    named = any(asked.names(row, text) for text, table in zip(texts, tables, strict=True) for row in table)
+    for number, (text, table) in enumerate(zip(texts, tables, strict=True)):
+        for row in table:
+            wanted = set(asked.cells(row, text))
+            within_S = (starts_KS[number] < row.end) & (ends_KS[number] > row.start) & (p_KS[number] > 0)
+            for span in np.flatnonzero(within_S).tolist():
+                cell = _cell_of(row, int(starts_KS[number, span]), int(ends_KS[number, span]))
+                if cell is not None:
+                    starts_KS[number, span], ends_KS[number, span] = _in_cell(
+                        cell, int(starts_KS[number, span]), int(ends_KS[number, span])
+                    )
+                if named and cell not in wanted:
+                    weights_KS[number, span] = _BESIDE
+    weighed_KS = np.where(p_KS > 0, p_KS * weights_KS, 0.0)
+    for number in np.flatnonzero((weights_KS == 1).any(1) & (weights_KS < 1).any(1)).tolist():
+        weighed_KS[number] *= p_KS[number].sum() / weighed_KS[number].sum()
+    return starts_KS, ends_KS, weighed_KS
+
+
+def _cell_of(row: Row, start: int, end: int) -> Cell | None:
+    """The cell that a span is most in; None if it is in none."""
+    shared = [(min(end, cell.end) - max(start, cell.start), cell) for cell in row.cells]
+    most, cell = max(shared, key=lambda pair: pair[0])
+    return cell if most > 0 else None
+
+
+def _in_cell(cell: Cell, start: int, end: int) -> tuple[int, int]:
+    if cell.end - cell.start <= _LONGEST:
+        return cell.start, cell.end
+    return max(start, cell.start), min(end, cell.end)
+
+
+class _Asked:
+    """Which rows and columns a question names."""
+
+    def __init__(self, question: str) -> None:
+        self._question = question.casefold()
+        self._words = re.findall(r"\w+", self._question)
+
+    def names(self, row: Row, text: str) -> bool:
+        return any(self._has(text[cell.start : cell.end]) for cell in row.cells)
+
+    def cells(self, row: Row, text: str) -> list[Cell]:
+        """The cells of a row that the question may ask for: none if it does not name the row."""
+        others = [cell for cell in row.cells if not self._has(text[cell.start : cell.end])]
+        if len(others) == len(row.cells):
+            return []
+        return [cell for cell in others if self._has_column(cell.name)] or others
+
+    def _has(self, words: str) -> bool:
+        words = words.casefold()
+        return len(words) >= _SHORTEST and bool(
+            re.search(rf"(?<!\w){re.escape(words)}(?:e?s)?(?!\w)", self._question)
+        )
+
+    def _has_column(self, name: str) -> bool:
+        return any(
+            word[:_STEM] == other[:_STEM]
+            for word in re.findall(r"\w{4,}", name.casefold())
+            for other in self._words
+        )
