@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from realmlm.errors import BadInput, RealmError
 
@@ -32,6 +33,8 @@ class Ranks:
     count: int = 1
     local: int = 1
     """How many of them are on this machine."""
+    place: int = 0
+    """The number of this one among those."""
 
     @classmethod
     def join(cls) -> "Ranks":
@@ -45,16 +48,15 @@ class Ranks:
             return cls()
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if not dist.is_initialized():
-            own_gpu = local <= torch.cuda.device_count()
             try:
-                dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu else "gloo", timeout=_PATIENCE)
+                _meet("cpu:gloo,cuda:nccl" if local <= torch.cuda.device_count() else "gloo")
             except (ValueError, RuntimeError) as error:
                 raise BadInput(
                     f"WORLD_SIZE says that {count} processes train together, but they do not meet ({error}); "
                     "start them with torchrun, or leave WORLD_SIZE out"
                 ) from error
             atexit.register(dist.destroy_process_group)
-        return cls(dist.get_rank(), count, local)
+        return cls(dist.get_rank(), count, local, int(os.environ.get("LOCAL_RANK", 0)))
 
     @property
     def first(self) -> bool:
@@ -65,7 +67,7 @@ class Ranks:
         """The one of this rank: if `cuda` was chosen, the GPUs go round."""
         if self.count == 1 or chosen.type != "cuda":
             return chosen
-        mine = self.rank % self.local % torch.cuda.device_count()
+        mine = self.place % torch.cuda.device_count()
         device = torch.device("cuda", mine if chosen.index is None else chosen.index)
         torch.cuda.set_device(device)
         return device
@@ -140,6 +142,15 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _meet(backend: str) -> None:
+    """As `init_process_group` does by itself, except where torchrun starts ranks anew: there it may find the
+    addresses of dead ones, since the store is the same, and wait for them."""
+    store, rank, count = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"realmlm-{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_PATIENCE)
 
 
 class _Gather(torch.autograd.Function):

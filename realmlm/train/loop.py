@@ -418,11 +418,11 @@ class _Steps:
                 sums[name] = sums[name] + share if name in sums else share
         self._clock("optimise")
         if ranks.count > 1:
-            self._share(ranks, sums)
+            self._average(ranks, sums)
         self._move()
         return sums
 
-    def _share(self, ranks: Ranks, sums: dict[str, Tensor]) -> None:
+    def _average(self, ranks: Ranks, sums: dict[str, Tensor]) -> None:
         """Make the gradients and the row's numbers the means over the ranks. What has a gradient on some rank
         gets one on all; what has none on any keeps none, and does not move."""
         learning = [parameter for group in self._groups.values() for parameter in group.parameters]

@@ -8,8 +8,10 @@ from safetensors.torch import load_file
 
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
-from realmlm.log import read_metrics
+from realmlm.log import read_metrics, say
 from realmlm.ranks import Ranks
+from realmlm.settings import Adapt
+from realmlm.train.adapt import adapt
 from tests.ranks import together
 from tests.train.together import STEPS, train
 
@@ -76,6 +78,23 @@ def test_two_ranks_learn_what_one_process_learns(trained: Path, stage: str) -> N
 def test_a_run_goes_on_with_another_number_of_ranks(trained: Path, run: str) -> None:
     assert losses(trained / run) == pytest.approx(losses(trained / "one-pretrain"), abs=1.5e-5)
     assert apart(trained / run, trained / "one-pretrain") < 1e-5
+
+
+def test_one_rank_speaks_and_each_says_its_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, heard in (("0", "told failed"), ("1", "failed")):
+        monkeypatch.setenv("RANK", rank)
+        say("told")
+        say("failed", whoever=True)
+        assert capsys.readouterr().err.split() == heard.split()
+
+
+def test_adapting_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="leave out torchrun"):
+        adapt(Adapt(docs=((tmp_path,),), out=tmp_path / "adapted"))
 
 
 def test_a_batch_must_be_shared_evenly() -> None:

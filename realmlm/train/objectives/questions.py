@@ -117,7 +117,7 @@ class QuestionAnswering(Objective):
         if type(self).loss is QuestionAnswering.loss:
             encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
-        if self.resident is not None and self.settings.loop.compile:
+        if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, model.device)
         if model.config.hybrid and self._given is None:
             # the paragraphs that questions came with are scored, never found
