@@ -400,6 +400,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         run_command(arguments[0], arguments[1:])
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and arguments[0] in RESUMABLE:
+            os._exit(0)  # all is written; torch's threads have been seen to abort a rank while Python ends
     except RealmError as error:
         say(f"error: {error}", whoever=True)
         sys.exit(2)

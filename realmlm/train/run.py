@@ -249,6 +249,8 @@ class Run:
         if self._new and not _has_worked(self.folder) and kind is not None and issubclass(kind, RealmError):
             shutil.rmtree(self.folder)
         self.close()
+        if kind is None:
+            self.ranks.wait()  # none may be gone while another has something to do
 
 
 def _check_amended(folder: Path, before: dict[str, Any], settings: Settings) -> None:

@@ -7,9 +7,5 @@ from tests.ranks import together
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_find_together_what_one_index_finds(ranks: int) -> None:
-    together(ranks, parted.search)
-
-
-def test_what_ranks_gather_has_the_gradient_of_one_process() -> None:
-    together(2, parted.gradients)
+def test_ranks_find_what_one_index_finds_and_gather_with_gradients(ranks: int) -> None:
+    together(ranks, parted.check)

@@ -10,7 +10,7 @@ from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refres
 from realmlm.train import stages
 from realmlm.train.callbacks import Callback
 
-STEPS = 6
+STEPS = 4
 MORE_STEPS = 20  # of pre-training
 LOOP = Loop(log_every=1, checkpoint_every=4, deterministic=True, threads=1, seed=3, device="cpu")
 OPTIM = JointOptim(steps=STEPS, batch=4, lr=1e-4, retriever_lr=1e-4)
