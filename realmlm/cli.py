@@ -400,14 +400,17 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         run_command(arguments[0], arguments[1:])
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and arguments[0] in RESUMABLE:
+            os._exit(0)  # all is written; torch's threads have been seen to abort a rank while Python ends
     except RealmError as error:
-        say(f"error: {error}")
+        say(f"error: {error}", whoever=True)
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         training = "in training raise `accumulate` or lower `batch`"
-        say(f"error: out of memory; {training}, elsewhere lower --read or use a smaller model")
+        cure = f"{training}, elsewhere lower --read or use a smaller model"
+        say(f"error: out of memory; {cure}", whoever=True)
         sys.exit(2)
     except BrokenPipeError:
         os._exit(141)  # as a shell shows SIGPIPE: what was still to be done is not done
@@ -415,7 +418,7 @@ def main(arguments: list[str] | None = None) -> None:
         if (refused := os_error(error)) is None:
             raise
         cure = "check that the path exists, that you may write to it and that the disk is not full"
-        say(f"error: {refused}; {cure}")
+        say(f"error: {refused}; {cure}", whoever=True)
         sys.exit(2)
     except KeyboardInterrupt:
         runs = named_by(arguments, ("--out", "--resume")) if arguments[0] in RESUMABLE else []

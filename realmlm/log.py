@@ -45,9 +45,18 @@ def heard_by(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def say(text: str) -> None:
-    """A message for the person at the terminal, on stderr: stdout is for results."""
+def _speaks() -> bool:
+    """Of the processes that torchrun starts only the first tells how it goes: the others would say the
+    same."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+def say(text: str, *, whoever: bool = False) -> None:
+    """A message for the person at the terminal, on stderr: stdout is for results. `whoever`: from any rank,
+    an error for instance."""
     text = printable(text)
+    if not (whoever or _speaks()):
+        return
     print(text, file=sys.stderr, flush=True)
     for listener in _listeners:
         listener.said(text)
@@ -72,7 +81,7 @@ class Progress:
         self._start = start
         self._begun = time.monotonic()
         self._shown = self._begun
-        self._terminal = sys.stderr.isatty() and "CI" not in os.environ
+        self._terminal = sys.stderr.isatty() and "CI" not in os.environ and _speaks()
         self._every_s = 0.2 if self._terminal else every_s
 
     def advance(self, count: int = 1) -> None:

@@ -245,6 +245,12 @@ def _fused() -> Any:
     return fused
 
 
+def part_of(blocks: Sequence[tuple[Tensor, Tensor]], number: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Of pairs of vectors and ids one of `count` parts of equal size, the same in every block."""
+    parts = [slice(len(ids) * number // count, len(ids) * (number + 1) // count) for _, ids in blocks]
+    return [(vectors[part], ids[part]) for (vectors, ids), part in zip(blocks, parts, strict=True)]
+
+
 def _whole_groups(passages: int) -> int:
     """This many passages, rounded up to whole groups."""
     return -(-passages // GROUP) * GROUP

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from realmlm.errors import BadInput, Mismatch, NotEnough
-from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors
+from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors, part_of
 from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
 from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
 from realmlm.storage.artefacts import (
@@ -235,8 +235,11 @@ def open_index(
     expect_weights: str | None = None,
     expect_corpus: str | None = None,
     edits: int | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> Index:
     """Check a version, map it into memory and apply its edits, the first `edits` of them (all if None).
+
+    `part`: of an exact version without edits, the one of this number among so many of equal size.
 
     On the CPU nothing is copied. An approximate index stays on the CPU whatever the device.
     """
@@ -247,7 +250,7 @@ def open_index(
     if manifest.config["kind"] == "ivf":
         index = _map_lists(path, manifest)
     else:
-        index = _map_shards(path, manifest.counts["shards"], info.dtype, device)
+        index = _map_shards(path, manifest.counts["shards"], info.dtype, device, part)
     for number in range(count_edits(path) if edits is None else edits):
         apply_edit(path, index, number + 1)
     return index
@@ -336,9 +339,12 @@ def _map_files(folder: Path, shards: int, dtype: str) -> list[dict[str, Tensor]]
     return [_map_tensors(folder / _shard(number), dtype) for number in range(shards)]
 
 
-def _map_shards(folder: Path, shards: int, dtype: str, device: torch.device | str) -> ExactIndex:
+def _map_shards(
+    folder: Path, shards: int, dtype: str, device: torch.device | str, part: tuple[int, int] = (0, 1)
+) -> ExactIndex:
     mapped = _map_files(folder, shards, dtype)
-    return ExactIndex.from_blocks([(tensors["vectors"], tensors["ids"]) for tensors in mapped], device=device)
+    blocks = [(tensors["vectors"], tensors["ids"]) for tensors in mapped]
+    return ExactIndex.from_blocks(part_of(blocks, *part), device=device)
 
 
 def _write_lists(folder: Path, exact: ExactIndex, queries_QD: Tensor | None) -> dict[str, Any]:

@@ -157,13 +157,14 @@ def contrast(scores_BU: Tensor, own_B: Tensor, others_BU: Tensor) -> tuple[Tenso
     return F.cross_entropy(scores_BU, own_B, reduction="none"), scores_BU.argmax(-1) == own_B
 
 
-def in_batch_contrast(scores_BB: Tensor, passages_B: Tensor) -> tuple[Tensor, Tensor]:
+def in_batch_contrast(scores_BN: Tensor, passages_N: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
     """Inverse cloze task (Lee et al. 2019): −log p(z_i|x_i) within the batch, and is z_i the likeliest? [B].
+    The passages of these queries begin in column `first`.
 
     No passage is its own negative.
     """
-    own_B = torch.arange(len(scores_BB), device=scores_BB.device)
-    return contrast(scores_BB, own_B, passages_B[:, None] != passages_B)
+    own_B = torch.arange(first, first + len(scores_BN), device=scores_BN.device)
+    return contrast(scores_BN, own_B, passages_N[own_B][:, None] != passages_N)
 
 
 def mean_where(valid_B: Tensor, values_B: Tensor) -> Tensor:

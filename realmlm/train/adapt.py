@@ -6,6 +6,7 @@ questions, are held out to measure on. Passages and index stay as they are: minu
 """
 
 import json
+import os
 import shutil
 import time
 from collections import defaultdict
@@ -111,6 +112,8 @@ class Verdict:
 
 def adapt(settings: Adapt) -> Verdict:
     """Train on documents for about so many minutes; the model stands in `out/model` only if it got better."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput("adapting uses one process: leave out torchrun")
     asked = _own_questions(settings.questions) if settings.questions else []
     refuse_existing(settings.out)
     try:

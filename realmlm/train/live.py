@@ -21,6 +21,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.index.build import Embedding, build_index
 from realmlm.index.exact import Index
+from realmlm.index.parted import PartedIndex, over_ranks
 from realmlm.index.refresh import Refresher, load_considerate
 from realmlm.index.store import index_info, open_index
 from realmlm.model.realm import Realm
@@ -50,6 +51,7 @@ class LiveIndex:
     ) -> None:
         """`frozen` is the index itself where the document tower does not learn: it never ages."""
         self._run = run
+        self._ranks = run.ranks
         self._model = model
         self._corpus = corpus
         self._every = refresh.every_steps
@@ -64,7 +66,9 @@ class LiveIndex:
         beside = refresh.process and self._every > 0
         if beside and device == "cpu" and self._device.type == "cpu" and not loop.threads:
             torch.set_num_threads(max(1, torch.get_num_threads() - 1))
-        shared = beside and self._device.type == "cuda" and _number(device) == _number(self._device)
+        count = max(1, torch.cuda.device_count())
+        training = [_number(self._device), *(("cuda", rank % count) for rank in range(1, self._ranks.local))]
+        shared = beside and self._device.type == "cuda" and _number(device) in training
         self._refresher = Refresher(
             run.folder,
             corpus,
@@ -79,7 +83,7 @@ class LiveIndex:
         self._pending = -1  # that of the snapshot being embedded, if any
         self._writing: Future[None] | None = None  # that snapshot, until it is published
         self._opening: Future[Index] | None = None  # its index, while it is read in and until it is used
-        self._index = frozen
+        self._index = None if frozen is None else over_ranks(frozen, self._ranks)
         self._frozen = frozen is not None
         self._swaps = 0
         self._beside = 0
@@ -138,26 +142,33 @@ class LiveIndex:
     def _begin(self, step: int) -> None:
         """First step of this process: drop what a killed one left beyond it; open its index, or build the
         first."""
-        self._refresher.forget_after(step)
-        first = self._refresher.index_folder(self._step)
-        if step == 0:
-            encode = DocumentEncoder.of(self._model)
-            if first.exists() and not _fits(first, self._corpus, encode, self._dtype):
-                discard(first)
-            if not first.exists():
-                how = Embedding(dtype=self._dtype)
-                build_index(first, self._corpus, encode, how, kind="exact", step=self._step)
-        self._index = self._open(self._step).result()
-        self._remove_unused()
+        with self._ranks.in_turn():
+            if self._ranks.first:
+                self._refresher.forget_after(step)
+                self._build_first(step)
+        self._use(self._open(self._step))
+        if self._ranks.first:
+            self._remove_unused()
         if self._pending >= 0:
             self._ask(self._pending)
+
+    def _build_first(self, step: int) -> None:
+        if step:
+            return
+        first = self._refresher.index_folder(self._step)
+        encode = DocumentEncoder.of(self._model)
+        if first.exists() and not _fits(first, self._corpus, encode, self._dtype):
+            discard(first)
+        if not first.exists():
+            how = Embedding(dtype=self._dtype)
+            build_index(first, self._corpus, encode, how, kind="exact", step=self._step)
 
     # --- the snapshot ---------------------------------------------------------------------------------------
 
     def _ask(self, step: int) -> None:
         """Copy the document tower and have a thread publish the copy for the refresher."""
         self._pending = step
-        if self._refresher.is_asked(step):
+        if not self._ranks.first or self._refresher.is_asked(step):
             return
         write = take_snapshot(self._model, step=step)
 
@@ -185,35 +196,59 @@ class LiveIndex:
     # --- the new index --------------------------------------------------------------------------------------
 
     def _due(self, step: int) -> bool:
-        """Is the new index to be used from this step on? As soon as it is published it is read in."""
+        """Is the new index to be used from this step on? All ranks must have read theirs in."""
         if self._swap_after is not None and step >= self._pending + self._swap_after:
             return True
+        read_in = self._is_read_in()
+        return self._swap_after is None and self._ranks.all(read_in)
+
+    def _is_read_in(self) -> bool:
+        """Is the new index read in, or too large to be so beside the old one? It is as soon as it is
+        published."""
         if not self._written(waiting=False):
             return False
-        if self._opening is None and self._refresher.ready(self._pending):
-            if not has_room(self._refresher.index_folder(self._pending), self._device):
-                return self._swap_after is None
+        if self._opening is None and self._is_published():
+            if not self._has_room():
+                return True
             self._opening = self._open(self._pending)
-        return self._swap_after is None and self._opening is not None and self._opening.done()
+        return self._opening is not None and self._opening.done()
+
+    def _is_published(self) -> bool:
+        if self._ranks.first:
+            return self._refresher.ready(self._pending)
+        return self._refresher.index_folder(self._pending).exists()
+
+    def _has_room(self) -> bool:
+        return has_room(self._refresher.index_folder(self._pending), self._device, self._ranks.count)
 
     def _swap(self) -> None:
         """Use the index of the pending step, waiting for it if it is late."""
         self._written(waiting=True)
-        self._refresher.wait(self._pending)
+        if self._ranks.first:
+            self._refresher.wait(self._pending)
+        self._ranks.wait()
         if self._opening is None:
-            if not has_room(self._refresher.index_folder(self._pending), self._device):
+            if not self._has_room():
                 self._index = None  # the old one goes before the new one comes
             self._opening = self._open(self._pending)
-        self._index = self._opening.result()
+        self._use(self._opening)
         self._opening = None
         self._step = self._pending
         self._pending = -1
         self._swaps += 1
 
     def _open(self, step: int) -> Future[Index]:
+        """Read in this rank's part of an index."""
         place = self._refresher.index_folder(step)
         fingerprint = self._corpus.fingerprint
-        return self._in_background(lambda: open_index(place, device=self._device, expect_corpus=fingerprint))
+        part = (self._ranks.rank, self._ranks.count)
+        return self._in_background(
+            lambda: open_index(place, device=self._device, expect_corpus=fingerprint, part=part)
+        )
+
+    def _use(self, opening: Future[Index]) -> None:
+        part = opening.result()
+        self._index = PartedIndex(part, self._ranks) if self._ranks.count > 1 else part
 
     def _in_background(self, work: Callable[[], Out]) -> Future[Out]:
         """Work beside training: in a thread and, on a GPU, on a stream of its own, which comes after all that
@@ -253,13 +288,14 @@ class LiveIndex:
         self._refresher.close()
 
 
-def has_room(index: Path, device: torch.device) -> bool:
-    """Does a second index fit into the device's memory? On a CPU an index is a mapped file."""
+def has_room(index: Path, device: torch.device, parts: int = 1) -> bool:
+    """Does one of the parts of a second index fit into the device's memory? On a CPU an index is a mapped
+    file."""
     if device.type == "cpu":
         return True
     info = index_info(index)
     row = info.dim * getattr(torch, info.dtype).itemsize + torch.int64.itemsize
-    return bool(torch.cuda.mem_get_info(device)[0] >= info.passages * row + _LEFT_FREE)
+    return bool(torch.cuda.mem_get_info(device)[0] >= info.passages * row // parts + _LEFT_FREE)
 
 
 def _number(device: torch.device | str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -19,6 +20,7 @@ from realmlm.errors import ArtefactDamaged, BadInput, NotEnough, RealmError
 from realmlm.log import Clock, Metrics, Progress, say, tell
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
+from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Loop, Optim
 from realmlm.train.callbacks import Callback
 from realmlm.train.objective import Group, Objective, Staged
@@ -31,7 +33,7 @@ _AHEAD = 4  # batches that each of them may be ahead
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
-def prepare(loop: Loop) -> torch.device:
+def prepare(loop: Loop, ranks: Ranks = ALONE) -> torch.device:
     """Seed, threads and deterministic mode of this process; the device to train on."""
     if loop.threads:
         torch.set_num_threads(loop.threads)
@@ -41,7 +43,7 @@ def prepare(loop: Loop) -> torch.device:
     # it plans anew for each shape of a padded batch, which took 824 of 1,363 ms of a step (docs/log.md)
     torch.backends.cuda.enable_cudnn_sdp(False)
     seed_everything(loop.seed)
-    return pick_device(loop.device)
+    return ranks.device(pick_device(loop.device))
 
 
 def learning_rate(step: int, *, steps: int, warmup: float, peak: float) -> float:
@@ -96,15 +98,17 @@ def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str,
 
 
 class _Parts(Dataset[Any]):
-    """The parts of all steps' batches by number."""
+    """The parts of all steps' batches by number, or this rank's share of each."""
 
     def __init__(self, objective: Objective, examples: int) -> None:
         self._objective = objective
         self._examples = examples
+        self._share = objective.ranks.share(examples)
+        self._first = objective.ranks.rank * self._share
 
     def __getitem__(self, number: int) -> Any:
         try:
-            return self._objective.draw(number * self._examples, self._examples)
+            return self._objective.draw(number * self._examples + self._first, self._share)
         except RealmError as error:  # from another process it would come with that process's traceback
             return error
 
@@ -138,10 +142,11 @@ def _wait_for_the_trainer(_: int) -> None:
     die_with_parent()  # it has the trainer's files open too, and with them the run's lock
 
 
-def _default_workers(device: torch.device) -> int:
+def _default_workers(device: torch.device, ranks: Ranks) -> int:
     """Processes that draw batches: some for a GPU, which would wait for one alone; none if none can be
     forked."""
-    return min(_MOST_WORKERS, cores() - 1) if device.type == "cuda" and hasattr(os, "fork") else 0
+    free = cores() // ranks.local - 1
+    return min(_MOST_WORKERS, max(0, free)) if device.type == "cuda" and hasattr(os, "fork") else 0
 
 
 class _Rows:
@@ -209,18 +214,23 @@ def fit(
 ) -> None:
     """Train to the last step; begin at the run's newest checkpoint if it has one."""
     device = model.device
+    ranks = run.ranks
+    ranks.share(optim.batch // optim.accumulate)  # said before anything is built
+    objective.ranks = ranks
     groups = objective.groups()
-    recorded = loop.compile and device.type == "cuda" and optim.accumulate == 1
+    # what ranks send each other is not recorded (docs/decisions/014)
+    recorded = loop.compile and device.type == "cuda" and optim.accumulate == 1 and ranks.count == 1
     optimizer = make_optimizer(groups, optim, recorded=recorded)
     clock = Clock(torch.cuda.synchronize if device.type == "cuda" else None)
     rows = _Rows()
     start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
+    ranks.copy_from_first([*model.parameters(), *_own_parameters(model, objective).values()])
     if recorded:
         make_room(optimizer)
     # what was measured before the first step will be again
-    metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1)
+    metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1) if ranks.first else None
     bar = Progress(title, optim.steps, unit="steps", start=start)
-    workers = _default_workers(device) if loop.workers is None else loop.workers
+    workers = _default_workers(device, ranks) if loop.workers is None else loop.workers
     drawn = _drawn(objective, start, optim=optim, workers=workers)
     if loop.compile:
         model.compile_layers()
@@ -233,6 +243,8 @@ def fit(
 
     def report(row: dict[str, Any]) -> bool:
         """Write a row down and let callbacks hear it; True: one of them wants to stop."""
+        if metrics is None:
+            return False
         tell(row, metrics, bar)
         try:
             for callback in callbacks:
@@ -251,7 +263,7 @@ def fit(
                     stop.asked |= report({"step": 0, **measured})
                 _set_rates(optimizer, optim, step)
                 rows.add(make_step(step, drawn))
-                if step == start:
+                if step == start and ranks.first:
                     run.stepped()
                 bar.advance()
                 done = step + 1
@@ -263,19 +275,23 @@ def fit(
                     stop.asked |= report(row)
                     begun = time.monotonic()
                     counted = done
-                if done < optim.steps and (done % loop.checkpoint_every == 0 or stop.asked):
+                stopping = ranks.any(stop.asked)
+                if done < optim.steps and (done % loop.checkpoint_every == 0 or stopping):
                     clock("checkpoint")
-                    place = run.save(_state(model, objective, optimizer, rows, done))
-                    for callback in callbacks:
-                        callback.on_checkpoint(done, place)
-                    if stop.asked:
+                    if ranks.first:
+                        place = run.save(_state(model, objective, optimizer, rows, done))
+                        for callback in callbacks:
+                            callback.on_checkpoint(done, place)
+                    ranks.wait()
+                    if stopping:
                         raise KeyboardInterrupt
     except torch.OutOfMemoryError as error:
         raise NotEnough(
             f"out of memory on {device} with a batch of {optim.batch}; raise `accumulate` or lower `batch`"
         ) from error
     finally:
-        metrics.close()
+        if metrics is not None:
+            metrics.close()
         optimizer.zero_grad(set_to_none=True)  # gradients of recorded steps lie in their memory
         del make_step
         release_memory()
@@ -363,6 +379,7 @@ class _Steps:
         self._optimizer = optimizer
         self._groups = groups
         self._optim = optim
+        self._seed = loop.seed
         self._clock = clock
         device = next(parameter.device for group in groups.values() for parameter in group.parameters)
         half = loop.bf16 and device.type == "cuda"
@@ -383,6 +400,11 @@ class _Steps:
                 self._clock("learn")
                 return self._recorded(staged)
             drawn = chain([examples], drawn)
+        ranks = self._objective.ranks
+        if ranks.count > 1:  # dropout is another on each rank, and the same if the run is resumed
+            torch.manual_seed(
+                int(np.random.SeedSequence([self._seed, step, ranks.rank]).generate_state(1)[0])
+            )
         self._optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for _ in range(self._optim.accumulate):
@@ -396,8 +418,24 @@ class _Steps:
                 share = value / self._optim.accumulate
                 sums[name] = sums[name] + share if name in sums else share
         self._clock("optimise")
+        if ranks.count > 1:
+            self._average(ranks, sums)
         self._move()
         return sums
+
+    def _average(self, ranks: Ranks, sums: dict[str, Tensor]) -> None:
+        """Make the gradients and the row's numbers the means over the ranks. What has a gradient on some rank
+        gets one on all; what has none on any keeps none, and does not move."""
+        learning = [parameter for group in self._groups.values() for parameter in group.parameters]
+        has_P = [parameter.grad is not None for parameter in learning]
+        gradients = []
+        for parameter, some in zip(learning, ranks.numbers(*has_P).any(0).tolist(), strict=True):
+            if some:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                gradients.append(parameter.grad)
+        for name, value in sums.items():
+            sums[name] = value.to(gradients[0].device)
+        ranks.average([*gradients, *sums.values()])
 
     def _learn(self, staged: Staged) -> dict[str, Tensor]:
         """A whole step from what was staged for it."""

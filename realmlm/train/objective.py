@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from realmlm.log import Clock
 from realmlm.model.realm import Realm
+from realmlm.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Objective(ABC):
 
     A new one needs `groups`, `draw` and `loss`; everything else has a default that does nothing.
     """
+
+    ranks: Ranks = ALONE
+    """Those that train together, set before the first step. Each draws its share of a step's batch, and the
+    loss is the mean over the ranks: only a loss that compares the examples of a batch needs to know."""
 
     @abstractmethod
     def groups(self) -> dict[str, Group]:

@@ -38,6 +38,14 @@ class Contrasts:
             others_BU[row, : len(found)] &= ~np.isin(found, ids)
         return cls(queries, ids_U, np.searchsorted(found, ids_BJ[:, 0]), others_BU)
 
+    def share(self, rank: int, ranks: int) -> "Contrasts":
+        """What one of several ranks has of it: some of the queries, and every so many of the passages to
+        embed. `own_B` and `others_BU` are of all passages, those of the first rank first."""
+        order_U = np.arange(len(self.ids_U)).reshape(-1, ranks).T.flatten()
+        mine = slice(rank * len(self.queries) // ranks, (rank + 1) * len(self.queries) // ranks)
+        own_B = order_U.argsort()[self.own_B[mine]]
+        return Contrasts(self.queries[mine], self.ids_U[rank::ranks], own_B, self.others_BU[mine][:, order_U])
+
 
 class Pairs(Protocol):
     """Where queries and passages come from."""

@@ -7,7 +7,6 @@ RUN/snapshots/, index/  what trainer and refresher hand each other (realmlm.inde
 RUN/model/              the model, when the run has ended
 """
 
-import os
 import random
 import shutil
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput, Mismatch, RealmError
 from realmlm.log import read_metrics
 from realmlm.model.realm import Realm, fingerprint_of
+from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Settings, filled, record
 from realmlm.storage.artefacts import (
     discard,
@@ -54,15 +54,18 @@ class Checkpoint:
 
 
 class Run:
-    """A run's folder, held by one process at a time."""
+    """A run's folder, held by one process at a time, or by ranks of which the first alone writes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: Ranks = ALONE) -> None:
         self.folder = folder
+        self.ranks = ranks
         self._new = False
         self._whole: Run | None = None  # the run that this one is a part of
         self._amended: dict[str, Any] | None = None  # a record that the first step makes the run's own
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = lock_on(folder / ".lock")
+        if not ranks.first:
+            return
         try:
             self._lock.acquire(blocking=False)
         except Timeout as error:
@@ -77,12 +80,12 @@ class Run:
         With `resume` the settings may differ, if its record stays true; they become its own with the next
         step.
         """
-        folder = Path(folder)
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise BadInput(
-                "training uses one process so far: leave out torchrun; --refresh.device gives the refresher "
-                "its own GPU"
-            )
+        ranks = Ranks.join()
+        with ranks.in_turn():
+            return cls._begun(Path(folder), stage, settings, resume, ranks)
+
+    @classmethod
+    def _begun(cls, folder: Path, stage: str, settings: Settings | None, resume: bool, ranks: Ranks) -> "Run":
         record_now = {"stage": stage, "config": record(settings) if settings else {}}
         if (folder / "run.json").exists():
             before = read_run(folder)
@@ -97,14 +100,16 @@ class Run:
                     other = f"{folder} holds another run; continue that one with --resume {folder}"
                     raise Mismatch(f"{other}, or choose another --out")
                 _check_amended(folder, before["config"], settings)
-            run = cls(folder)
+            run = cls(folder, ranks)
+            if not ranks.first:
+                return run
             run._amended = record_now if resume and before != record_now else None
             for place in (folder, folder / "checkpoints"):
                 sweep(place)
             return run
         if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
             raise BadInput(f"{folder} exists and is not a run; choose another --out")
-        run = cls(folder)
+        run = cls(folder, ranks)
         write_run(folder, **record_now)
         run._new = True
         return run
@@ -126,6 +131,10 @@ class Run:
     def open_corpus(self, corpus: Path | Corpus, *, spans: bool = False) -> Corpus:
         """A corpus as it was when the run began, without later edits: a resumed run goes on with the same.
         With `spans` the spans marked in it must be the same too."""
+        with self.ranks.in_turn():
+            return self._opened(corpus, spans=spans)
+
+    def _opened(self, corpus: Path | Corpus, *, spans: bool) -> Corpus:
         place = (corpus.folder if isinstance(corpus, Corpus) else corpus).absolute()
         base = Corpus.open(place, edits=0)
         self._pin(f"{place}/manifest.json", base.fingerprint, f"{place} was rebuilt")
@@ -174,7 +183,7 @@ class Run:
             raise Mismatch(
                 f"{otherwise} since {self.folder} began; restore it, or start another run with another --out"
             )
-        if name not in pins:
+        if name not in pins and self.ranks.first:
             write_record(self.folder / "corpora.json", {"pins": pins | {name: value}})
 
     @property
@@ -235,11 +244,13 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let the folder go. Of a finished run only model and metrics stay, of one that failed before any
         work, if it is new, nothing."""
-        if kind is None and (self.folder / "model").exists():
+        if kind is None and self.ranks.first and (self.folder / "model").exists():
             self.tidy()
         if self._new and not _has_worked(self.folder) and kind is not None and issubclass(kind, RealmError):
             shutil.rmtree(self.folder)
         self.close()
+        if kind is None:
+            self.ranks.wait()  # none may be gone while another has something to do
 
 
 def _check_amended(folder: Path, before: dict[str, Any], settings: Settings) -> None:

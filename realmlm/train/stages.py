@@ -83,7 +83,7 @@ def pretrain(
         run.pin_model(model)
         if run.finished:
             return _finished(run)
-        device = prepare(settings.loop)
+        device = prepare(settings.loop, run.ranks)
         scheme = masking or settings.masking
         marked = masking.needs_spans if masking else settings.masking == "salient"
         corpus = run.open_corpus(
@@ -137,7 +137,7 @@ def finetune(
         run.pin_model(model)
         if run.finished:
             return _finished(run)
-        device = prepare(settings.loop)
+        device = prepare(settings.loop, run.ranks)
         corpus = run.open_corpus(_named(settings) if corpus is None else corpus)
         for file in settings.questions:
             run.pin_file(file)
@@ -184,7 +184,7 @@ def train_towers(
         run.pin_model(model)
         if run.finished:
             return _finished(run)
-        device = prepare(settings.loop)
+        device = prepare(settings.loop, run.ranks)
         corpus = run.open_corpus(_named(settings) if corpus is None else corpus)
         for file in settings.questions:
             run.pin_file(file)
@@ -300,7 +300,7 @@ def _part(
     with whole.part(name, stage=f"warmup-{name}") as run:
         if run.finished:
             return Realm.from_pretrained(run.folder / "model")
-        realm = realm.to(prepare(loop))
+        realm = realm.to(prepare(loop, run.ranks))
         fit(realm, make(realm), run, optim=optim, loop=loop, title=f"warm-up, {name}", callbacks=callbacks)
         return _save(run, realm, corpus, ())
 
@@ -319,7 +319,7 @@ def train_objective(
     with Run.begin(settings.out, stage=stage, settings=settings, resume=resume) as run:
         if run.finished:
             return _finished(run)
-        model.to(prepare(settings.loop))
+        model.to(prepare(settings.loop, run.ranks))
         fit(model, objective, run, optim=settings.optim, loop=settings.loop, title=stage, callbacks=callbacks)
         return _save(run, model, None, callbacks)
 
@@ -369,10 +369,12 @@ def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: 
 
 
 def _save(run: Run, realm: Realm, corpus: Corpus | None, callbacks: Sequence[Callback]) -> Realm:
-    for callback in callbacks:
-        callback.on_end(realm)
-    parents = None if corpus is None else {"corpus": corpus.fingerprint}
-    realm.save_pretrained(run.folder / "model", parents=parents)
+    if run.ranks.first:
+        for callback in callbacks:
+            callback.on_end(realm)
+        parents = None if corpus is None else {"corpus": corpus.fingerprint}
+        realm.save_pretrained(run.folder / "model", parents=parents)
+    run.ranks.wait()
     return realm.eval()
 
 

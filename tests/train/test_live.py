@@ -200,7 +200,7 @@ def test_a_fixed_swap_waits_for_its_index(
 def test_where_two_do_not_fit_the_old_index_goes_first(
     room: bool, begin: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realmlm.train.live.has_room", lambda place, device: room)
+    monkeypatch.setattr("realmlm.train.live.has_room", lambda place, device, parts: room)
     old_ones: list[weakref.ref[Any]] = []
     beside: list[bool] = []
     slow_opening(monkeypatch, lambda: beside.append(old_ones[0]() is not None))

@@ -222,10 +222,10 @@ def test_a_run_lets_go_of_what_it_needs_no_more_only_when_all_have_left_it(tmp_p
     assert {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()} == {"model"}
 
 
-def test_several_trainers_of_one_run_are_refused_in_plain_words(
+def test_several_trainers_that_cannot_meet_are_told_how_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it
-    with pytest.raises(BadInput, match="leave out torchrun"):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun sets it, which sets more beside it
+    with pytest.raises(BadInput, match="start them with torchrun"):
         Run.begin(tmp_path / "run", stage="pretrain", settings=None)
     assert not (tmp_path / "run").exists()

@@ -49,7 +49,11 @@ class PassageContrast(Objective):
         self.resident = lay_out(model, self.corpus, encoders, bf16=self._bf16)
 
     def draw(self, first: int, count: int) -> Contrasts:
-        return self.pairs.draw(first, count)
+        """A rank's share of the queries, which are told from the passages of all, and of these its share to
+        embed."""
+        ranks = self.ranks
+        whole = self.pairs.draw(first - ranks.rank * count, ranks.count * count)
+        return whole if ranks.count == 1 else whole.share(ranks.rank, ranks.count)
 
     def loss(self, drawn: Contrasts, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
         clock("embed")
@@ -67,7 +71,7 @@ class PassageContrast(Objective):
     def _told_apart(
         self, query_BD: Tensor, vectors_UD: Tensor, own_B: Tensor, others_BU: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss_B, found_B = contrast(inner_products(query_BD, vectors_UD), own_B, others_BU)
+        loss_B, found_B = contrast(inner_products(query_BD, self.ranks.gather(vectors_UD)), own_B, others_BU)
         return loss_B.mean(), {"found": found_B.float().mean(), **scale_of(self.model)}
 
     # --- the same with everything on the device -------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The retriever's warm-up: the inverse cloze task (Lee et al. 2019).
 
-Without it joint training sends everything to the null document. B sentences and their passages.
+Without it joint training sends everything to the null document. B sentences and their passages, N passages of
+all ranks' sentences.
 """
 
 import numpy as np
@@ -42,6 +43,8 @@ class InverseCloze(Objective):
         device = self.model.device
         clock("embed")
         query_BD = self.model.query(queries.to(device))
-        scores_BB = inner_products(query_BD, self.model.document(documents.to(device)))
-        loss_B, found_B = in_batch_contrast(scores_BB, torch.from_numpy(passages).to(device))
+        vectors_ND = self.ranks.gather(self.model.document(documents.to(device)))
+        passages_N = self.ranks.gather(torch.from_numpy(passages)).to(device)
+        scores_BN = inner_products(query_BD, vectors_ND)
+        loss_B, found_B = in_batch_contrast(scores_BN, passages_N, first=self.ranks.rank * len(passages))
         return loss_B.mean(), {"found": found_B.float().mean(), **scale_of(self.model)}

@@ -105,7 +105,7 @@ class JointPretraining(Objective):
         if mine:
             encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
             self.resident = lay_out(model, self.corpus, encoders, bf16=self.settings.loop.bf16)
-        if self.resident is not None and self.settings.loop.compile:
+        if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, self._device)
             self._offer = Recorded(self._offer_found, self._device)
 

@@ -117,7 +117,7 @@ class QuestionAnswering(Objective):
         if type(self).loss is QuestionAnswering.loss:
             encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
-        if self.resident is not None and self.settings.loop.compile:
+        if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, model.device)
         if model.config.hybrid and self._given is None:
             # the paragraphs that questions came with are scored, never found
@@ -233,14 +233,15 @@ class QuestionAnswering(Objective):
                 scores_BC = scores_BC + words_BC.to(scores_BC.device)
             if self.settings.in_batch:
                 known_B2N = torch.from_numpy(self._of_the_batch(ids_BC, holds_BC)).to(model.device)
-                batch = _scored_together(query_BD, vectors_ND, known_B2N)
+                batch = _scored_together(query_BD, self.ranks.gather(vectors_ND), known_B2N)
         return _Retrieved(ids_BC[:, :read], offered, scores_BC, holds_BC, first_B, batch)
 
     def _of_the_batch(self, ids_BC: np.ndarray, holds_BC: np.ndarray) -> np.ndarray:
         """All passages that the batch reads, those of other questions too: does each count (once, if it is
         read several times), and does it hold the question's answer? [B, 2, N]. Only a candidate of its own
         can: a word that happens to stand elsewhere is no evidence."""
-        ids_N = ids_BC[:, : self.settings.read].flatten()
+        read_BK = torch.from_numpy(ids_BC[:, : self.settings.read])
+        ids_N = self.ranks.gather(read_BK).numpy().flatten()
         counts_N = np.zeros(len(ids_N), dtype=bool)
         counts_N[np.unique(ids_N, return_index=True)[1]] = True
         pairs = zip(ids_BC, holds_BC, strict=True)
@@ -439,7 +440,7 @@ class QuestionAnswering(Objective):
             if "words" in tensors:
                 scores_BC = scores_BC + tensors["words"]
             if self.settings.in_batch:
-                together = _scored_together(query_BD, vectors_ND, tensors["together"])
+                together = _scored_together(query_BD, self.ranks.gather(vectors_ND), tensors["together"])
         scores_BK = scores_BC[:, :read]
         packed = resident.pairs(batch.seen, rows_of(ids_BK), ids_BK.flatten(), pair_room)
         reading = read_spans_packed(model, packed, scores_BK.flatten())
