@@ -104,6 +104,10 @@ class Pretrain(Settings):
     during training."""
     probe_every: int = 50
     """Steps between probes."""
+    guard: Annotated[tuple[Path, ...], optional("PATH …")] = ()
+    """Questions with answers, counted whenever an index is swapped in: each time an answer stands in the
+    first 20 passages for fewer of them than at the start (by more than half a point), the retriever's
+    learning rate is halved. Nothing is learned from them."""
     optim: JointOptim = field(default_factory=JointOptim)
     refresh: Refresh = field(default_factory=Refresh)
     loop: Loop = field(default_factory=Loop)

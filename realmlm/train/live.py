@@ -102,6 +102,11 @@ class LiveIndex:
         assert self._index is not None, "before_step opens the index"
         return self._index
 
+    @property
+    def swaps(self) -> int:
+        """How many indexes were swapped in so far."""
+        return self._swaps
+
     def before_step(self, step: int) -> dict[str, Any]:
         """Swap, ask, and say how old the index is, whether a new one is in the making, and how long training
         stood still for it."""

@@ -58,12 +58,13 @@ def make_optimizer(groups: dict[str, Group], optim: Optim, *, recorded: bool = F
     For steps that are recorded the rate is a tensor: a number would be recorded too.
     """
     parts: list[dict[str, Any]] = []
-    for group in groups.values():
+    for name, group in groups.items():
         trained = [parameter for parameter in group.parameters if parameter.requires_grad]
         matrices = [parameter for parameter in trained if parameter.ndim > 1]
         rest = [parameter for parameter in trained if parameter.ndim <= 1]
-        parts.append({"params": matrices, "weight_decay": optim.weight_decay, "peak": group.lr})
-        parts.append({"params": rest, "weight_decay": 0.0, "peak": group.lr})
+        of = {"name": name, "peak": group.lr}
+        parts.append({"params": matrices, "weight_decay": optim.weight_decay, **of})
+        parts.append({"params": rest, "weight_decay": 0.0, **of})
     # 0.98 is RoBERTa's choice, where BERT and REALM have 0.999: it suits short runs with large batches
     device = next(parameter.device for part in parts for parameter in part["params"])
     if recorded:
@@ -261,7 +262,7 @@ def fit(
                 rows.latest |= objective.before_step(step)
                 if step == 0 and (measured := objective.measure(0, clock)):
                     stop.asked |= report({"step": 0, **measured})
-                _set_rates(optimizer, optim, step)
+                _set_rates(optimizer, optim, step, objective.slowed())
                 rows.add(make_step(step, drawn))
                 if step == start and ranks.first:
                     run.stepped()
@@ -352,9 +353,10 @@ def _own_parameters(model: Realm, objective: Objective) -> dict[str, Tensor]:
     }
 
 
-def _set_rates(optimizer: torch.optim.Optimizer, optim: Optim, step: int) -> None:
+def _set_rates(optimizer: torch.optim.Optimizer, optim: Optim, step: int, slowed: dict[str, float]) -> None:
     for group in optimizer.param_groups:
-        rate = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=group["peak"])
+        peak = group["peak"] * slowed.get(group["name"], 1.0)
+        rate = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=peak)
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:

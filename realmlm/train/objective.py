@@ -97,6 +97,10 @@ class Objective(ABC):
         """What is looked at beside training (a probe) after so many steps; numbers for the row."""
         return {}
 
+    def slowed(self) -> dict[str, float]:
+        """By which factor a group's rate is lower than planned from now on, by its name."""
+        return {}
+
     def remarks(self, last_row: dict[str, Any]) -> list[str]:
         """What is to be said of a finished run, given its last row of metrics."""
         return []

@@ -37,6 +37,7 @@ from realmlm.settings import (
 from realmlm.train.callbacks import Callback
 from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource
 from realmlm.train.gold import locate_answers
+from realmlm.train.guard import Guard
 from realmlm.train.hits import found_for, word_matches
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.live import LiveIndex
@@ -51,6 +52,7 @@ from realmlm.train.pairs import QuestionPairs, SpanPairs
 from realmlm.train.run import Run, read_run
 
 PROBE_LIMIT = 500  # sentences of a probe
+GUARD_LIMIT = 2000  # questions of a guard
 # share of sentences above which a text is of the corpus's own documents; below it is what documents repeat
 CUT_OTHERWISE = 0.1
 PASSES = 10  # over the questions, where no number of steps is given
@@ -109,6 +111,10 @@ def pretrain(
         probe = [questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else []
         with closing(LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=settings.loop)) as live:
             taught = objective(settings, realm, corpus, source, live, own=own, probe=probe)
+            if settings.guard:
+                asked = [question for file in settings.guard for question in read_questions(file)]
+                some = [asked[place] for place in spread(len(asked), GUARD_LIMIT)]
+                taught.guard = Guard(realm, corpus, some)
             fit(
                 realm,
                 taught,

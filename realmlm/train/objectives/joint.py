@@ -47,6 +47,7 @@ from realmlm.reading.read import join, point, pointing_log_likelihood, read_mask
 from realmlm.reading.retrieve import LearnedRetriever, Offered, fresh_scores
 from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
+from realmlm.train.guard import Guard
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
@@ -57,6 +58,9 @@ Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
 
 class JointPretraining(Objective):
     """−log p(y|x) = −log Σ_z p(z|x) p(y|z,x), z from the top of a stale index, every score recomputed."""
+
+    guard: Guard | None = None
+    """Slows the retriever down where it forgets, if it is set before the first step."""
 
     def __init__(
         self,
@@ -270,7 +274,14 @@ class JointPretraining(Objective):
         return self.live.before_step(step)
 
     def measure(self, done: int, clock: Clock) -> dict[str, Any]:
-        """Measure the probe through the current index; if it has several wordings, the worst of them too."""
+        """Measure the probe through the current index, and the guard's questions through a new one."""
+        if self.guard is None:
+            return self._probed(done, clock)
+        clock("probe")
+        return self.guard.look(self.live.index, self.live.swaps) | self._probed(done, clock)
+
+    def _probed(self, done: int, clock: Clock) -> dict[str, Any]:
+        """If the probe has several wordings, the worst of them too."""
         if not self._probe or done % self.settings.probe_every:
             return {}
         clock("probe")
@@ -300,8 +311,13 @@ class JointPretraining(Objective):
             "there is something to retrieve besides a sentence's own."
         ]
 
+    def slowed(self) -> dict[str, float]:
+        return {} if self.guard is None else {"retriever": self.guard.factor}
+
     def state(self) -> dict[str, Any]:
-        return self.live.state()
+        return self.live.state() | ({} if self.guard is None else {"guard": self.guard.state()})
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.live.load_state(state)
+        if self.guard is not None:
+            self.guard.load_state(state["guard"])
