@@ -5,8 +5,8 @@ Embedding: the encoder of mini's towers over passages of the pocket encyclopedia
 in and mean vectors out, in float32, in bfloat16 and in 8 bits; and, if there is an interpreter with
 sentence-transformers, onnxruntime and onnx, the same encoder and texts there. Asking: a question at a time
 over the pocket encyclopedia and over made-up passages, 5 read, in float32 and in the way that is chosen here;
-how many of the hundred pocket questions are answered exactly. All in turns, so that what else the machine
-does falls on all alike; medians.
+how many of the pocket questions are answered exactly. All in turns, so that what else the machine does falls
+on all alike; medians.
 """
 
 import argparse
@@ -175,7 +175,7 @@ def asking(cache: Path, passages: int) -> None:
             engines[over].ask(question.text)
             seconds[quick, over].append(time.perf_counter() - begun)
     columns = " | ".join(f"over {over}" for over in engines)
-    print(f"\n| one question, 5 passages read | {columns} | of 100 pocket questions exact |")
+    print(f"\n| one question, 5 passages read | {columns} | of {len(asked)} pocket questions exact |")
     print("| --- | --- | --- | --- |")
     for quick, name in names.items():
         medians = [1000 * statistics.median(seconds[quick, over]) for over in engines]

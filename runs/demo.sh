@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The main job, end to end, with what comes with realmlm (the model mini, the pocket encyclopedia) and a folder; minutes on two CPU cores.
-# Expected: 62 of the 100 questions answered exactly; recall on held-out masked words of the documents higher after adapting than before.
+# Expected: 62 of the first 100 questions answered exactly; recall on held-out masked words of the documents higher after adapting than before.
 #
 #   runs/demo.sh [FOLDER]      SERVE=1 leaves the page running
 set -euo pipefail
@@ -13,7 +13,7 @@ step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 step "1/4  five questions, answered from 404 articles: the answer, how sure it is, and where it was found"
 python runs/demo_questions.py
 
-step "2/4  a hundred questions, written independently of the articles: how many are answered exactly?"
+step "2/4  two hundred questions, written independently of the articles: how many are answered exactly?"
 realmlm corpus realmlm/pocket/encyclopedia.jsonl --out "$out/pocket" --tokenizer mini --max-wordpieces 128
 realmlm evaluate --corpus "$out/pocket" --questions realmlm/pocket/questions.jsonl --report "$out/questions.json"
 

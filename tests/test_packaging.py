@@ -80,7 +80,11 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(names: set[str]) -
         if file.is_file() and "__pycache__" not in file.parts and not file.name.startswith(".")
     }
     assert {name for name in names if ".dist-info/" not in name} == tracked
-    assert {"realmlm/py.typed", "realmlm/page/assets/index.html", "realmlm/pocket/questions.jsonl"} <= names
+    assert {
+        "realmlm/py.typed",
+        "realmlm/page/assets/index.html",
+        "realmlm/pocket/unanswerable.jsonl",
+    } <= names
 
 
 def test_a_folder_of_the_same_name_does_not_hide_an_editable_install(tmp_path: Path) -> None:
