@@ -5,7 +5,8 @@ that it keeps: so many clients at once, in turns of a few seconds so that what e
 all alike. For each number of clients it prints how many questions were answered together on average, the
 processor time that one took in the service's own process, where Python's threads take turns, and in those
 beside it, failed requests, p50, p99 and questions a second; below that what the model does without a service,
-one question a call and as many as there are clients. Exits with 1 if a request failed.
+one question a call and as many as there are clients. Exits with 1 if a request failed. With several numbers
+of --workers a service of each runs, and they are asked in turns.
 
 With --without-model passages and spans are drawn by lot: what is left is what the service itself costs, alone
 or with --writers beside it. Without --corpus it searches made-up passages, --passages of them, and asks about
@@ -137,10 +138,10 @@ def ask_for(seconds: float, port: int, questions: list[bytes], clients: int) -> 
 class Service:
     """A running service, and what it says of itself."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, workers: int) -> None:
         self.port = port
         self._process = process
-        while not self._get("/health"):
+        while f"realmlm_workers {workers}." not in self._get("/metrics"):
             if process.poll() is not None:
                 sys.exit("the service did not start")
             time.sleep(0.2)
@@ -329,6 +330,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=2_000, help="how many to make up")
     parser.add_argument("--read", type=int, default=READ, help="passages read for a question")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1], help="processes of the service")
     parser.add_argument("--batch", type=int, help="default: the service's own")
     parser.add_argument("--seconds", type=float, default=30, help="for each number of clients")
     parser.add_argument("--device", default="auto")
@@ -336,6 +338,8 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=0, help="processes beside the service without a model")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)  # of the service without a model
     options = parser.parse_args()
+    if options.without_model and options.workers != [1]:
+        parser.error("--without-model is one process")
     if options.port is not None:
         serve_without_model(options.corpus, options.port, options.writers)
         return
@@ -352,34 +356,20 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, corpus: Path, texts: list[str], held: ExitStack) -> None:
-    """Run the service, ask it, and print the table."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-    command = [sys.executable, "-m", "realmlm", "serve", "--model", str(options.model), "--port", str(port)]
-    command += ["--corpus", str(corpus), "--device", options.device]
-    for flag in ("index", "batch"):
-        if (value := getattr(options, flag)) is not None:
-            command += [f"--{flag}", str(value)]
-    if options.without_model:
-        command = [sys.executable, __file__, "--port", str(port), "--corpus", str(corpus)]
-        command += ["--writers", str(options.writers)]
+    """Run the services, ask them in turns, and print the table."""
     bodies = [json.dumps({"question": text, "read": options.read}).encode() for text in texts]
     requests = [AHEAD % len(body) + body for body in bodies]
-    seen = {clients: Asked() for clients in options.clients}
+    seen = {(clients, workers): Asked() for clients in options.clients for workers in options.workers}
     turn_s = min(TURN_S, options.seconds)
-    process = held.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-    try:
-        service = Service(process, port)
+    with ExitStack() as running:
+        services = {workers: started(options, corpus, workers, running) for workers in options.workers}
         pool = held.enter_context(ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")))
-        Asked().turn(pool, service, requests, clients=max(options.clients), seconds=WARM_S)
+        for service in services.values():
+            Asked().turn(pool, service, requests, clients=max(options.clients), seconds=WARM_S)
         while any(asked.seconds < options.seconds for asked in seen.values()):
-            for clients, asked in seen.items():
-                asked.turn(pool, service, requests, clients=clients, seconds=turn_s)
-    finally:
-        process.terminate()
-    process.wait()
-    alone = {together: Asked() for together in options.clients}
+            for (clients, workers), asked in seen.items():
+                asked.turn(pool, services[workers], requests, clients=clients, seconds=turn_s)
+    alone = {(together, 0): Asked() for together in options.clients}
     machine = "no model"
     if options.without_model:
         engine: Engine = DrawnReadings(corpus)
@@ -387,7 +377,7 @@ def measure(options: argparse.Namespace, corpus: Path, texts: list[str], held: E
         engine = Engine(options.model, corpus, index=options.index, device=options.device)
         on_gpu = engine.model.device.type == "cuda"
         machine = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} threads"
-    for together, asked in alone.items():
+    for (together, _), asked in alone.items():
         asked.alone(
             lambda some: engine.ask(some, read=options.read), texts, together=together, seconds=turn_s
         )
@@ -395,9 +385,28 @@ def measure(options: argparse.Namespace, corpus: Path, texts: list[str], held: E
     print(f"{datetime.date.today()}  {cores()} cores, {machine}, {searched}")
     print(f"{'':22}mean batch  CPU µs each  beside it  questions  failed  p50 ms  p99 ms  questions/s")
     for name, group in (("clients", seen), ("a call, no service", alone)):
-        for number, asked in group.items():
-            print(f"{number:3d} {name:18}{asked.row()}")
+        for (number, workers), asked in group.items():
+            of = f", {workers} workers" if workers > 1 else ""
+            print(f"{number:3d} {name + of:18}{asked.row()}")
     sys.exit(any(asked.failed for asked in seen.values()))
+
+
+def started(options: argparse.Namespace, corpus: Path, workers: int, running: ExitStack) -> Service:
+    """A service of so many processes, which is told to stop in the end."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    command = [sys.executable, "-m", "realmlm", "serve", "--model", str(options.model), "--port", str(port)]
+    command += ["--corpus", str(corpus), "--device", options.device, "--workers", str(workers)]
+    for flag in ("index", "batch"):
+        if (value := getattr(options, flag)) is not None:
+            command += [f"--{flag}", str(value)]
+    if options.without_model:
+        command = [sys.executable, __file__, "--port", str(port), "--corpus", str(corpus)]
+        command += ["--writers", str(options.writers)]
+    process = running.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+    running.callback(process.terminate)
+    return Service(process, port, workers)
 
 
 if __name__ == "__main__":

@@ -297,6 +297,11 @@ def _serve(settings: kinds.Serve) -> None:
     require("uvicorn", extra="serve", why="the service")
     require("fastapi", extra="serve", why="the service")
     require("prometheus_client", extra="serve", why="the service")
+    if settings.workers > 1:
+        from realmlm.serve.processes import serve_with_workers
+
+        serve_with_workers(settings, _engine)
+        return
     from realmlm.serve.command import serve
 
     serve(settings, lambda: _engine(settings))

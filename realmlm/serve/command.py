@@ -1,6 +1,7 @@
 """What `realmlm serve` does."""
 
 import gc
+import socket
 import sys
 from collections.abc import Callable
 
@@ -20,8 +21,20 @@ from realmlm.settings import Serve
 
 def serve(settings: Serve, load_engine: Callable[[], Engine]) -> None:
     """Listen at once, load the engine meanwhile, and answer until it is told to stop."""
+    answer_at(bind(settings.host, settings.port), settings, load_engine)
+
+
+def answer_at(
+    listener: socket.socket,
+    settings: Serve,
+    load_engine: Callable[[], Engine],
+    *,
+    at_once: bool = True,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """The same at a socket; `ready` is called once the engine is loaded. Of several processes at one port all
+    but the first listen only then, not `at_once`, and leave it to the first to say where they are."""
     doors = Doors.of(settings)
-    listener = bind(settings.host, settings.port)
     log = None
     if settings.log_file is not None:
         log = Log(settings.log_file, level=settings.log_level, questions=settings.log_questions)
@@ -30,7 +43,7 @@ def serve(settings: Serve, load_engine: Callable[[], Engine]) -> None:
         engine = load_engine()
         if engine.model.device.type == "cuda":
             _compile_kernels(engine)
-        if doors.token is None and not is_loopback(doors.host):
+        if at_once and doors.token is None and not is_loopback(doors.host):
             can = "read and change the passages" if engine.editable else "read the passages"
             say(f"anyone who can reach {settings.host} can {can}; give a --token-file to prevent it")
         passages = counted(len(engine.corpus), "passage")
@@ -41,17 +54,27 @@ def serve(settings: Serve, load_engine: Callable[[], Engine]) -> None:
             queue=settings.queue,
             batch=settings.batch,
             runs=settings.runs,
-            writers=min(MOST_WRITERS, cores() - 1) if engine.model.device.type == "cuda" else 0,
+            writers=_writers(settings) if engine.model.device.type == "cuda" else 0,
             running=Running(patience_s=settings.patience, token_reads=doors.token_reads, log=log),
         )
         gc.collect()
         # what is loaded stays: looking through it for garbage holds answers up for 0.2 s each time
         gc.freeze()
-        say(f"http://{settings.host}:{settings.port}   ({passages}; Ctrl-C stops)")
+        if at_once:
+            workers = f"; {settings.workers} workers" if settings.workers > 1 else ""
+            say(f"http://{settings.host}:{settings.port}   ({passages}{workers}; Ctrl-C stops)")
+        ready()
         return app
 
     sys.setswitchinterval(0.0005)  # else the thread that feeds a GPU waits 5 ms for each answer being sent
-    Server(Front(load, doors=doors, log=log), log=log).serve_at(listener)
+    loaded = None if at_once else load()
+    front = Front(lambda: loaded or load(), doors=doors, log=log, at_once=at_once)
+    Server(front, log=log).serve_at(listener)
+
+
+def _writers(settings: Serve) -> int:
+    """Processes beside the one that gives a GPU its work."""
+    return max(0, min(MOST_WRITERS, cores() // settings.workers - 1))
 
 
 def _compile_kernels(engine: Engine) -> None:

@@ -56,9 +56,13 @@ class _Starting:
 class Front:
     """An application that answers at once, and passes requests on to the service once that is loaded."""
 
-    def __init__(self, load: Callable[[], FastAPI], *, doors: Doors, log: Log | None) -> None:
-        """`load` makes the service; it is called in a thread of its own when the server has started."""
+    def __init__(
+        self, load: Callable[[], FastAPI], *, doors: Doors, log: Log | None, at_once: bool = True
+    ) -> None:
+        """`load` makes the service; it is called in a thread of its own when the server has started. If it is
+        not to answer `at_once`, the server listens only when the service is loaded."""
         self._load = load
+        self._at_once = at_once
         self._starting = _Starting()
         self._app: ASGIApp = Around(self._starting, doors=doors, meters=Meters(), log=log)
         self._service: FastAPI | None = None
@@ -82,6 +86,8 @@ class Front:
             return
         await receive()
         loading = asyncio.ensure_future(self._open())
+        if not self._at_once:
+            await loading
         await send({"type": "lifespan.startup.complete"})
         await receive()
         loading.cancel()

@@ -75,12 +75,13 @@ def create_app(
         most_together=engine.at_once if batch is None else batch,
         patience_s=running.patience_s,
         gather=writers > 0,
-        on_batch=meters.on_batch,
+        on_batch=lambda size, waited: meters.on_batch(size, waited, worker.waiting),
     )
     beside = Writers(engine.combiner, count=writers) if writers else None
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        meters.ready()
         yield
         await asyncio.to_thread(worker.close)  # what is waiting is still answered
         if beside is not None:

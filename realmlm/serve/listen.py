@@ -1,6 +1,7 @@
 """The server: a port that is taken before anything is loaded, connections that do not linger, and an end at
 which everybody who waits is told."""
 
+import asyncio
 import errno
 import logging
 import socket
@@ -20,6 +21,7 @@ HEADER_S = 10.0  # seconds that a connection may take until a request's header i
 BODY_S = 30.0  # and its body
 UNREAD_S = 60.0  # and that an answer may lie there without any of it being fetched
 KEEP_ALIVE_S = 75  # between two requests; clients give up an idle connection before we do
+HEARD_S = 0.05  # seconds in which what was sent before the service was told to stop is taken in
 STOP_S = 20.0  # seconds in which what waits is still begun on after the service was told to stop
 GRACE_S = 30  # and until all must have been answered
 WAITING = 2048  # connections that the system keeps until they are accepted
@@ -27,15 +29,19 @@ OTHER_FILES = 64  # descriptors that connections leave for corpus, index and log
 ONCE_S = 60.0  # seconds in which a warning of the server is not repeated
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """The socket to listen at; before the model is loaded, so that nobody waits in vain."""
+def bind(host: str, port: int, *, shared: bool = False, listen: bool = True) -> socket.socket:
+    """The socket to listen at; before the model is loaded, so that nobody waits in vain. A `shared` one has
+    others of the same port beside it, in other processes."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         # connections that just ended do not matter
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(place)
-        listener.listen(WAITING)  # who comes before the server does waits
+        if listen:
+            listener.listen(WAITING)  # who comes before the server does waits
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BadInput(f"port {port} is in use; choose another with --port") from None
@@ -105,8 +111,11 @@ class Server(uvicorn.Server):
         self._seen = seen
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._front.stop(STOP_S)
+        # in a moment: what was sent before connections are closed, next, is heard and answered
+        asyncio.get_running_loop().call_later(HEARD_S, self._front.stop, STOP_S)
         await super().shutdown(sockets)
+        if self._log is not None:
+            self._log.flush()  # the signal that stopped it ends the process next
 
 
 class _Connections(dict[Any, None]):

@@ -1,8 +1,14 @@
 """What `GET /metrics` shows."""
 
+import os
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+SHARED_METERS = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder in which several processes count together: any of them then shows the sums of all. The
+library reads it when it is imported."""
 
 
 class Meters:
@@ -19,8 +25,12 @@ class Meters:
         together = "Requests that were answered together."
         self.batch = Histogram("realmlm_batch_size", together, buckets=sizes, **here)
         self.waited = Histogram("realmlm_queue_seconds", "Seconds that a batch waited.", **here)
-        self.waiting = Gauge("realmlm_waiting", "Requests waiting.", **here)
-        self.passages = Gauge("realmlm_passages", "Passages searched.", **here)
+        summed: dict[str, Any] = {"multiprocess_mode": "livesum", **here}
+        self._waiting = Gauge("realmlm_waiting", "Requests waiting.", **summed)
+        self._workers = Gauge("realmlm_workers", "Processes that answer.", **summed)
+        self._passages = Gauge(
+            "realmlm_passages", "Passages searched.", multiprocess_mode="mostrecent", **here
+        )
         self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # looked up once
 
     def on_request(self, route: str, status: int, seconds: float) -> None:
@@ -32,7 +42,22 @@ class Meters:
         counter.inc()
         clock.observe(seconds)
 
-    def on_batch(self, size: int, waited: float) -> None:
-        """Note the size of a batch and the seconds that it waited."""
+    def on_batch(self, size: int, waited: float, waiting: int) -> None:
+        """Note the size of a batch, the seconds that it waited, and how many are waiting now."""
         self.batch.observe(size)
         self.waited.observe(waited)
+        self._waiting.set(waiting)
+
+    def ready(self) -> None:
+        """From now on this process answers."""
+        self._workers.set(1)
+
+    def shown(self, *, waiting: int, passages: int) -> bytes:
+        """All of it for Prometheus, with how it stands at this moment."""
+        self._waiting.set(waiting)
+        self._passages.set(passages)
+        registry = self.registry
+        if folder := os.environ.get(SHARED_METERS):
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, folder)
+        return generate_latest(registry)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -290,8 +290,7 @@ def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRoute
     @routes.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:
         await _follow(engine, worker, most_s=MOMENT_S)
-        meters.waiting.set(worker.waiting)
-        meters.passages.set(len(engine.corpus))
-        return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+        shown = meters.shown(waiting=worker.waiting, passages=len(engine.corpus))
+        return Response(shown, media_type=CONTENT_TYPE_LATEST)
 
     return routes

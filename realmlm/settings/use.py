@@ -345,6 +345,8 @@ class Serve(Settings):
     batch: Annotated[int | None, optional("N")] = None
     """Most requests answered together; default: as many as the device reads for at once, 16 on a CPU, 96 on a
     GPU."""
+    workers: int = 1
+    """Processes that answer at this port, each with a model of its own, over one corpus and index (Linux)."""
     rerank: int = 0
     """Retrieve and read this many passages, and answer from those that the reader finds best
     (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
@@ -362,7 +364,7 @@ class Serve(Settings):
         one = (self.corpus is None) == any(self.docs)
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
         self.between(1, 65535, "port")
-        self.at_least(1, "queue", "batch")
+        self.at_least(1, "queue", "batch", "workers")
         self.at_least(0, "hybrid", "rerank")
         _check_filter(self.index, self.filter)
         self.above_zero("patience")
