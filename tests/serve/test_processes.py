@@ -124,8 +124,8 @@ def serving(model: Path, corpus: Path, *more: str, workers: int = 2) -> Iterator
         service.until(lambda: service.answering() == workers)
         yield service
     finally:
-        service.popen.kill()
-        service.popen.communicate()
+        service.popen.terminate()
+        service.popen.communicate(timeout=WAIT_S)
 
 
 def quince(number: int) -> dict[str, str]:
