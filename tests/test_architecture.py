@@ -59,6 +59,7 @@ OPTIONAL = (
     "pyarrow",
     "lance",
     "psycopg",
+    "ray",
 )
 
 
