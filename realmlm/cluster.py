@@ -35,7 +35,7 @@ def joined() -> Iterator["Cluster"]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **here)
     except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-        cure = "check RAY_ADDRESS, or unset it to work on this machine alone"
+        cure = "check RAY_ADDRESS and the cluster's token, or unset it to work on this machine alone"
         raise NotEnough(f"no Ray cluster can be used at '{address}' ({error}); {cure}") from error
     try:
         yield Cluster(ray)
@@ -53,6 +53,10 @@ class Cluster:
     def device(self) -> str:
         """What its workers compute on: GPUs where it has any."""
         return "cuda" if self._ray.cluster_resources().get("GPU", 0) else "cpu"
+
+    def for_a_model(self, threads: int) -> dict[str, int]:
+        """What a worker takes that computes with a model: a GPU, or else a core for each thread."""
+        return {"cpus": 1, "gpus": 1} if self.device == "cuda" else {"cpus": threads, "gpus": 0}
 
     def map(
         self,

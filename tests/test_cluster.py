@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,9 @@ from realmlm.index.store import ShardedBuild
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.settings import BuildIndex, MarkSpans
-from tests.calls import build_corpus
+from tests.calls import build_corpus, evaluate
 
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": ""}
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 # realmlm's command on a cluster with two workers. Whenever another shard is written, one of the workers that are
 # at work is killed; which ones is printed.
@@ -73,14 +75,21 @@ main(arguments)
 """
 
 
-def realmlm(*arguments: object, hunted: tuple[Path, int] | None = None) -> list[str]:
+def realmlm(
+    *arguments: object, hunted: tuple[Path, int] | None = None, address: str = "", code: int = 0
+) -> list[str]:
     """Run a command in a process of its own, with one thread; gives what it printed."""
     words = list(map(str, arguments))
     start = ["-m", "realmlm"] if hunted is None else ["-c", HUNTED, *map(str, hunted)]
     done = subprocess.run(
-        [sys.executable, *start, *words], capture_output=True, text=True, env=ONE_THREAD, timeout=300
+        [sys.executable, *start, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=ONE_THREAD | {"RAY_ADDRESS": address},
+        timeout=300,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stdout
     return done.stdout.splitlines()
 
 
@@ -146,11 +155,21 @@ def refuse(names: str) -> Callable[[int], int]:
     return complain
 
 
-def die(_: None) -> Callable[[int], int]:
+def die(tries: Path) -> Callable[[int], int]:
     def end(number: int) -> int:
-        return os._exit(1) if number == 1 else number
+        if number != 1:
+            return number
+        with open(tries, "a") as file:
+            file.write("died\n")
+        os._exit(1)
 
     return end
+
+
+class Other:
+    """Someone else's work on the cluster."""
+
+    def there(self) -> None: ...
 
 
 @pytest.mark.scale
@@ -170,11 +189,21 @@ def test_results_come_in_order_whoever_is_first(cluster: Cluster) -> None:
 
 
 @pytest.mark.scale
-def test_what_goes_wrong_there_is_told_here(cluster: Cluster) -> None:
+def test_a_worker_that_others_leave_no_room_for_keeps_nothing_waiting(cluster: Cluster) -> None:
+    ray = pytest.importorskip("ray")
+    other = ray.remote(num_cpus=1)(Other).remote()
+    ray.get(other.there.remote())  # it has one of the two cores until it is killed
+    assert list(cluster.map(slow_square, (1,), range(5))) == [0, 1, 4, 9, 16]
+    ray.kill(other)
+
+
+@pytest.mark.scale
+def test_what_goes_wrong_there_is_told_here(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match=r"^these two; do something else$"):
         list(cluster.map(refuse, ("these two",), range(5)))
     with pytest.raises(NotEnough, match="died 4 times over the same piece of work"):
-        list(cluster.map(die, (None,), range(5)))
+        list(cluster.map(die, (tmp_path / "tries",), range(5)))
+    assert (tmp_path / "tries").read_text() == "died\n" * 4
     with pytest.raises(NotEnough, match="no machine of the Ray cluster has 99 cores"):
         list(cluster.map(slow_square, (1,), range(5), cpus=99))
 
@@ -211,6 +240,19 @@ def local(corpus: Corpus, tiny_model_folder: Path, tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("local") / "index"
     realmlm("index", "--model", tiny_model_folder, "--corpus", corpus.folder, "--out", folder)
     return folder
+
+
+@pytest.mark.scale
+def test_questions_are_answered_alike(
+    cluster: Cluster, world: Path, knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"questions": world / "questions-held-out.jsonl", "corpus": knowledge.folder}
+    asked |= {"model": tiny_model_folder, "limit": 60, "read": 2}
+    here = evaluate(**asked, predictions=tmp_path / "here")
+    there = evaluate(**asked, predictions=tmp_path / "there", engine="ray")
+    assert replace(there, seconds=here.seconds) == here
+    assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes()
+    assert len((tmp_path / "here").read_text("utf-8").splitlines()) == 60
 
 
 @pytest.mark.scale
@@ -252,3 +294,18 @@ def test_workers_that_are_killed_lose_nothing(
     killed = [line for line in said if line.startswith("killed")]  # Ray speaks of it too
     assert len(killed) == 3, "they were killed while shards were missing"
     assert contents(out) == contents(local)
+
+
+@pytest.mark.scale
+@pytest.mark.timeout(600)
+def test_without_an_address_a_cluster_is_started_and_a_wrong_one_is_named(
+    knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="needs Ray: make test-scale")
+    asked = ["--model", tiny_model_folder, "--corpus", knowledge.folder, "--out"]
+    realmlm("index", *asked, tmp_path / "here")
+    realmlm("index", *asked, tmp_path / "own", "--engine", "ray")
+    assert contents(tmp_path / "own") == contents(tmp_path / "here")
+    said = realmlm("index", *asked, tmp_path / "no", "--engine", "ray", address="127.0.0.1:9", code=2)
+    assert "error: no Ray cluster can be used at '127.0.0.1:9'" in "\n".join(said)
+    assert "unset it to work on this machine alone" in said[-1]

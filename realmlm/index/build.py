@@ -179,8 +179,7 @@ def _embed_elsewhere(
     threads = torch.get_num_threads()
     opened = (corpus.folder, corpus.manifest, corpus.edits)
     setting = (build.folder, opened, how.elsewhere, cluster.device, how.dtype, threads)
-    cpus, gpus = (1, 1) if cluster.device == "cuda" else (threads, 0)
-    with closing(cluster.map(_embedder, setting, parts, cpus=cpus, gpus=gpus)) as done:
+    with closing(cluster.map(_embedder, setting, parts, **cluster.for_a_model(threads))) as done:
         for count in done:
             advance(count)
 
