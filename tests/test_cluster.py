@@ -23,7 +23,7 @@ from realmlm.model.snapshot import DocumentEncoder
 from realmlm.settings import BuildIndex, MarkSpans
 from tests.calls import build_corpus, evaluate
 
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": ""}
 
 # realmlm's command on a cluster with two workers. Whenever another shard is written, one of the workers that are
 # at work is killed; which ones is printed.
@@ -75,9 +75,7 @@ main(arguments)
 """
 
 
-def realmlm(
-    *arguments: object, hunted: tuple[Path, int] | None = None, address: str = "", code: int = 0
-) -> list[str]:
+def realmlm(*arguments: object, hunted: tuple[Path, int] | None = None) -> list[str]:
     """Run a command in a process of its own, with one thread; gives what it printed."""
     words = list(map(str, arguments))
     start = ["-m", "realmlm"] if hunted is None else ["-c", HUNTED, *map(str, hunted)]
@@ -86,10 +84,10 @@ def realmlm(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=ONE_THREAD | {"RAY_ADDRESS": address},
+        env=ONE_THREAD,
         timeout=300,
     )
-    assert done.returncode == code, done.stdout
+    assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()
 
 
@@ -298,7 +296,7 @@ def test_workers_that_are_killed_lose_nothing(
 
 @pytest.mark.scale
 @pytest.mark.timeout(600)
-def test_without_an_address_a_cluster_is_started_and_a_wrong_one_is_named(
+def test_without_an_address_a_cluster_is_started(
     knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray: make test-scale")
@@ -306,6 +304,3 @@ def test_without_an_address_a_cluster_is_started_and_a_wrong_one_is_named(
     realmlm("index", *asked, tmp_path / "here")
     realmlm("index", *asked, tmp_path / "own", "--engine", "ray")
     assert contents(tmp_path / "own") == contents(tmp_path / "here")
-    said = realmlm("index", *asked, tmp_path / "no", "--engine", "ray", address="127.0.0.1:9", code=2)
-    assert "error: no Ray cluster can be used at '127.0.0.1:9'" in "\n".join(said)
-    assert "unset it to work on this machine alone" in said[-1]
