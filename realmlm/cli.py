@@ -95,7 +95,7 @@ def _spans(settings: kinds.MarkSpans) -> None:
             workers = min(workers, 8)  # each holds a model on the GPU
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
-    spans = mark_spans(corpus, tagger, workers=workers)
+    spans = mark_spans(corpus, tagger, workers=workers, engine=settings.engine)
     say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
 
 
@@ -177,7 +177,9 @@ def _index(settings: kinds.BuildIndex) -> None:
     corpus = Corpus.open(settings.corpus)
     check_readable(realm, corpus, name=str(settings.model))
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
-    index = index_of(realm, corpus, path=settings.out, kind=settings.kind, dtype=dtype).index
+    index = index_of(
+        realm, corpus, path=settings.out, kind=settings.kind, dtype=dtype, engine=settings.engine
+    ).index
     made = f"{len(index):,} passages, {index.dim} numbers each"
     if isinstance(index, IVFIndex):
         made += (

@@ -10,5 +10,9 @@ QUEUE = 256
 """Requests that may wait in a service."""
 PATIENCE = 10.0
 """Seconds that a request to a service may wait; who would wait longer is refused at once."""
+ENGINE: Literal["local", "ray"] = "local"
+"""What does bulk work: processes of this machine, or the actors of a Ray cluster."""
 OVERLAPPING: Literal["merged", "separate"] = "separate"
 """Whether spans that overlap in one place are one answer or several."""
+SHARED = ("lance", "postgres")
+"""Systems that hold an index for others too."""

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
+from realmlm.defaults import ENGINE
 from realmlm.errors import NotEnough
 
 In = TypeVar("In")
@@ -40,13 +41,21 @@ def ordered_map(
     *,
     workers: int,
     few: int,
+    engine: str = ENGINE,
 ) -> Generator[Out, None, None]:
     """Apply a function to each item, in several processes, and yield the results in order. Each worker makes
     the function once, with `make(*setting)`.
 
     With one worker, or fewer than `few` items, it all happens in this process, sooner than others could
-    start. Close the generator to stop the workers.
+    start. Close the generator to stop the workers. With the engine ray they are those of a Ray cluster, as
+    many as it has cores.
     """
+    if engine == "ray":
+        from realmlm.cluster import joined  # it starts clusters of this machine's `cores`
+
+        with joined() as cluster:
+            yield from cluster.map(make, setting, items)
+        return
     rest = iter(items)
     head = list(islice(rest, few))
     if workers == 1 or len(head) < few:

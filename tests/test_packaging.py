@@ -159,6 +159,7 @@ def test_it_says_where_it_lives_and_that_it_is_typed(metadata: Message) -> None:
         "onnx",
         "lance",
         "postgres",
+        "ray",
         "scale",
         "all",
         "docs",

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from realmlm.corpus.store import MAX_CHARACTERS, MAX_TITLE, Block, Corpus, SegmentWriter
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.defaults import ENGINE
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers, ordered_map
@@ -293,6 +294,7 @@ def build_corpus(settings: "BuildCorpus") -> Corpus:
             max_wordpieces=settings.max_wordpieces,
             taken=slice(first, past),
             workers=settings.workers or default_workers(),
+            engine=settings.engine,
         )
         if not writer.passages:
             named = ", ".join(map(str, settings.sources))
@@ -311,6 +313,7 @@ def write_articles(
     max_wordpieces: int,
     taken: slice = slice(None),
     workers: int,
+    engine: str = ENGINE,
 ) -> SegmentWriter:
     """Cut and tokenise articles into a corpus being written; its tokenizer, counts and limits are written,
     too. `taken` says which passages of each document are wanted."""
@@ -318,7 +321,8 @@ def write_articles(
     writer = SegmentWriter(draft.path, token_dtype=wordpieces.dtype)
     setting = (wordpieces.tokenizer.to_str(), max_wordpieces, taken)
     unknown = 0
-    cut = ordered_map(_cutter, setting, _chunks(articles), workers=workers, few=_IN_PROCESS)
+    chunks = _chunks(articles)
+    cut = ordered_map(_cutter, setting, chunks, workers=workers, few=_IN_PROCESS, engine=engine)
     with closing(cut) as blocks:
         for block in blocks:
             writer.append(block)

@@ -14,6 +14,7 @@ import numpy as np
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import KINDS, Mention, RuleTagger, Tagger, lower_case_words
+from realmlm.defaults import ENGINE
 from realmlm.errors import BadInput, Mismatch
 from realmlm.log import progress, say
 from realmlm.parallel import ordered_map
@@ -162,11 +163,12 @@ def rule_tagger(corpus: Corpus) -> RuleTagger:
     return RuleTagger(titles, lower_case if len(lower_case) >= _ENOUGH_WORDS else None)
 
 
-def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1) -> Spans:
+def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1, engine: str = ENGINE) -> Spans:
     """Mark the salient spans of every sentence and publish them as `CORPUS/spans`, in place of earlier ones.
 
     A span consists of all wordpieces that a mention touches, and never of a whole sentence; sentences without
-    one are left out. The result does not depend on the number of `workers` (processes; 1: this one).
+    one are left out. The result does not depend on the number of `workers` (processes; 1: this one), nor on
+    the engine (local, ray).
     """
     with publish(corpus.folder / "spans", kind="spans", replace=True) as draft:
         files = {"passages": (np.int64, ()), "bounds": (np.uint16, (2,)), "span_offsets": (np.int64, ())}
@@ -178,7 +180,8 @@ def mark_spans(corpus: Corpus, tagger: Tagger, *, workers: int = 1) -> Spans:
         writers["span_offsets"].append([0])
         by_kind = np.zeros(len(KINDS), dtype=np.int64)
         setting = (corpus.folder, corpus.manifest, corpus.edits, tagger)
-        marked = ordered_map(_marker, setting, _chunks(corpus.ids), workers=workers, few=2)
+        parts = _chunks(corpus.ids)
+        marked = ordered_map(_marker, setting, parts, workers=workers, few=2, engine=engine)
         with closing(marked) as chunks, progress("marking spans", len(corpus), unit="passages") as bar:
             for done, marks in chunks:
                 writers["span_offsets"].append(writers["spans"].rows + np.cumsum(marks.span_counts_N))

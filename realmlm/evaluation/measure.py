@@ -10,7 +10,9 @@ from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
+from realmlm.cluster import joined
 from realmlm.corpus.beir import read_beir
 from realmlm.corpus.questions import Question, read_questions, spread
 from realmlm.corpus.store import Corpus
@@ -63,6 +65,8 @@ def evaluate(
     model's own. Beside a GPU, `judges` processes compare its answers with the right ones: the command has
     several; in a program of yours more than one needs `if __name__ == "__main__":`.
     """
+    if settings.engine == "ray" and (model or corpus or retriever):
+        raise BadInput("on a Ray cluster model and corpus are opened by name: leave out the objects")
     realm = Realm.from_pretrained(settings.model) if model is None else model
     realm = realm.to(pick_device(settings.device)).eval()
     if model is None and realm.device.type == "cuda":
@@ -95,7 +99,8 @@ def evaluate(
         rows = map(Ranked.as_json, ranked)
     else:
         how = partial(measure, read=read, recall=settings.recall, with_mask=settings.with_mask, judges=judges)
-        outcomes = list(how(answerer, asked))
+        elsewhere = partial(_open_answerer, settings) if settings.engine == "ray" else None
+        outcomes = list(how(answerer, asked, elsewhere=elsewhere))
         report = summarise(outcomes, retriever=searched, read=read, recall=settings.recall)
         rows = map(_prediction, outcomes)
     if settings.predictions is not None:
@@ -172,9 +177,11 @@ def measure(
     recall: Recall,
     with_mask: bool = False,
     judges: int = 1,
+    elsewhere: Callable[[str], Answerer] | None = None,
 ) -> Iterable[Outcome]:
     """Retrieve as deep as recall is measured, read the `read` best passages, and compare with the answers.
-    Where passages are reranked, recall is that of their new order."""
+    Where passages are reranked, recall is that of their new order. `elsewhere` opens the same on a device, in
+    the workers of a Ray cluster, which then do it."""
     alone = isinstance(answerer.retriever, NoRetriever)
     own = source_copies(answerer.corpus, questions)
     searchable = len(answerer.corpus) - max(map(len, own), default=0)
@@ -185,22 +192,28 @@ def measure(
     at_once = answerer.at_once if any(map(is_cloze, questions)) else answerer.spans_at_once
     at_once = at_once if read else SEARCHED_AT_ONCE
     slices = [slice(first, first + at_once) for first in range(0, len(questions), at_once)]
+    parts = [(questions[some], own[some]) for some in slices]
 
     def read_ahead() -> Iterator[Batch]:
         """Batches that were read; a GPU is given the next one before it is waited for."""
         waiting = None
-        for some in slices:
-            queries = _queries(answerer, questions[some], own[some], with_mask=with_mask)
-            ahead = _read_batch(answerer, questions[some], queries, depth=depth, read=read)
+        for asked, sources in parts:
+            queries = _queries(answerer, asked, sources, with_mask=with_mask)
+            ahead = _read_batch(answerer, asked, queries, depth=depth, read=read)
             if waiting is not None:
                 yield waiting()
             waiting = ahead
         if waiting is not None:
             yield waiting()
 
+    if elsewhere is None:
+        outcomes_of_parts = _judged(answerer, read_ahead(), recall=recall, judges=judges)
+    else:
+        how = (depth, read, recall, with_mask)
+        outcomes_of_parts = _measured_elsewhere(elsewhere, how, parts)
     with (
         progress("evaluating", len(questions), unit="questions") as bar,
-        closing(_judged(answerer, read_ahead(), recall=recall, judges=judges)) as judged,
+        closing(outcomes_of_parts) as judged,
     ):
         for outcomes in judged:
             yield from outcomes
@@ -219,6 +232,51 @@ def _judged(
     how = (combiner.max_query, combiner.released, combiner.calibration, combiner.overlapping)
     setting = (corpus.folder, corpus.edits, *how, recall)
     yield from ordered_map(make_judge, setting, batches, workers=judges, few=_FEW)
+
+
+_Part = tuple[list[Question], list[tuple[int, ...]]]
+"""Questions that are answered together, and the passages each was taken from."""
+
+
+def _measured_elsewhere(
+    load: Callable[[str], Answerer], how: tuple[int, int, Recall, bool], parts: list[_Part]
+) -> Generator[list[Outcome], None, None]:
+    """The outcomes of batches, each by a worker of a Ray cluster, with as many threads as here."""
+    threads = torch.get_num_threads()
+    with joined() as cluster:
+        setting = (load, cluster.device, threads, *how)
+        yield from cluster.map(_measurer, setting, parts, **cluster.for_a_model(threads))
+
+
+def _measurer(
+    load: Callable[[str], Answerer],
+    device: str,
+    threads: int,
+    depth: int,
+    read: int,
+    recall: Recall,
+    with_mask: bool,
+) -> Callable[[_Part], list[Outcome]]:
+    torch.set_num_threads(threads)
+    answerer = load(device)
+
+    def measured(part: _Part) -> list[Outcome]:
+        questions, own = part
+        queries = _queries(answerer, questions, own, with_mask=with_mask)
+        batch = _read_batch(answerer, questions, queries, depth=depth, read=read)()
+        return judge(answerer.combiner, batch, recall=recall)
+
+    return measured
+
+
+def _open_answerer(settings: Evaluate, device: str) -> Answerer:
+    """Model, corpus and retriever that the settings name, in a worker."""
+    realm = Realm.from_pretrained(settings.model, device=device).eval()
+    if realm.device.type == "cuda":
+        realm.compute_quickly()
+    corpus = Corpus.open(settings.corpus or "")
+    retriever = make_retriever(settings, realm, corpus)
+    return Answerer(realm, corpus, retriever, rerank=settings.rerank, overlapping=settings.overlapping)
 
 
 def _queries(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realmlm.cluster import Cluster, joined
 from realmlm.corpus.store import Corpus
 from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress
 from realmlm.parallel import in_background
+from realmlm.storage.artefacts import Manifest
 
 _CPU_SHARD = 512  # passages between two writes on a CPU, which take seconds; a GPU does SHARD of them in that
 _CPU_SHARDS = 256  # and at most so many files: all of them are open when they are published
@@ -99,6 +101,9 @@ class Embedding:
     """Show no progress."""
     known: Known | None = None
     """Vectors that are not computed again."""
+    elsewhere: Callable[[str], Encode] | None = None
+    """Embed on a Ray cluster: each of its workers makes the document tower with this, for a device. Not where
+    vectors are `known`, which lie here."""
 
 
 def build_index(
@@ -124,23 +129,81 @@ def embed_in_parts(
     that an earlier, killed build with an equal plan finished are used: the plan must tell which passages
     these are.
     """
-    shard = how.shard or _usual_shard(len(ids), encode.device)
-    borders = [*range(0, len(ids), shard), len(ids)]
-    plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "borders": borders}
-    plan |= {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
-    build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
-    missing = build.missing()
-    with nullcontext() if how.quiet else progress("embedding", len(ids), unit="passages") as bar:
-        advance = bar.advance if bar else _nothing
-        advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
-        with _Writer(build) as writer:
-            for number in missing:
-                part = ids[borders[number] : borders[number + 1]]
-                vectors = embed_passages(
-                    corpus, part, encode, dtype=how.dtype, on_done=advance, known=how.known
-                )
-                writer.put(number, torch.from_numpy(part), vectors)
+    with joined() if how.elsewhere and how.known is None else nullcontext() as cluster:
+        device = cluster.device if cluster else encode.device.type
+        shard = how.shard or _usual_shard(len(ids), device)
+        borders = [*range(0, len(ids), shard), len(ids)]
+        plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "borders": borders}
+        plan |= {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
+        build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
+        missing = build.missing()
+        parts = [(number, ids[borders[number] : borders[number + 1]]) for number in missing]
+        with nullcontext() if how.quiet else progress("embedding", len(ids), unit="passages") as bar:
+            advance = bar.advance if bar else _nothing
+            advance(len(ids) - sum(len(part) for _, part in parts))
+            if cluster is None:
+                _embed_here(build, corpus, parts, encode, how, advance)
+            elif parts:
+                _embed_elsewhere(cluster, build, corpus, parts, how, advance)
     return build
+
+
+_Part = tuple[int, np.ndarray]
+"""A shard's number and its passages."""
+
+
+def _embed_here(
+    build: ShardedBuild,
+    corpus: Corpus,
+    parts: list[_Part],
+    encode: Encode,
+    how: Embedding,
+    advance: Callable[[int], None],
+) -> None:
+    with _Writer(build) as writer:
+        for number, ids in parts:
+            vectors = embed_passages(corpus, ids, encode, dtype=how.dtype, on_done=advance, known=how.known)
+            writer.put(number, torch.from_numpy(ids), vectors)
+
+
+def _embed_elsewhere(
+    cluster: Cluster,
+    build: ShardedBuild,
+    corpus: Corpus,
+    parts: list[_Part],
+    how: Embedding,
+    advance: Callable[[int], None],
+) -> None:
+    """One piece of work is one shard, embedded in the batches and by as many threads as here: how a sum is
+    divided among threads may decide its last bit."""
+    threads = torch.get_num_threads()
+    opened = (corpus.folder, corpus.manifest, corpus.edits)
+    setting = (build.folder, opened, how.elsewhere, cluster.device, how.dtype, threads)
+    with closing(cluster.map(_embedder, setting, parts, **cluster.for_a_model(threads))) as done:
+        for count in done:
+            advance(count)
+
+
+def _embedder(
+    folder: Path,
+    opened: tuple[Path, Manifest, int],
+    load: Callable[[str], Encode],
+    device: str,
+    dtype: torch.dtype,
+    threads: int,
+) -> Callable[[_Part], int]:
+    """In a worker of a cluster: embeds a shard and writes it; gives the number of its passages."""
+    torch.set_num_threads(threads)
+    build = ShardedBuild.begun(folder)
+    corpus = Corpus(*opened)
+    encode = load(device)
+
+    def embed(part: _Part) -> int:
+        number, ids = part
+        build.put(number, torch.from_numpy(ids), embed_passages(corpus, ids, encode, dtype=dtype))
+        return len(ids)
+
+    return embed
 
 
 class _Writer:
@@ -165,5 +228,5 @@ class _Writer:
         self._wait()
 
 
-def _usual_shard(passages: int, device: torch.device) -> int:
-    return SHARD if device.type == "cuda" else min(SHARD, max(_CPU_SHARD, -(-passages // _CPU_SHARDS)))
+def _usual_shard(passages: int, device: str) -> int:
+    return SHARD if device == "cuda" else min(SHARD, max(_CPU_SHARD, -(-passages // _CPU_SHARDS)))

@@ -51,6 +51,17 @@ class Kept(Protocol):
         """Hold this state of the corpus, or a later one. False: it has to be opened again."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked of an index. One that exists may be of any kind and dtype where none is named; a new one
+    is then exact, in float16."""
+
+    kind: str | None = None
+    dtype: torch.dtype | None = None
+    elsewhere: Callable[[str], Encode] | None = None
+    """A new one is embedded on a Ray cluster, as `realmlm.index.build.Embedding` says."""
+
+
 @dataclass
 class KeptIndex:
     """An open index and its folder. `corpus` is the state of the corpus that the index holds."""
@@ -149,8 +160,7 @@ def kept_index(
     *,
     embed_queries: EmbedQueries,
     path: Path | None = None,
-    kind: str | None = None,
-    dtype: torch.dtype | None = None,
+    wanted: Wanted,
     others: Path | None = None,
     follow: bool = False,
 ) -> KeptIndex:
@@ -158,34 +168,34 @@ def kept_index(
     One that lacks nothing is opened without writing anything.
 
     Without a path it stands beside the corpus, named by the tower's fingerprint: models that differ only in
-    query tower or reader share it. An index that exists may be of either kind and of any dtype unless one is
-    asked for; a new one is exact and float16 unless told otherwise. At a `path` a new one is made only if its
-    kind is asked for. Passages that stand word for word in corpora of the folder `others` get their vectors
-    from the indexes beside those. An approximate index is measured with queries, which `embed_queries`
-    embeds. With `follow` the corpus is held as it is now, with edits that others made since it was opened.
+    query tower or reader share it. At a `path` a new one is made only if its kind is asked for. Passages that
+    stand word for word in corpora of the folder `others` get their vectors from the indexes beside those. An
+    approximate index is measured with queries, which `embed_queries` embeds. With `follow` the corpus is held
+    as it is now, with edits that others made since it was opened.
     """
-    if path is not None and kind is None and not path.exists():
+    kind = wanted.kind or "exact"
+    if path is not None and wanted.kind is None and not path.exists():
         raise ArtefactMissing(
             f"no index in {path}; make one: realmlm index --model MODEL --corpus {corpus.folder} --out {path}"
         )
     if follow:
         corpus = corpus.newest()
-        path = path or _place(corpus, encode.fingerprint, kind or "exact")
-    path = path or index_place(corpus, encode.fingerprint, kind or "exact")
+        path = path or _place(corpus, encode.fingerprint, kind)
+    path = path or index_place(corpus, encode.fingerprint, kind)
     if path.exists() and edits_contained(path) >= corpus.edits:
-        _check(path, corpus, encode, kind, dtype, follow=follow)
+        _check(path, corpus, encode, wanted, follow=follow)
         kept = KeptIndex.open(path, corpus, encode)
         if kept.corpus.edits > corpus.edits:  # an edit came in between
-            _check(path, corpus, encode, kind, dtype, follow=follow)
+            _check(path, corpus, encode, wanted, follow=follow)
         return kept
     with _held(path, corpus):  # others may want the same index at this moment
         if not path.exists():
-            new = dtype or torch.float16
-            same = _same_vectors(path, corpus, encode, new, others)
+            dtype = wanted.dtype or torch.float16
+            same = _same_vectors(path, corpus, encode, dtype, others)
             queries_QD = embed_queries(sample_queries(corpus)).cpu() if kind == "ivf" else None
-            how = Embedding(dtype=new, known=same)
-            build_index(path, corpus, encode, how, kind=kind or "exact", queries_QD=queries_QD)
-        _check(path, corpus, encode, kind, dtype, follow=follow)
+            how = Embedding(dtype=dtype, known=same, elsewhere=wanted.elsewhere)
+            build_index(path, corpus, encode, how, kind=kind, queries_QD=queries_QD)
+        _check(path, corpus, encode, wanted, follow=follow)
         kept = KeptIndex.open(path, corpus, encode)
         kept.take_up(corpus)
         return kept
@@ -212,18 +222,15 @@ def _same_vectors(
     return same
 
 
-def _check(
-    path: Path, corpus: Corpus, encode: Encode, kind: str | None, dtype: torch.dtype | None, *, follow: bool
-) -> None:
+def _check(path: Path, corpus: Corpus, encode: Encode, wanted: Wanted, *, follow: bool) -> None:
     """Is the index at `path` of this corpus, this tower, and the kind and dtype asked for?"""
     info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
     made = "exact" if info.recall is None else "ivf"
-    if kind is not None and made != kind:
-        raise Mismatch(
-            f"{path} holds an index of the kind {made}, not {kind}; choose another --out, or remove it first"
-        )
-    if dtype is not None and info.dtype != _name(dtype):
-        held = f"{path} holds vectors in {info.dtype}, not {_name(dtype)}"
+    if wanted.kind is not None and made != wanted.kind:
+        held = f"{path} holds an index of the kind {made}, not {wanted.kind}"
+        raise Mismatch(f"{held}; choose another --out, or remove it first")
+    if wanted.dtype is not None and info.dtype != _name(wanted.dtype):
+        held = f"{path} holds vectors in {info.dtype}, not {_name(wanted.dtype)}"
         raise Mismatch(f"{held}; remove it to have it made anew, or go on with {info.dtype}")
     if info.corpus_edits > (count_edits(corpus.folder) if follow else corpus.edits):
         held = f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now"

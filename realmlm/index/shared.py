@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
+from realmlm.defaults import SHARED
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch, NotEnough
 from realmlm.index.build import Encode, embed_passages
 from realmlm.index.exact import Hits, Index, as_ids, drop, ranked
 from realmlm.index.ivf import share_found
 from realmlm.log import say
-from realmlm.settings.base import SHARED
 
 COLUMNS = ("id", "title", "text", "source", "vector")
 BATCH = 4096  # passages written at a time

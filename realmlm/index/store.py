@@ -9,6 +9,7 @@ own, `edits/000001` …, applied in order when the version is opened.
 import json
 import os
 import shutil
+import socket
 import uuid
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -20,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from realmlm.errors import BadInput, Mismatch, NotEnough
+from realmlm.errors import ArtefactMissing, BadInput, Mismatch, NotEnough
 from realmlm.index.exact import ExactIndex, Index, as_ids, check_vectors, part_of
 from realmlm.index.ivf import IVFIndex, IVFSettings, Pieces
 from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
@@ -82,6 +83,16 @@ class ShardedBuild:
             self.discard()
             self.folder.mkdir(parents=True)
             write_text(self.folder / "plan.json", text)
+
+    @classmethod
+    def begun(cls, partial_folder: Path) -> "ShardedBuild":
+        """One that another process began and will publish: to write shards of it."""
+        try:
+            plan = json.loads((partial_folder / "plan.json").read_text("utf-8"))
+        except OSError as error:
+            seen = f"{socket.gethostname()} does not see {partial_folder}"
+            raise ArtefactMissing(f"{seen}; all machines must see the folders of corpus and index") from error
+        return cls(partial_folder, plan)
 
     @property
     def shards(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,6 +40,10 @@ class DocumentEncoder:
     def of(cls, model: Realm) -> "DocumentEncoder":
         """The document tower of a model, as it is now."""
         return cls(model.config, model.document, model.wordpieces)
+
+    def on(self, device: str) -> "DocumentEncoder":
+        """A copy of it on a device."""
+        return DocumentEncoder(self._config, deepcopy(self.tower).to(device), self._wordpieces)
 
     @torch.inference_mode()
     def __call__(self, corpus: Corpus, ids_N: np.ndarray) -> Tensor:

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import check_same_tokenizer
+from realmlm.defaults import ENGINE
 from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Index
 from realmlm.index.hybrid import Hybrid
-from realmlm.index.keep import Kept, kept_index
+from realmlm.index.keep import Kept, Wanted, kept_index
 from realmlm.index.shared import SharedPlace, open_shared
 from realmlm.model.inputs import NULL
 from realmlm.model.marginal import inner_products
@@ -222,9 +223,10 @@ def index_of(
     dtype: torch.dtype | None = None,
     others: Path | None = None,
     follow: bool = False,
+    engine: str = ENGINE,
 ) -> Kept:
     """The index of a corpus by a model's document tower, as `realmlm.index.keep.kept_index` says, or one that
-    another system holds."""
+    another system holds. With the engine ray a new one is embedded on a Ray cluster."""
     encode = DocumentEncoder.of(model)
     if isinstance(path, SharedPlace):
         return open_shared(path, corpus, encode, follow=follow)
@@ -233,8 +235,7 @@ def index_of(
         encode,
         embed_queries=partial(embed_queries, model),
         path=path,
-        kind=kind,
-        dtype=dtype,
+        wanted=Wanted(kind=kind, dtype=dtype, elsewhere=encode.on("cpu").on if engine == "ray" else None),
         others=others,
         follow=follow,
     )

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from realmlm.bundled import model_place, text_place
+from realmlm.defaults import SHARED
 from realmlm.errors import BadInput
 
 try:
@@ -30,8 +31,6 @@ DocumentPlace = Annotated[Path, "documents"]
 """A folder or file of documents; `pocket` stands for the encyclopedia that comes with realmlm."""
 IndexPlace = Annotated[str, "index"]
 """The folder of an index, or `lance:PATH` or `postgres:DSN`, where another system holds it."""
-SHARED = ("lance", "postgres")
-"""Systems that hold an index for others too."""
 DocumentPlaces = UseAppendAction[tuple[tuple[DocumentPlace, ...], ...]]
 """What a flag such as --docs names: it may be given several times, each time with several places."""
 STANDARD_INPUT = Path("-")

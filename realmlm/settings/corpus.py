@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI, model_place
-from realmlm.defaults import SHOWN
+from realmlm.defaults import ENGINE, SHOWN
 from realmlm.settings.base import Positional, Settings, arg, ensure, optional, required
 
 
@@ -56,6 +56,9 @@ class BuildCorpus(Settings):
     """Leave out what cannot be read and count it, instead of stopping."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes that cut and tokenise; default: one per core."""
+    engine: Literal["local", "ray"] = ENGINE
+    """local: these processes; ray: one for each core of the Ray cluster at RAY_ADDRESS, or of one started
+    here. The corpus is the same."""
 
     def check(self) -> None:
         example = "realmlm corpus notes/ --out CORPUS --train-tokenizer 16000"
@@ -68,6 +71,7 @@ class BuildCorpus(Settings):
         self.at_least(1, "max_passages")
         self.at_least(0, "skip_passages")
         self.between(8, 4096, "max_wordpieces")
+        _check_engine(self.engine, self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +131,14 @@ class MarkSpans(Settings):
     """Name of the spaCy model, for --tagger spacy."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes; default: one per core."""
+    engine: Literal["local", "ray"] = ENGINE
+    """local: these processes; ray: one for each core of the Ray cluster at RAY_ADDRESS, or of one started
+    here. The spans are the same."""
 
     def check(self) -> None:
+        _check_engine(self.engine, self.workers)
+        here = self.engine == "local" or self.tagger != "learned"
+        ensure(here, "--tagger learned works on this machine alone: leave out --engine ray")
         for name, value, kind in (("phrases", self.phrases, "FILE"), ("learned", self.learned, "TAGGER")):
             fits = (self.tagger == name) == (value is not None)
             ensure(fits, f"--tagger {name} and --{name} {kind} go together")
@@ -155,3 +165,8 @@ class MakeClozes(Settings):
 
     def check(self) -> None:
         self.at_least(1, "count")
+
+
+def _check_engine(engine: str, workers: int | None) -> None:
+    counted = engine == "local" or workers is None
+    ensure(counted, "--workers are processes of this machine: leave it out with --engine ray")

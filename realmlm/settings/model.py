@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
+from realmlm.defaults import ENGINE
 from realmlm.settings.base import ModelPlace, Positional, Settings, arg, ensure, optional, required
 
 
@@ -213,3 +214,10 @@ class BuildIndex(Settings):
     """Type of the stored vectors, float16 or float32; default: that of the existing index, else float16."""
     device: str = "auto"
     """Where to embed."""
+    engine: Literal["local", "ray"] = ENGINE
+    """local: on this machine; ray: on the Ray cluster at RAY_ADDRESS, or one started here for the purpose, on
+    its GPUs if it has any. The index is the same, byte for byte, on machines of the same kind."""
+
+    def check(self) -> None:
+        free = self.engine == "local" or self.device == "auto"
+        ensure(free, "leave out --device with --engine ray: the cluster's GPUs are used if it has any")

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
-from realmlm.defaults import OVERLAPPING, PATIENCE, QUEUE, READ
+from realmlm.defaults import ENGINE, OVERLAPPING, PATIENCE, QUEUE, READ, SHARED
 from realmlm.settings.base import (
-    SHARED,
     DocumentPlaces,
     IndexPlace,
     ModelPlace,
@@ -73,8 +72,13 @@ class Evaluate(Settings):
     """Print one JSON object instead of a table."""
     device: str = "auto"
     """Where the model runs."""
+    engine: Literal["local", "ray"] = ENGINE
+    """local: on this machine; ray: batches of questions on the Ray cluster at RAY_ADDRESS, or one started
+    here. The answers are the same on machines of the same kind."""
 
     def check(self) -> None:
+        free = self.engine == "local" or (self.device == "auto" and self.beir is None)
+        ensure(free, "with --engine ray leave out --device and --beir: it answers --questions where it can")
         one = (self.questions is None) != (self.beir is None)
         ensure(one, "say what to measure on: either --questions FILE or --beir FOLDER")
         if self.beir is not None:
