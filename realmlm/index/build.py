@@ -1,6 +1,6 @@
 """Embeds passages and makes an index of them, shard by shard, so that an interrupted build can continue."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -124,30 +124,62 @@ def embed_in_parts(
     that an earlier, killed build with an equal plan finished are used: the plan must tell which passages
     these are.
     """
-    shard = how.shard or _usual_shard(len(ids), encode.device)
-    borders = [*range(0, len(ids), shard), len(ids)]
-    plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "borders": borders}
-    plan |= {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
+    plan = whole_plan(plan, corpus, len(ids), encode, how)
     build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
     missing = build.missing()
+    borders = plan["borders"]
     with nullcontext() if how.quiet else progress("embedding", len(ids), unit="passages") as bar:
         advance = bar.advance if bar else _nothing
         advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
-        with _Writer(build) as writer:
-            for number in missing:
-                part = ids[borders[number] : borders[number + 1]]
-                vectors = embed_passages(
-                    corpus, part, encode, dtype=how.dtype, on_done=advance, known=how.known
-                )
-                writer.put(number, torch.from_numpy(part), vectors)
+        embed_shards(missing, build, corpus, ids, encode, known=how.known, on_done=advance)
     return build
+
+
+def whole_plan(
+    plan: dict[str, Any], corpus: Corpus, passages: int, encode: Encode, how: Embedding
+) -> dict[str, Any]:
+    """The plan of a build (`ShardedBuild`) of so many passages, given what only the caller knows of it."""
+    shard = how.shard or _usual_shard(passages, encode.device)
+    plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint}
+    plan |= {"borders": [*range(0, passages, shard), passages]}
+    return plan | {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
+
+
+class Shards(Protocol):
+    """Where shards are put: a build, or one that tells others of it."""
+
+    plan: dict[str, Any]
+
+    def put(self, shard: int, ids_N: Tensor, vectors_ND: Tensor) -> None:
+        """Write a shard."""
+
+
+def embed_shards(
+    numbers: Iterable[int],
+    shards: Shards,
+    corpus: Corpus,
+    ids: np.ndarray,
+    encode: Encode,
+    *,
+    known: Known | None = None,
+    on_done: Callable[[int], None] = _nothing,
+) -> None:
+    """Embed shards of a build of these passages. Each number is asked for when the shard before it has been
+    embedded, and not necessarily written."""
+    borders = shards.plan["borders"]
+    dtype = getattr(torch, shards.plan["dtype"])
+    with _Writer(shards) as writer:
+        for number in numbers:
+            part = ids[borders[number] : borders[number + 1]]
+            vectors = embed_passages(corpus, part, encode, dtype=dtype, on_done=on_done, known=known)
+            writer.put(number, torch.from_numpy(part), vectors)
 
 
 class _Writer:
     """Writes a shard in a thread while the next one is embedded; all are written when it is left."""
 
-    def __init__(self, build: ShardedBuild) -> None:
-        self._build = build
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
         self._last: Future[None] | None = None
 
     def __enter__(self) -> "_Writer":
@@ -155,7 +187,7 @@ class _Writer:
 
     def put(self, number: int, ids: Tensor, vectors: Tensor) -> None:
         self._wait()
-        self._last = in_background(partial(self._build.put, number, ids, vectors))
+        self._last = in_background(partial(self._shards.put, number, ids, vectors))
 
     def _wait(self) -> None:
         if self._last is not None:
