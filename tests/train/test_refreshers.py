@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -199,7 +198,7 @@ def test_twenty_random_kills_lose_nothing(
             own.ready(STEP)
             (started,) = [child for child in multiprocessing.active_children() if child.pid != other.pid]
             doomed = other if victim == "joined" else started
-            wait_for(partial(at_work, run, doomed.pid))
+            wait_for(partial(at_work, run, doomed.pid or 0))
             time.sleep(SLOW * chance.random())
             os.kill(doomed.pid or 0, signal.SIGKILL)
             own.wait(STEP)
@@ -222,9 +221,10 @@ def run_of(folder: Path, model: Path, corpus: Corpus, every: int = 4) -> Path:
     return folder
 
 
-def command(run: Path, *more: str) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-m", "realmlm", "refresher", str(run), "--device", "cpu", *more]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+def command(run: Path, log: Path) -> None:
+    """The life of the command; what it says goes to `log`."""
+    sys.stderr = open(log, "w", buffering=1)
+    main(["refresher", str(run), "--device", "cpu"])
 
 
 def test_it_ends_with_the_run_or_when_it_is_told_to(
@@ -235,24 +235,31 @@ def test_it_ends_with_the_run_or_when_it_is_told_to(
     tmp_path: Path,
 ) -> None:
     run = run_of(tmp_path / "run", towns_model, towns)
+    logs = [tmp_path / name for name in ("told", "stays")]
+    told, stays = (CONTEXT.Process(target=command, args=(run, log), daemon=True) for log in logs)
+    for process, log in zip((told, stays), logs, strict=True):
+        process.start()
+        wait_for(lambda log=log: log.exists() and "joined, on cpu" in log.read_text())  # type: ignore[misc]
+    os.kill(told.pid or 0, signal.SIGTERM)
+    told.join(30)
+    assert told.exitcode == 0
+    assert "was told to end: 0 shards" in logs[0].read_text()
+
+    def load(snapshot: Path, device: str) -> Encode:
+        return HeldUp(
+            load_snapshot(snapshot, device),
+            until=lambda: wait_for(lambda: "embedded, " in logs[1].read_text()),
+        )
+
     snapshot_in(run)
-    with command(run) as told, command(run) as stays:
-        for process in (told, stays):
-            assert process.stderr is not None
-            assert "joined, on cpu" in process.stderr.readline()
-        told.terminate()
-        said = told.communicate(timeout=30)[1]
-        assert (told.returncode, "was told to end: 0 shards" in said) == (0, True), said
-        own = own_refresher(run, towns)
-        own.wait(STEP)
-        own.close()
-        check_whole(run, expected)
-        (run / "model").mkdir()
-        (run / "model" / "manifest.json").write_text("{}")
-        said = stays.communicate(timeout=30)[1]
-    assert stays.returncode == 0, said
-    assert "embedded, " in said, "it says what it does"
-    assert "is finished: " in said
+    refresh_once(run, towns, load, device="cpu", dtype=torch.float16, shard=size(towns))
+    check_whole(run, expected)
+    assert stays.is_alive(), "it waits for the next snapshot"
+    (run / "model").mkdir()
+    (run / "model" / "manifest.json").write_text("{}")
+    stays.join(30)
+    assert stays.exitcode == 0
+    assert "is finished: " in logs[1].read_text()
 
 
 @pytest.mark.parametrize("wrong", ["no run", "no refresh", "corpus", "state", "device"])
