@@ -205,6 +205,12 @@ def _train(
     say(f"the model is in {settings.out / 'model'}")
 
 
+def _refresher(settings: kinds.JoinRun) -> None:
+    from realmlm.train.refresher import join_run
+
+    say(join_run(settings))
+
+
 def _adapt(settings: kinds.Adapt) -> None:
     from realmlm.train.adapt import adapt
 
@@ -351,6 +357,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
     "pretrain": (kinds.Pretrain, _train),
     "towers": (kinds.TrainTowers, _train),
     "finetune": (kinds.Finetune, _train),
+    "refresher": (kinds.JoinRun, _refresher),
     "index": (kinds.BuildIndex, _index),
     "import-hf": (kinds.ImportHf, _import_hf),
     "export-hf": (kinds.ExportHf, _export_hf),

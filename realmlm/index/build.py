@@ -1,6 +1,6 @@
 """Embeds passages and makes an index of them, shard by shard, so that an interrupted build can continue."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -131,39 +131,70 @@ def embed_in_parts(
     """
     with joined() if how.elsewhere and how.known is None else nullcontext() as cluster:
         device = cluster.device if cluster else encode.device.type
-        shard = how.shard or _usual_shard(len(ids), device)
-        borders = [*range(0, len(ids), shard), len(ids)]
-        plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "borders": borders}
-        plan |= {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
+        plan = whole_plan(plan, corpus, len(ids), encode, how, device=device)
         build = ShardedBuild(path.parent / f".{path.name}.partial", plan)
         missing = build.missing()
-        parts = [(number, ids[borders[number] : borders[number + 1]]) for number in missing]
+        borders = plan["borders"]
         with nullcontext() if how.quiet else progress("embedding", len(ids), unit="passages") as bar:
             advance = bar.advance if bar else _nothing
-            advance(len(ids) - sum(len(part) for _, part in parts))
+            advance(len(ids) - sum(borders[number + 1] - borders[number] for number in missing))
             if cluster is None:
-                _embed_here(build, corpus, parts, encode, how, advance)
-            elif parts:
+                embed_shards(missing, build, corpus, ids, encode, known=how.known, on_done=advance)
+            elif missing:
+                parts = [(number, ids[borders[number] : borders[number + 1]]) for number in missing]
                 _embed_elsewhere(cluster, build, corpus, parts, how, advance)
     return build
 
 
-_Part = tuple[int, np.ndarray]
-"""A shard's number and its passages."""
-
-
-def _embed_here(
-    build: ShardedBuild,
+def whole_plan(
+    plan: dict[str, Any],
     corpus: Corpus,
-    parts: list[_Part],
+    passages: int,
     encode: Encode,
     how: Embedding,
-    advance: Callable[[int], None],
+    *,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """The plan of a build (`ShardedBuild`) of so many passages, given what only the caller knows of it.
+    `device` is where they are embedded, if not where `encode` is."""
+    shard = how.shard or _usual_shard(passages, device or encode.device.type)
+    plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint}
+    plan |= {"borders": [*range(0, passages, shard), passages]}
+    return plan | {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
+
+
+class Shards(Protocol):
+    """Where shards are put: a build, or one that tells others of it."""
+
+    plan: dict[str, Any]
+
+    def put(self, shard: int, ids_N: Tensor, vectors_ND: Tensor) -> None:
+        """Write a shard."""
+
+
+def embed_shards(
+    numbers: Iterable[int],
+    shards: Shards,
+    corpus: Corpus,
+    ids: np.ndarray,
+    encode: Encode,
+    *,
+    known: Known | None = None,
+    on_done: Callable[[int], None] = _nothing,
 ) -> None:
-    with _Writer(build) as writer:
-        for number, ids in parts:
-            vectors = embed_passages(corpus, ids, encode, dtype=how.dtype, on_done=advance, known=how.known)
-            writer.put(number, torch.from_numpy(ids), vectors)
+    """Embed shards of a build of these passages. Each number is asked for when the shard before it has been
+    embedded, and not necessarily written."""
+    borders = shards.plan["borders"]
+    dtype = getattr(torch, shards.plan["dtype"])
+    with _Writer(shards) as writer:
+        for number in numbers:
+            part = ids[borders[number] : borders[number + 1]]
+            vectors = embed_passages(corpus, part, encode, dtype=dtype, on_done=on_done, known=known)
+            writer.put(number, torch.from_numpy(part), vectors)
+
+
+_Part = tuple[int, np.ndarray]
+"""A shard's number and its passages."""
 
 
 def _embed_elsewhere(
@@ -209,8 +240,8 @@ def _embedder(
 class _Writer:
     """Writes a shard in a thread while the next one is embedded; all are written when it is left."""
 
-    def __init__(self, build: ShardedBuild) -> None:
-        self._build = build
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
         self._last: Future[None] | None = None
 
     def __enter__(self) -> "_Writer":
@@ -218,7 +249,7 @@ class _Writer:
 
     def put(self, number: int, ids: Tensor, vectors: Tensor) -> None:
         self._wait()
-        self._last = in_background(partial(self._build.put, number, ids, vectors))
+        self._last = in_background(partial(self._shards.put, number, ids, vectors))
 
     def _wait(self) -> None:
         if self._last is not None:

@@ -60,9 +60,9 @@ class ShardedBuild:
     not including, the borders[i + 1]-th).
     """
 
-    def __init__(self, partial_folder: Path, plan: dict[str, Any]) -> None:
+    def __init__(self, partial_folder: Path, plan: dict[str, Any], *, joins: bool = False) -> None:
         """Continue what is in `partial_folder` (named `*.partial`) if it was begun with an equal plan; begin
-        again otherwise."""
+        again otherwise. `joins`: another process has begun it, and may end it at any moment."""
         assert partial_folder.name.endswith(".partial"), partial_folder  # it may be deleted
         if plan["dtype"] not in _DTYPES:
             names = ", ".join(_DTYPES)
@@ -74,6 +74,8 @@ class ShardedBuild:
         self.folder = Path(partial_folder)
         self.plan = plan
         self._sound: set[int] = set()
+        if joins:
+            return
         text = json.dumps(plan, indent=1, sort_keys=True)
         try:
             begun = (self.folder / "plan.json").read_text("utf-8") == text
@@ -106,6 +108,11 @@ class ShardedBuild:
                 self._sound.add(shard)
         return [shard for shard in range(self.shards) if shard not in self._sound]
 
+    def unwritten(self) -> list[int]:
+        """The shards that no process has finished, in one look; whether they are sound is not asked."""
+        there = set(os.listdir(self.folder))
+        return [shard for shard in range(self.shards) if _record(shard) not in there]
+
     def put(self, shard: int, ids_N: Tensor, vectors_ND: Tensor) -> None:
         """Write a shard; once this returns it survives a crash."""
         expected = self.plan["borders"][shard + 1] - self.plan["borders"][shard]
@@ -120,7 +127,7 @@ class ShardedBuild:
         fsync_file(temporary)
         checksum = sha256_of(temporary)
         temporary.replace(file)
-        write_text(file.with_suffix(".json"), json.dumps({"sha256": checksum}))
+        write_text(self.folder / _record(shard), json.dumps({"sha256": checksum}))
         fsync_file(self.folder)
         self._sound.add(shard)
 
@@ -182,7 +189,7 @@ class ShardedBuild:
     def _is_sound(self, shard: int) -> bool:
         file = self.folder / _shard(shard)
         try:
-            record = json.loads(file.with_suffix(".json").read_text("utf-8"))
+            record = json.loads((self.folder / _record(shard)).read_text("utf-8"))
             return bool(record["sha256"] == sha256_of(file))
         except (OSError, ValueError, KeyError, TypeError):
             return False
@@ -344,6 +351,11 @@ def _edits(path: Path) -> list[Path]:
 
 def _shard(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
+
+
+def _record(number: int) -> str:
+    """The file that tells of a finished shard."""
+    return f"shard-{number:05d}.json"
 
 
 def _map_files(folder: Path, shards: int, dtype: str) -> list[dict[str, Tensor]]:

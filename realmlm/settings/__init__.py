@@ -22,7 +22,7 @@ from realmlm.settings.model import (
     TrainTagger,
 )
 from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, TrainTowers, Warmup
-from realmlm.settings.training import JointOptim, Loop, Optim, Refresh, TrainObjective
+from realmlm.settings.training import JoinRun, JointOptim, Loop, Optim, Refresh, TrainObjective
 from realmlm.settings.use import (
     Align,
     Ask,
@@ -65,6 +65,7 @@ __all__ = [
     "FitHybrid",
     "Graft",
     "ImportHf",
+    "JoinRun",
     "JointOptim",
     "ListPassages",
     "Loop",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from realmlm.settings.base import Settings, ensure, optional
+from realmlm.settings.base import Positional, Settings, arg, ensure, optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +113,15 @@ class TrainObjective(Settings):
     """Folder for the run; the model is saved in its `model/`."""
     optim: Optim = field(default_factory=Optim)
     loop: Loop = field(default_factory=Loop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRun(Settings):
+    """Help a running training to refresh its index, from any machine that sees its folder; ends with it."""
+
+    run: Positional[Annotated[Path, arg(metavar="RUN")]]
+    """Folder of a `pretrain` or `finetune` that is running, its --out."""
+    corpus: Annotated[Path | None, optional("PATH")] = None
+    """The corpus of the run, if it has another path on this machine."""
+    device: str = "auto"
+    """Where passages are embedded; must be of the kind that the run's own refresher uses."""

@@ -138,7 +138,7 @@ class Run:
         place = (corpus.folder if isinstance(corpus, Corpus) else corpus).absolute()
         base = Corpus.open(place, edits=0)
         self._pin(f"{place}/manifest.json", base.fingerprint, f"{place} was rebuilt")
-        edits = self._pins().get(str(place), corpus.edits if isinstance(corpus, Corpus) else None)
+        edits = read_pins(self.folder).get(str(place), corpus.edits if isinstance(corpus, Corpus) else None)
         opened = Corpus(base.folder, base.manifest, edits)
         self._pin(str(place), opened.edits, f"{place} was edited")
         if spans and (place / "spans").exists():
@@ -158,27 +158,9 @@ class Run:
             fingerprint = fingerprint_of(model, asdict(model.config))
             self._pin("given model", fingerprint, "the model that is given has changed")
 
-    def _pins(self) -> dict[str, Any]:
-        file = self.folder / "corpora.json"
-        if not file.exists():
-            return {}
-        try:
-            record = read_record(file)
-            # older releases wrote the pins alone
-            pins = record["pins"] if record.keys() == {"pins"} else record
-            if (
-                not pins
-                or not isinstance(pins, dict)
-                or not all(type(pin) in (int, str) for pin in pins.values())
-            ):
-                raise ValueError("it says what cannot be")
-        except ValueError as error:
-            raise ArtefactDamaged(f"{file} is damaged ({error}); restore it, or start a new run") from error
-        return pins
-
     def _pin(self, name: str, value: int | str, otherwise: str) -> None:
         """Note down what the run begins with; a run that goes on must find the same."""
-        pins = self._pins()
+        pins = read_pins(self.folder)
         if pins.get(name, value) != value:
             raise Mismatch(
                 f"{otherwise} since {self.folder} began; restore it, or start another run with another --out"
@@ -189,7 +171,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Is its model written?"""
-        return (self.folder / "model" / "manifest.json").exists()
+        return is_finished(self.folder)
 
     def checkpoints(self) -> list[int]:
         """The steps of its checkpoints, ascending."""
@@ -255,7 +237,7 @@ class Run:
 
 def _check_amended(folder: Path, before: dict[str, Any], settings: Settings) -> None:
     """Once a run has learned, only how it goes on may change: else its record would not be true."""
-    if (folder / "model" / "manifest.json").exists():
+    if is_finished(folder):
         further = f"start another run with --model {folder}/model"
         raise BadInput(f"{folder} is finished; to train further, {further}")
     before = filled(type(settings), before)
@@ -267,6 +249,11 @@ def _check_amended(folder: Path, before: dict[str, Any], settings: Settings) -> 
             f"{folder} has already trained with other settings ({', '.join(changed)}); resume without them, "
             "or start another run with another --out"
         )
+
+
+def is_finished(folder: Path) -> bool:
+    """Is the model of the run in this folder written?"""
+    return (folder / "model" / "manifest.json").exists()
 
 
 def _has_learned(folder: Path) -> bool:
@@ -309,6 +296,26 @@ def read_run(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ArtefactDamaged(f"{file} is damaged ({error}); restore it, or start a new run") from error
     return record
+
+
+def read_pins(folder: Path) -> dict[str, Any]:
+    """What a run began with (docs/formats.md); empty before it has noted anything down."""
+    file = folder / "corpora.json"
+    if not file.exists():
+        return {}
+    try:
+        record = read_record(file)
+        # older releases wrote the pins alone
+        pins = record["pins"] if record.keys() == {"pins"} else record
+        if (
+            not pins
+            or not isinstance(pins, dict)
+            or not all(type(pin) in (int, str) for pin in pins.values())
+        ):
+            raise ValueError("it says what cannot be")
+    except ValueError as error:
+        raise ArtefactDamaged(f"{file} is damaged ({error}); restore it, or start a new run") from error
+    return pins
 
 
 def generator_state() -> dict[str, Tensor]:
