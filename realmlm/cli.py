@@ -268,8 +268,10 @@ def _ask(settings: kinds.Ask) -> None:
             untrained = f"{settings.model} was not trained on questions: its answers mean nothing yet"
             say(f"{untrained}. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
-    as_json = json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else None
-    print(as_json or printable(str(answer)))
+    if settings.json:
+        print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False))
+    else:
+        print(printable(answer.text(numbers=settings.numbers)))
 
 
 def _search(settings: kinds.Search) -> None:
