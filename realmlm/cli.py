@@ -392,8 +392,6 @@ def paragraphs(kind: type) -> list[str]:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a user's error is one message and exit code 2, never a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # threads that spin while they wait starve a refresher on the same cores
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return
