@@ -12,6 +12,7 @@ Public names: `load`, `Engine`, `Answer`; `Realm`, `Corpus`, `Index`; `warmup`, 
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from realmlm.bundled import TEXT
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from realmlm.reading.answer import Answer
     from realmlm.train.adapt import adapt
     from realmlm.train.stages import finetune, pretrain, train_towers, warmup
+
+# torch reads it when it is loaded, which is later: threads that spin while they wait starve what else runs on
+# the same cores, and are starved by it
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
 __all__ = [

@@ -276,8 +276,10 @@ def _ask(settings: kinds.Ask) -> None:
             untrained = f"{settings.model} was not trained on questions: its answers mean nothing yet"
             say(f"{untrained}. Use --fill, or `realmlm finetune` it first.")
         answer = engine.ask(settings.question or "", read=settings.read)
-    as_json = json.dumps(dataclasses.asdict(answer), ensure_ascii=False) if settings.json else None
-    print(as_json or printable(str(answer)))
+    if settings.json:
+        print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False))
+    else:
+        print(printable(answer.text(numbers=settings.numbers)))
 
 
 def _search(settings: kinds.Search) -> None:
@@ -404,8 +406,6 @@ def paragraphs(kind: type) -> list[str]:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a user's error is one message and exit code 2, never a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # threads that spin while they wait starve a refresher on the same cores
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return

@@ -283,19 +283,24 @@ def answer() -> Answer:
 
 
 def test_it_prints_the_words_how_sure_and_where_they_stand() -> None:
-    assert str(answer()).split("\n") == [
-        "1727   p = 0.400",
-        "",
+    passage = ["  Zabriso <town> (7)", "      It was founded in »1727« & <rebuilt> later."]
+    unread = "  without reading anything"
+    assert str(answer()).split("\n") == [*passage, unread, "", "1727   p = 0.400"]
+    likely = replace(answer(), sure="likely")
+    assert str(likely).split("\n") == [*passage, unread, "", "1727   likely"]
+    assert likely.text(numbers=True).split("\n") == [
         "  p(z|x) 0.750   p(y|z,x) 0.500   Zabriso <town> (7)",
         "      It was founded in »1727« & <rebuilt> later.",
         "  p(z|x) 0.200   p(y|z,x) 0.000   passage (8)",
         f"      {'x' * 240}…",
         "  p(z|x) 0.050   p(y|z,x) 0.100   without reading anything",
+        "",
+        "1727   p = 0.400   likely",
     ]
     assert repr(answer()) == str(answer())
-    assert str(Answer("", 0.0, ())).startswith("(no answer)")
-    unsure = replace(answer(), caution="unsure: the documents may not say this")
-    assert str(unsure).startswith("1727   p = 0.400   unsure: the documents may not say this\n")
+    assert str(Answer("", 0.0, ())) == "(no answer)   p = 0.000"
+    unsure = replace(answer(), sure="not found", caution="the documents may not say this")
+    assert str(unsure).endswith("\n\n1727   not found: the documents may not say this")
     assert "may not say" in unsure._repr_html_()
     assert "may not say" not in answer()._repr_html_()
 

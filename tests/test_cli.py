@@ -362,6 +362,7 @@ def check_answer(answer: dict[str, Any], *, evidence: int) -> None:
         "relevance",
         "confidence",
         "caution",
+        "sure",
     }
     assert isinstance(answer["answer"], str)
     assert 0 <= answer["probability"] <= 1
@@ -419,8 +420,12 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureF
 
 
 def test_ask_for_people(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(["ask", "Which animal is the symbol of Taremo?", "--read", "2"], work, capsys).splitlines()
-    assert "   p = 0." in lines[0]
+    asked = ["ask", "Which animal is the symbol of Taremo?", "--read", "2"]
+    lines = said(asked, work, capsys).splitlines()
+    assert "   p = 0." in lines[-1]  # it was not calibrated: there is no word for how sure
+    assert any("»" in line for line in lines)
+    assert not any("p(z|x)" in line for line in lines)
+    lines = said([*asked, "--numbers"], work, capsys).splitlines()
     assert sum(line.startswith("  p(z|x) ") for line in lines) == 2
 
 
@@ -499,6 +504,7 @@ def test_evaluate_agrees_with_its_predictions(
             "relevance",
             "confidence",
             "caution",
+            "sure",
             "model",
             "retriever",
             "hybrid",

@@ -2,7 +2,10 @@
 the more there are."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +45,18 @@ def same(one: Answer, other: Answer) -> bool:
         and places(one) == places(other)
         and numbers(one) == pytest.approx(numbers(other), abs=1e-5)
     )
+
+
+def test_threads_wait_in_python_as_in_the_commands() -> None:
+    """OpenMP itself says how, when torch loads it; what the user chose stays."""
+    load = [sys.executable, "-c", "import realmlm; realmlm.Realm"]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for chosen, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE")):
+        said = subprocess.run(
+            load, env=environment | chosen | {"OMP_DISPLAY_ENV": "true"}, capture_output=True, text=True
+        )
+        assert said.returncode == 0, said.stderr
+        assert f"OMP_WAIT_POLICY = '{policy}'" in said.stderr
 
 
 @pytest.mark.parametrize("reading", ["paper", "released"])

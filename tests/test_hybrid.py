@@ -97,7 +97,7 @@ def test_evidence_shows_both_parts(rerank: int, weighted: Path, knowledge: Corpu
         assert read.vector_score + read.word_score == pytest.approx(found[read.passage_id])
     assert answer.relevance == pytest.approx(max(found.values()))
     first = answer.evidence[0]
-    assert f"f {first.vector_score:.1f} + words {first.word_score:.1f}" in str(answer)
+    assert f"f {first.vector_score:.1f} + words {first.word_score:.1f}" in answer.text(numbers=True)
     null = [read for read in filled.evidence if read.passage_id is None]
     assert [read.word_score for read in null] == [None]
     assert all(read.word_score is not None for read in filled.evidence if read.passage_id is not None)

@@ -2,19 +2,28 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from realmlm.errors import BadInput, Mismatch
+from realmlm.errors import BadInput, Mismatch, NotEnough
 from realmlm.log import say
-from realmlm.reading.confidence import Calibration, fit_calibration
+from realmlm.reading.confidence import (
+    CAUTIONED_RIGHT,
+    CAUTIONED_WRONG,
+    LEAST_OF_EACH,
+    Calibration,
+    choose_thresholds,
+    fit_calibration,
+)
+from realmlm.reading.language import looks_english
 from realmlm.settings import Calibrate
 from realmlm.storage.artefacts import Manifest, open_artefact, publish
 from realmlm.storage.files import json_lines, read_text
 
 PARTS = 5  # of the table: so many answers each, the least sure first
+FOLDS = 5  # of the questions; each is judged by what the others say
 
 
 @dataclass(frozen=True)
@@ -24,16 +33,78 @@ class Judged:
     probability_N: np.ndarray
     relevance_N: np.ndarray
     right_N: np.ndarray
+    questions: list[str]
+
+    def some(self, rows_N: np.ndarray) -> "Judged":
+        """Those of some rows."""
+        questions = [question for question, there in zip(self.questions, rows_N, strict=True) if there]
+        return Judged(self.probability_N[rows_N], self.relevance_N[rows_N], self.right_N[rows_N], questions)
+
+    def confidences(self, calibration: Calibration) -> np.ndarray:
+        """How sure a calibration is of each."""
+        pairs = zip(self.probability_N, self.relevance_N, strict=True)
+        return np.array([calibration.confidence(p, relevance) for p, relevance in pairs])
 
 
 def calibrate(settings: Calibrate) -> str:
     """Write the model again, calibrated; gives a table of what was promised and what held."""
     model = settings.model
     manifest = open_artefact(model, kind="model")
-    answers = read_answers(settings.predictions, model=model, manifest=manifest)
-    found = fit_calibration(answers.probability_N, answers.relevance_N, answers.right_N)
+    before = manifest.config.get("calibration")
+    if settings.predictions:
+        asked = read_answers(settings.predictions, model=model, manifest=manifest)
+        calibration = fit(asked)
+    elif before:
+        calibration = Calibration(**before)
+    else:
+        how = "realmlm calibrate --predictions FILE --out MODEL"
+        raise BadInput(f"{model} was never calibrated, so there is nothing to set thresholds for; {how}")
+    if settings.thresholds:
+        asked = read_answers(settings.thresholds, model=model, manifest=manifest)
+    found = with_thresholds(calibration, asked)
+    rates = held_out_rates(asked, found if settings.thresholds else None)
     write_again(model, settings.out, calibration=asdict(found))
-    return table(found, answers)
+    return f"{table(found, asked)}\n\n{rates}"
+
+
+def fit(answers: Judged) -> Calibration:
+    """How sure to be, from how often such answers were right."""
+    return fit_calibration(answers.probability_N, answers.relevance_N, answers.right_N)
+
+
+def with_thresholds(calibration: Calibration, answers: Judged) -> Calibration:
+    """The same, with the thresholds between likely, unsure and not found."""
+    likely, found = choose_thresholds(answers.confidences(calibration), answers.right_N)
+    english = float(np.mean([looks_english(question) for question in answers.questions]))
+    return replace(calibration, likely=likely, found=found, english=round(english, 4))
+
+
+def held_out_rates(answers: Judged, known: Calibration | None) -> str:
+    """How many right and wrong answers get which word where neither thresholds nor, unless the calibration is
+    `known` from elsewhere, weights have seen the question."""
+    _, place_N = np.unique(answers.questions, return_inverse=True)
+    words_N = np.empty(len(place_N), dtype=object)
+    for fold in range(FOLDS):
+        held_out_N = place_N % FOLDS == fold
+        rest = answers.some(~held_out_N)
+        calibration = with_thresholds(known or fit(rest), rest)
+        judged = answers.some(held_out_N).confidences(calibration)
+        words_N[held_out_N] = [calibration.word(sure) for sure in judged]
+    lines = [
+        f"on questions not used for it ({FOLDS} parts, each by the others), called",
+        "               likely   unsure   not found   with a caution",
+    ]
+    for name, chosen_N, wanted in (
+        ("wrong", ~answers.right_N, f"at least {CAUTIONED_WRONG:.0%}"),
+        ("right", answers.right_N, f"at most {CAUTIONED_RIGHT:.0%}"),
+    ):
+        called = [float((words_N[chosen_N] == word).mean()) for word in ("likely", "unsure", "not found")]
+        likely, unsure, lost = called
+        lines.append(
+            f"{int(chosen_N.sum()):6,} {name}   {likely:6.1%}   {unsure:6.1%}   {lost:9.1%}   "
+            f"{unsure + lost:6.1%} (wanted: {wanted})"
+        )
+    return "\n".join(lines)
 
 
 def write_again(model: Path, out: Path, **changed: object) -> None:
@@ -49,15 +120,16 @@ def write_again(model: Path, out: Path, **changed: object) -> None:
 
 def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> Judged:
     """All answers of these files; those made otherwise than the model will answer are refused."""
-    rows: list[tuple[float, float, bool]] = []
+    rows: list[tuple[float, float, bool, str]] = []
     read: str | None = None
     weight = manifest.config.get("hybrid", 0.0)
     for file in files:
         named = True
         for number, row in json_lines(read_text(file)):
             try:
-                rows.append((float(row["probability"]), float(row["relevance"]), bool(row["correct"])))
-            except (KeyError, TypeError, ValueError) as error:
+                asked = str(row.get("question", f"{file}:{number}"))
+                rows.append((float(row["probability"]), float(row["relevance"]), bool(row["correct"]), asked))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise BadInput(
                     f"{file}:{number}: not an answer to a question; make such a file: realmlm evaluate … "
                     f"--predictions {file}"
@@ -87,15 +159,19 @@ def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> J
             named &= "model" in row
         if not named:
             say(f"{file} does not say which model answered, as older files do not; assuming it was {model}")
-    probability, relevance, right = zip(*rows, strict=True) if rows else ((), (), ())
-    return Judged(np.array(probability), np.array(relevance), np.array(right, dtype=bool))
+    probability, relevance, right, asked_N = zip(*rows, strict=True) if rows else ((), (), (), ())
+    if min(sum(right), len(right) - sum(right)) < LEAST_OF_EACH:
+        raise NotEnough(
+            f"{sum(right)} answers were right and {len(right) - sum(right)} wrong, and a calibration needs "
+            f"{LEAST_OF_EACH} of each; evaluate on more questions"
+        )
+    return Judged(np.array(probability), np.array(relevance), np.array(right), list(asked_N))
 
 
 def table(found: Calibration, answers: Judged) -> str:
     """How well the confidence tells right from wrong, beside p alone, and how often it came true."""
     right_N = answers.right_N
-    pairs = zip(answers.probability_N, answers.relevance_N, strict=True)
-    sure_N = np.array([found.confidence(p, relevance) for p, relevance in pairs])
+    sure_N = answers.confidences(found)
     by_confidence = separation(sure_N, right_N)
     by_p = separation(answers.probability_N, right_N)
     lines = [

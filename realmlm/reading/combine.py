@@ -14,13 +14,16 @@ import numpy as np
 
 from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import OVERLAPPING
-from realmlm.reading.confidence import UNSURE, Calibration
+from realmlm.reading.confidence import Calibration
+from realmlm.reading.language import looks_english
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
 from realmlm.reading.tables import look_up
 from realmlm.reading.units import all_widened, widened
 from realmlm.reading.wholes import ALL, kept_whole, made_whole
 
 OTHERS = 5  # answers named beside the best
+CAUTIONS = {"unsure": "check it in the passage", "not found": "the documents may not say this"}
+MOSTLY = 0.9  # a model whose questions were English to this share is taken to know English only
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
 _YES_OR_NO = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
@@ -152,16 +155,22 @@ class Combiner:
 
     def _judged(self, answer: Answer, question: str, wordpieces: int, relevance: float) -> Answer:
         """The answer with a caution and, if calibrated for the retriever used, its confidence."""
-        fitted = self.calibration
-        confidence = None if fitted is None else fitted.confidence(answer.probability, relevance)
         cautions = []
+        confidence = None
+        sure = ""
+        if self.calibration is not None:
+            confidence = self.calibration.confidence(answer.probability, relevance)
+            sure = self.calibration.word(confidence)
+            cautions += [CAUTIONS[sure]] if sure in CAUTIONS else []
+            if self.calibration.english >= MOSTLY and not looks_english(question):
+                cautions.append("the model knows English only, and this question looks like another language")
         if wordpieces > self.max_query:
             cautions.append(f"only the first {self.max_query} wordpieces of the question were read")
         if _YES_OR_NO.match(question):
             cautions.append("yes or no is for you to say: answers are words of a passage")
-        if confidence is not None and confidence < UNSURE:
-            cautions.append("unsure: the documents may not say this")
-        return replace(answer, relevance=relevance, confidence=confidence, caution="; ".join(cautions))
+        return replace(
+            answer, relevance=relevance, confidence=confidence, sure=sure, caution="; ".join(cautions)
+        )
 
 
 class Spans(NamedTuple):

@@ -76,10 +76,16 @@ class Answer:
     confidence: float | None = None
     """How often such answers were right when the model was calibrated; None: it was not."""
     caution: str = ""
-    """A warning for whoever asked, for example that the documents may not say it; mostly empty."""
+    """What to know before believing it, for example that the documents may not say it; mostly empty."""
+    sure: str = ""
+    """How sure, in a word, from the confidence: likely, unsure or not found; empty if there is none."""
+
+    def text(self, *, numbers: bool = False) -> str:
+        """For a terminal; with `numbers` all passages that were read, and every probability."""
+        return as_text(self, numbers=numbers)
 
     def __str__(self) -> str:
-        return as_text(self)
+        return self.text()
 
     __repr__ = __str__
 

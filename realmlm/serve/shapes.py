@@ -83,7 +83,9 @@ class Answered(Reply):
     confidence: float | None
     """How often such answers were right when the model was calibrated; null if it was not."""
     caution: str
-    """A warning for whoever asked, if the documents may not say it; else empty."""
+    """What to know before believing it, for example that the documents may not say it; else empty."""
+    sure: str
+    """How sure, in a word, from the confidence: likely, unsure or not found; empty if there is none."""
     others: tuple[Words, ...]
     """The next likeliest answers."""
     without_reading: Words | None = None

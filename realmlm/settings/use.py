@@ -102,11 +102,15 @@ class Evaluate(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate(Settings):
-    """Teach a model how often its answers are right, from answers that `realmlm evaluate` has judged. Its
-    weights do not change."""
+    """Teach a model how often its answers are right, from answers that `realmlm evaluate` has judged, and
+    when to call one likely, unsure or not found. Its weights do not change."""
 
-    predictions: Annotated[tuple[Path, ...], required("PATH …")]
-    """Predictions that `realmlm evaluate` wrote, by this model and with the --read it will be used with."""
+    predictions: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
+    """Predictions that `realmlm evaluate` wrote, by this model and with the --read it will be used with;
+    default: how often its answers are right stays as it was found before, and --thresholds are chosen."""
+    thresholds: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
+    """Predictions on other questions, such as people ask of their documents, on which is chosen from which
+    confidence on an answer is likely; default: those of --predictions."""
     out: Path
     """Folder to create."""
     model: ModelPlace = MINI
@@ -114,7 +118,7 @@ class Calibrate(Settings):
 
     def check(self) -> None:
         example = "realmlm calibrate --predictions FILE --out MODEL"
-        ensure(len(self.predictions) > 0, f"name at least one file: {example}")
+        ensure(bool(self.predictions or self.thresholds), f"name at least one file: {example}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +239,9 @@ class Ask(Settings):
     rerank: int = 0
     """Retrieve and read this many passages, and answer from the --read of them that the reader finds best
     (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
+    numbers: bool = False
+    """Print all passages that were read, each with its weight p(z|x) and p(y|z,x), how likely it gives this
+    answer; and p, the probability of the answer."""
     json: bool = False
     """Print one JSON object."""
     device: str = "auto"

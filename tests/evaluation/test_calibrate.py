@@ -1,6 +1,7 @@
 """From judged answers to a model that says how sure it is."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from realmlm.errors import ArtefactExists, BadInput, Mismatch, NotEnough
 from realmlm.evaluation.calibrate import separation
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
-from realmlm.reading.confidence import Calibration
+from realmlm.reading.confidence import CAUTIONED_RIGHT, CAUTIONED_WRONG, Calibration, choose_thresholds
 from realmlm.reading.retrieve import BM25Retriever, LearnedRetriever, index_of
 from realmlm.storage.artefacts import open_artefact
 from tests.calls import calibrate, graft
@@ -42,7 +43,7 @@ def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpu
         model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=tmp_path / "calibrated"
     )
     assert said.startswith("50 answers, 40.0% right")
-    assert said.count("\n") == 7
+    assert "20 right" in said.splitlines()[-1]
     before, after = (open_artefact(folder, kind="model") for folder in (model, tmp_path / "calibrated"))
     assert before.files == after.files  # weights and tokenizer byte for byte
     assert before.config["calibration"] is None
@@ -89,15 +90,12 @@ def test_what_is_not_a_judged_answer_is_named(model: Path, tmp_path: Path) -> No
         calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", ROWS)], out=model)
 
 
-def test_three_answers_are_not_enough(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        NotEnough, match="2 answers were right and 1 wrong, and a calibration needs 20 of each"
-    ):
-        calibrate(
-            model=model,
-            predictions=[judged(tmp_path / "p.jsonl", ROWS[20:41:10])],
-            out=tmp_path / "calibrated",
-        )
+@pytest.mark.parametrize(("right", "wrong"), [(2, 1), (0, 0), (19, 60), (60, 19)])
+def test_a_few_answers_are_not_enough(model: Path, tmp_path: Path, right: int, wrong: int) -> None:
+    rows = [ROWS[-1]] * right + [ROWS[0]] * wrong
+    few = f"^{right} answers were right and {wrong} wrong, and a calibration needs 20 of each"
+    with pytest.raises(NotEnough, match=few):
+        calibrate(model=model, predictions=[judged(tmp_path / "p.jsonl", rows)], out=tmp_path / "calibrated")
     assert not (tmp_path / "calibrated").exists()
 
 
@@ -146,6 +144,61 @@ def test_answers_from_other_scores_or_another_number_of_passages_are_refused(
     with pytest.raises(Mismatch, match=r"5 of 20 passages were read for this answer, 5 for others.*--rerank"):
         calibrate(model=model, predictions=[learned, reranked], out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
+
+
+def test_the_words_are_promised_for_questions_that_they_were_not_chosen_on(
+    model: Path, tmp_path: Path
+) -> None:
+    """Where p tells right from wrong but for one answer in ten of each, both shares are kept; the file says so
+    of every question by the others."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "question": f"Who is {n}?",
+            "probability": p,
+            "relevance": 0.0,
+            "correct": bool((p > 0.5) ^ (n % 10 == 0)),
+        }
+        for n, p in enumerate(rng.uniform(0.05, 0.95, 300))
+    ]
+    said = calibrate(
+        model=model, predictions=[judged(tmp_path / "p.jsonl", rows)], out=tmp_path / "calibrated"
+    )
+    config = open_artefact(tmp_path / "calibrated", kind="model").config["calibration"]
+    found = Calibration(**config)
+    assert found.english == 1.0
+    assert found.confidence(0.45, 0) < found.likely <= found.confidence(0.55, 0)
+    wrong, right = said.splitlines()[-2:]
+    shares = [float(re.findall(r"([\d.]+)% \(wanted", line)[0]) for line in (wrong, right)]
+    assert shares[0] >= 80
+    assert shares[1] <= 15
+    # other questions move the thresholds alone
+    others = [row | {"probability": row["probability"] ** 2} for row in rows]
+    calibrate(
+        model=tmp_path / "calibrated",
+        thresholds=[judged(tmp_path / "others.jsonl", others)],
+        out=tmp_path / "moved",
+    )
+    moved = Calibration(**open_artefact(tmp_path / "moved", kind="model").config["calibration"])
+    assert (moved.bias, moved.p_weight) == (found.bias, found.p_weight)
+    assert moved.confidence(0.2, 0) < moved.likely <= moved.confidence(0.3, 0)
+    with pytest.raises(BadInput, match="was never calibrated"):
+        calibrate(model=model, thresholds=[tmp_path / "others.jsonl"], out=tmp_path / "refused")
+
+
+def test_thresholds_are_as_good_as_any_other() -> None:
+    rng = np.random.default_rng(1)
+    confidence = rng.integers(0, 40, 200) / 40
+    right = rng.random(200) < confidence
+
+    def slack(limit: float) -> float:
+        wrong, lost = (confidence[chosen] < limit for chosen in (~right, right))
+        return min(wrong.mean() - CAUTIONED_WRONG, CAUTIONED_RIGHT - lost.mean())
+
+    likely, found = choose_thresholds(confidence, right)
+    assert slack(likely) == pytest.approx(max(slack(limit) for limit in np.linspace(0, 1, 401)))
+    assert (confidence[right] < found).mean() <= 0.05 < (confidence[right] < found + 1 / 40).mean()
+    assert found <= likely
 
 
 def test_separation_is_the_share_of_pairs_in_the_right_order() -> None:

@@ -21,6 +21,7 @@ from realmlm.model.resident import Resident
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
 from realmlm.reading.combine import GAPS, OTHERS, Spans, Way, combine, merge_overlapping, same_words
+from realmlm.reading.language import looks_english
 from realmlm.reading.records import Evidence
 from realmlm.reading.retrieve import (
     LearnedRetriever,
@@ -300,11 +301,41 @@ def test_what_should_be_known_before_an_answer_is_believed_is_said(answerer: Ans
         long.caution
         == f"only the first {answerer.model.config.max_query} wordpieces of the question were read"
     )
-    answerer.model.config = replace(
-        answerer.model.config, calibration={"bias": -9.0, "p_weight": 0.0, "relevance_weight": 0.0}
-    )
-    (unsure,) = answerer.ask(["Is it?"])
-    assert unsure.caution == f"{asked.caution}; unsure: the documents may not say this"
+    assert plain.sure == ""
+    thresholds = {"likely": 0.5, "found": 0.2, "english": 1.0}
+    for bias, word, caution in (
+        (1.0, "likely", asked.caution),
+        (-1.0, "unsure", f"check it in the passage; {asked.caution}"),
+        (-9.0, "not found", f"the documents may not say this; {asked.caution}"),
+    ):
+        fitted = {"bias": bias, "p_weight": 0.0, "relevance_weight": 0.0, **thresholds}
+        answerer.model.config = replace(answerer.model.config, calibration=fitted)
+        english, german = answerer.ask(["Is it?", "Welches Tier ist es?"])
+        assert (english.sure, english.caution) == (word, caution)
+        assert "English only" in german.caution
+    fitted["english"] = 0.5
+    answerer.model.config = replace(answerer.model.config, calibration=fitted)
+    assert "English" not in answerer.ask(["Welches Tier ist es?"])[0].caution  # it may know other languages
+
+
+@pytest.mark.parametrize(
+    ("question", "english"),
+    [
+        ("Who painted the Mona Lisa?", True),
+        ("What is the capital of Los Angeles County?", True),
+        ("Which la la song did der Rote Baron sing?", True),
+        ("Stradivari Cremona", True),
+        ("Wer malte die Mona Lisa?", False),
+        ("Qui a peint la Joconde ?", False),
+        ("¿Quién pintó la Mona Lisa?", False),
+        ("Кто написал «Войну и мир»?", False),
+        ("誰がモナ・リザを描きましたか", False),
+        ("Wer war Kaiser in Rom?", False),
+        ("", True),
+    ],
+)
+def test_another_language_is_noticed_by_its_letters_or_commonest_words(question: str, english: bool) -> None:
+    assert looks_english(question) == english
 
 
 def test_the_passage_that_an_answer_comes_from_most_stands_first(answerer: Answerer) -> None:
