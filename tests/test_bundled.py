@@ -223,7 +223,7 @@ def test_documents_are_served_and_stay_as_they_are(
 ) -> None:
     pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
     testclient = pytest.importorskip("fastapi.testclient")
-    from realmlm.serve import front, listen
+    from realmlm.serve import command, front, listen
 
     served: list[Any] = []
 
@@ -232,7 +232,7 @@ def test_documents_are_served_and_stay_as_they_are(
             served.append(load())
             super().__init__(load, **how)
 
-    monkeypatch.setattr(front, "Front", Loading)
+    monkeypatch.setattr(command, "Front", Loading)
     monkeypatch.setattr(listen.Server, "serve_at", lambda _, listener: listener.close())
     (notes / "photo.jpg").write_bytes(b"\0")
     with socket.socket() as listener:

@@ -131,6 +131,7 @@ PLACES: dict[str, Any] = {"model": HERE, "corpus": HERE / "c"}
 EXAMPLES = [
     kinds.MakeWorld(out=HERE, kind="hard", seed=3),
     kinds.ExportEncoders(out=HERE, format="onnx"),
+    kinds.JoinRun(run=HERE, corpus=HERE / "b", device="cpu"),
     kinds.ExportVectors(to=("lance", "vectors.lance"), corpus=HERE),
     kinds.BuildCorpus(
         sources=(HERE, HERE / "b"), out=HERE, tokenizer="bert", max_wordpieces=9, skip_bad=True, workers=2

@@ -90,6 +90,7 @@ def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, t
     arms_are_compared(out, data)
 
 
+@pytest.mark.slow
 def test_arms_of_reading_are_compared(data: Path, world: Path, tmp_path: Path) -> None:
     knowledge = json.loads((world / "knowledge.jsonl").read_text("utf-8").splitlines()[0])
     asked = {"question": "What is this about?", "context": knowledge["text"], "title": knowledge["title"]}

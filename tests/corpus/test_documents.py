@@ -429,6 +429,7 @@ def test_several_places_are_answered_from_however_they_are_named(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "letter.txt").write_text("The stork brings letters.")
     command = ["ask", "Which bird?", "--model", str(tiny_model_folder), "--read", "9", "--device", "cpu"]
+    command.append("--numbers")  # all passages that were read
     places = [str(notes / "heron.txt"), str(tmp_path / "letter.txt")]
     for named in (["--docs", *places], ["--docs", places[0], "--docs", places[1]]):
         main([*command, *named])

@@ -172,6 +172,7 @@ def under_load(service: Service, seconds: float) -> tuple[Counter[int], int]:
         return statuses, editing.result()
 
 
+@pytest.mark.scale
 def test_two_workers_answer_follow_each_other_survive_a_death_and_stop(
     tiny_model_folder: Path, corpus: Path, tmp_path: Path
 ) -> None:
