@@ -227,15 +227,19 @@ def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_p
     assert own[0][-2:] == ["--k", "20"]
 
 
-def test_the_small_model_is_made_by_commands_that_exist(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("joint", ["0", "100"])
+def test_the_small_model_is_made_by_commands_that_exist(joint: str, data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
-    asked = commands_of("small.sh", tmp_path / "base", tmp_path / "data", ENCODER=str(tmp_path), SCALE="0.01")
+    settings = {"ENCODER": str(tmp_path), "SCALE": "0.01", "JOINT": joint}
+    asked = commands_of("small.sh", tmp_path / "base", tmp_path / "data", **settings)
     for name, *arguments in asked:
         parse(name, COMMANDS[name][0], arguments)
     stages = [name for name, *_ in asked if name != "evaluate"]
-    assert stages == ["corpus", "corpus", "model", "finetune", "towers", "hybrid", "hybrid"]
-    assert len(asked) == len(stages) + 4 * 3  # both dev sets and the small documents, after each stage
+    pretrained = ["warmup"] if joint == "0" else ["warmup", "pretrain"]
+    made = ["corpus", "spans", "clozes", "corpus", "model"]
+    assert stages == [*made, *pretrained, "towers", "finetune", "hybrid"]
+    assert len(asked) == len(stages) + 2 * 3 + 1  # both dev sets three times, and the small documents
 
 
 TAUGHT = ["own", "bm25", "both", "own-fixed", "own-more", "own-again", "ict", "recurring"]

@@ -22,7 +22,27 @@ from realmlm.storage.files import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Settings):
+class Searching(Settings):
+    """How passages are found, wherever a question is asked."""
+
+    index: Annotated[IndexPlace | None, optional("PLACE")] = None
+    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
+    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
+    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
+    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
+    or 'id < 100'; for an --index in another system."""
+    hybrid: Annotated[float | None, optional("WEIGHT")] = None
+    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
+    fits; 0: none."""
+
+    def check(self) -> None:
+        self.at_least(0, "hybrid")
+        shared = self.index is not None and self.index.partition(":")[0] in SHARED
+        ensure(shared or not self.filter, "--filter is for an index in another system: --index lance:PATH")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Searching):
     """Measure a model on questions: exact match, F1, recall of passages with the answer, each with a 95%
     interval; or its search on a BEIR folder: nDCG@10, MRR@10, recall."""
 
@@ -53,15 +73,6 @@ class Evaluate(Settings):
     recall: Literal["dpr", "orqa"] = "dpr"
     """When a passage counts as holding an answer. dpr: the same words, ignoring case; orqa: the same
     characters, even inside words."""
-    index: Annotated[IndexPlace | None, optional("PLACE")] = None
-    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
-    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
-    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
-    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
-    or 'id < 100'; for an --index in another system."""
-    hybrid: Annotated[float | None, optional("WEIGHT")] = None
-    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
-    fits; 0: none."""
     limit: Annotated[int | None, optional("N")] = None
     """Use only this many questions, evenly spread."""
     predictions: Annotated[Path | None, optional("PATH")] = None
@@ -77,6 +88,7 @@ class Evaluate(Settings):
     here. The answers are the same on machines of the same kind."""
 
     def check(self) -> None:
+        super().check()
         free = self.engine == "local" or (self.device == "auto" and self.beir is None)
         ensure(free, "with --engine ray leave out --device and --beir: it answers --questions where it can")
         one = (self.questions is None) != (self.beir is None)
@@ -96,8 +108,6 @@ class Evaluate(Settings):
         ensure(searched, f"--retriever {self.retriever} searches no index; leave --index out")
         own = self.hybrid is None or self.retriever == "learned"
         ensure(own, f"--hybrid adds word matching to the model's own search, not to {self.retriever}")
-        self.at_least(0, "hybrid")
-        _check_filter(self.index, self.filter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +221,7 @@ class RunBatch(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask(Settings):
+class Ask(Searching):
     """Answer a question, or fill in a sentence, and show the passages the answer was read from."""
 
     question: Positional[Annotated[str | None, optional("QUESTION")]] = None
@@ -223,15 +233,6 @@ class Ask(Settings):
     docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
     """Folders and files of documents to search instead; they are cached, and only changed files are processed
     again. pocket is the small encyclopedia that comes with realmlm."""
-    index: Annotated[IndexPlace | None, optional("PLACE")] = None
-    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
-    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
-    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
-    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
-    or 'id < 100'; for an --index in another system."""
-    hybrid: Annotated[float | None, optional("WEIGHT")] = None
-    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
-    fits; 0: none."""
     fill: Annotated[str | None, optional("TEXT")] = None
     """A sentence with [MASK] instead of a question; each [MASK] is one wordpiece."""
     read: int = READ
@@ -248,18 +249,17 @@ class Ask(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
+        super().check()
         self.at_least(0, "rerank")
         asked = (self.question is None) != (self.fill is None)
         examples = 'realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"'
         ensure(asked, f"ask one thing, before any flags: {examples}")
-        self.at_least(0, "hybrid")
         one = (self.corpus is None) == any(self.docs)
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
-        _check_filter(self.index, self.filter)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Settings):
+class Search(Searching):
     """Find the passages that fit a question best, without reading them."""
 
     question: Positional[Annotated[str, arg(metavar="QUESTION")]]
@@ -272,26 +272,16 @@ class Search(Settings):
     """Folders and files of documents to search instead, as for `realmlm ask`."""
     k: int = READ
     """Passages to find."""
-    index: Annotated[IndexPlace | None, optional("PLACE")] = None
-    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
-    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
-    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
-    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
-    or 'id < 100'; for an --index in another system."""
-    hybrid: Annotated[float | None, optional("WEIGHT")] = None
-    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
-    fits; 0: none."""
     json: bool = False
     """Print one JSON object."""
     device: str = "auto"
     """Where the model runs."""
 
     def check(self) -> None:
+        super().check()
         self.at_least(1, "k")
-        self.at_least(0, "hybrid")
         one = (self.corpus is None) == any(self.docs)
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
-        _check_filter(self.index, self.filter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +304,7 @@ class ManageCache(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(Settings):
+class Serve(Searching):
     """Answer questions over HTTP, many at once, with passages that can be changed and a web page at the same
     address."""
 
@@ -325,15 +315,6 @@ class Serve(Settings):
     docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
     """Folders and files of documents to search instead, as for `realmlm ask`; changes are seen within
     seconds."""
-    index: Annotated[IndexPlace | None, optional("PLACE")] = None
-    """An index that `realmlm index` wrote elsewhere, or lance:PATH or postgres:DSN for one that `realmlm
-    export vectors` wrote there; default: the exact one beside the corpus, built if there is none."""
-    filter: Annotated[tuple[str, ...], optional("CONDITION …")] = ()
-    """Find only passages whose metadata fulfils all conditions such as 'source = notes.md', 'title like Har%'
-    or 'id < 100'; for an --index in another system."""
-    hybrid: Annotated[float | None, optional("WEIGHT")] = None
-    """Weight λ of word matching in the search, f + λ · BM25; default: the model's own, which `realmlm hybrid`
-    fits; 0: none."""
     host: str = "127.0.0.1"
     """Address to listen on; the default serves this machine only."""
     port: int = 8460
@@ -372,12 +353,12 @@ class Serve(Settings):
     """Where the model runs."""
 
     def check(self) -> None:
+        super().check()
         one = (self.corpus is None) == any(self.docs)
         ensure(one, "say what to search: either --docs FOLDER or --corpus CORPUS")
         self.between(1, 65535, "port")
         self.at_least(1, "queue", "batch", "workers")
-        self.at_least(0, "hybrid", "rerank")
-        _check_filter(self.index, self.filter)
+        self.at_least(0, "rerank")
         self.above_zero("patience")
         ensure(self.token is None or self.token_file is None, "give --token or --token-file, not both")
         ensure(not (self.token_reads and self.open_reads), "give --token-reads or --open-reads, not both")
@@ -394,11 +375,6 @@ class Serve(Settings):
         closed = not self.token_reads or token is not None
         ensure(closed, "--token-reads needs a token: give --token-file FILE")
         return token
-
-
-def _check_filter(index: str | None, conditions: tuple[str, ...]) -> None:
-    shared = index is not None and index.partition(":")[0] in SHARED
-    ensure(shared or not conditions, "--filter is for an index in another system: --index lance:PATH")
 
 
 def _check_length(token: str | None) -> None:

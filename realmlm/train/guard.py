@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import torch
 
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
@@ -13,7 +12,6 @@ from realmlm.model.realm import Realm
 
 DEPTH = 20  # passages that are looked at for each question
 ALLOWED = 0.5  # points of recall that may be lost
-_AT_ONCE = 256  # questions embedded together
 
 
 class Guard:
@@ -41,21 +39,12 @@ class Guard:
             self.factor /= 2
         return {"guarded": round(recall, 2), "retriever_rate": self.factor}
 
-    @torch.inference_mode()
     def _recall(self, index: Index) -> float:
-        model = self._model
-        training = model.training
-        model.eval()
-        depth = min(DEPTH, len(index))
-        found = []
-        for first in range(0, len(self._questions), _AT_ONCE):
-            tokens = model.wordpieces.encode_queries(
-                [question.text for question in self._questions[first : first + _AT_ONCE]]
-            )
-            query_QD = model.query(model.query_inputs(tokens).to(model.device))
-            found.append(index.search(query_QD.float(), depth).ids_QK.cpu().numpy())
-        model.train(training)
-        ids_QK = np.concatenate(found)
+        training = self._model.training
+        self._model.eval()
+        query_QD = self._model.embed_queries([question.text for question in self._questions], batch=256)
+        self._model.train(training)
+        ids_QK = index.search(query_QD, min(DEPTH, len(index))).ids_QK.cpu().numpy()
         ids_U = np.unique(ids_QK).tolist()
         texts = dict(zip(ids_U, self._corpus.texts(ids_U), strict=True))
         holding = [

@@ -109,12 +109,15 @@ def pretrain(
         )
         questions = read_questions(settings.probe) if settings.probe else []
         probe = [questions[place] for place in spread(len(questions), PROBE_LIMIT)] if questions else []
+        for file in settings.guard:
+            run.pin_file(file)
+        asked = [question for file in settings.guard for question in read_questions(file)]
         with closing(LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=settings.loop)) as live:
             taught = objective(settings, realm, corpus, source, live, own=own, probe=probe)
-            if settings.guard:
-                asked = [question for file in settings.guard for question in read_questions(file)]
-                some = [asked[place] for place in spread(len(asked), GUARD_LIMIT)]
-                taught.guard = Guard(realm, corpus, some)
+            if asked:
+                taught.guard = Guard(
+                    realm, corpus, [asked[place] for place in spread(len(asked), GUARD_LIMIT)]
+                )
             fit(
                 realm,
                 taught,
