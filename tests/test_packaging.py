@@ -119,8 +119,10 @@ def test_mini_travels_with_its_card_and_licences(wheel: Path, names: set[str], m
         "run: cp docs/mini.md realmlm/mini/README.md"
     )
     assert (ROOT / "realmlm/mini/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert "Copyright (c) Microsoft Corporation" in (ROOT / "realmlm/mini/LICENSE-MiniLM").read_text("utf-8")
-    licences = {"LICENSE", "realmlm/mini/LICENSE", "realmlm/mini/LICENSE-MiniLM"}
+    assert "Copyright (c) Microsoft Corporation" in (ROOT / "realmlm/mini/LICENSE-gte-small").read_text(
+        "utf-8"
+    )
+    licences = {"LICENSE", "realmlm/mini/LICENSE", "realmlm/mini/LICENSE-gte-small"}
     assert set(metadata.get_all("License-File", [])) == licences
     assert {name.partition(".dist-info/licenses/")[2] for name in names} - {""} == licences
 
