@@ -34,8 +34,9 @@ def joined() -> Iterator["Cluster"]:
         here = {"num_cpus": cores(), "include_dashboard": False}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **here)
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-        cure = "check RAY_ADDRESS and the cluster's token, or unset it to work on this machine alone"
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        token = "the cluster's token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)"
+        cure = f"check RAY_ADDRESS and {token}, or unset it to work on this machine alone"
         raise NotEnough(f"no Ray cluster can be used at '{address}' ({error}); {cure}") from error
     try:
         yield Cluster(ray)

@@ -37,6 +37,7 @@ from realmlm.model.int8 import (
     write_weights,
 )
 from realmlm.storage.artefacts import open_artefact, publish
+from realmlm.storage.mirrors import here
 
 Stored = TypeVar("Stored")
 WEIGHTS = "model.safetensors"
@@ -364,11 +365,11 @@ class Realm(TakesInputs, nn.Module):
     def from_pretrained(
         cls, model: str | Path = MINI, *, device: str | torch.device = "cpu", int8: bool = False
     ) -> "Realm":
-        """A saved model with its tokenizer: a folder, or `mini`, the one that comes with realmlm.
+        """A saved model with its tokenizer: a folder, a URL, or `mini`, the one that comes with realmlm.
 
         With `int8`, matrices stored in 8 bits stay so in memory: same answers, but no further training.
         """
-        folder = model_place(model)
+        folder = here(model_place(model))
         within = folder / "model"  # a run keeps its model there
         hint = f"mini comes with realmlm; make one: realmlm model --corpus CORPUS --out {folder}"
         hint = f"did you mean {within}?" if within.is_dir() else hint
