@@ -29,6 +29,7 @@ from realmlm.model.snapshot import DocumentEncoder, load_snapshot, take_snapshot
 from realmlm.parallel import in_background
 from realmlm.settings import Loop, Refresh
 from realmlm.storage.artefacts import discard
+from realmlm.train.refresher import RayRefreshers
 from realmlm.train.run import Run
 
 Out = TypeVar("Out")
@@ -78,6 +79,8 @@ class LiveIndex:
             process=beside,
             shard=refresh.shard,
         )
+        helped = refresh.engine == "ray" and beside and self._ranks.first
+        self._helpers = RayRefreshers(run.folder, torch.device(device).type) if helped else None
         self._in_line = not refresh.process
         self._step = 0  # that the index was made at
         self._pending = -1  # that of the snapshot being embedded, if any
@@ -291,6 +294,8 @@ class LiveIndex:
         """End the refresher, and let the threads end."""
         wait(self._under_way())
         self._refresher.close()
+        if self._helpers is not None:
+            self._helpers.close()
 
 
 def has_room(index: Path, device: torch.device, parts: int = 1) -> bool:
