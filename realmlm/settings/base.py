@@ -139,15 +139,19 @@ def _resolver(hint: Any) -> Resolve | None:
     if "model" in metadata:
         return lambda name: _mirror(name) or model_place(name).absolute()
     if "documents" in metadata:
-        return lambda name: text_place(name).absolute()
+        return lambda name: text_place(_on_this_machine(name)).absolute()
     if "index" in metadata:
         return _index_place
     return next((found for part in get_args(hint) if (found := _resolver(part))), None)
 
 
-def _absolute(place: str | Path) -> Path:
+def _on_this_machine(place: str | Path) -> str | Path:
     ensure(url_in(place) is None, f"{url_in(place)}: name a place on this machine, here URLs are not taken")
-    is_input = Path(place) == STANDARD_INPUT
+    return place
+
+
+def _absolute(place: str | Path) -> Path:
+    is_input = Path(_on_this_machine(place)) == STANDARD_INPUT
     return STANDARD_INPUT if is_input else Path(os.path.expanduser(place)).absolute()
 
 

@@ -55,7 +55,8 @@ def _fetch(url: str, folder: Path) -> None:
     if not (folder / MANIFEST).exists() or (folder / MANIFEST).read_bytes() != text:
         _download(url, folder, text)
     for name in sorted(edit.rstrip("/").rpartition("/")[2] for edit in edits):
-        _fetch(f"{url}/edits/{name}", folder / "edits" / name)
+        if name.isdecimal():
+            _fetch(f"{url}/edits/{name}", folder / "edits" / name)
 
 
 def _download(url: str, folder: Path, text: bytes) -> None:
@@ -69,11 +70,15 @@ def _download(url: str, folder: Path, text: bytes) -> None:
         for name, entry in manifest.files.items():
             file = temporary / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            with reaching(f"{url}/{name}") as (files, root):
-                files.get_file(root, str(file))
-            if sha256_of(file) != entry["sha256"]:
-                cure = "if it is not being replaced at this moment, make it again"
-                raise ArtefactDamaged(f"{url}/{name} is damaged: its checksum does not match; {cure}")
+            try:
+                with reaching(f"{url}/{name}") as (files, root):
+                    files.get_file(root, str(file))
+                wrong = sha256_of(file) != entry["sha256"] and "damaged: its checksum does not match"
+            except FileNotFoundError:
+                wrong = "missing"
+            if wrong:
+                cure = "if the artefact is not being replaced at this moment, make it again"
+                raise ArtefactDamaged(f"{url}/{name} is {wrong}; {cure}")
         if folder.exists():
             discard(folder)
         temporary.rename(folder)

@@ -23,7 +23,7 @@ from realmlm.errors import (
 )
 from realmlm.index.store import open_index
 from realmlm.model.realm import Realm
-from realmlm.settings import BuildCorpus, EditCorpus
+from realmlm.settings import Ask, BuildCorpus, EditCorpus
 from realmlm.sources.article import Article
 from realmlm.sources.readers import find_files, read_articles
 from realmlm.storage.artefacts import publish
@@ -98,6 +98,8 @@ def test_a_mirror_is_private_and_stays_in_the_cache(tmp_path: Path) -> None:
 def test_where_a_url_means_nothing_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"^s3://bucket/corpus: name a place on this machine"):
         EditCorpus(corpus=Path("s3://bucket/corpus"), remove=(1,))
+    with pytest.raises(BadInput, match=r"^s3://bucket/notes: name a place on this machine"):
+        Ask(question="Who?", docs=(("s3://bucket/notes",),))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"^nosuch://x cannot be reached \(Protocol not known"):
         Corpus.open("nosuch://x")
 
@@ -193,14 +195,17 @@ def test_edits_are_fetched_too(knowledge: Corpus, memory: Any, tmp_path: Path) -
     assert again[number] == opened[number]
 
 
-@pytest.mark.parametrize("damage", ["file", "manifest"])
+@pytest.mark.parametrize("damage", ["file", "manifest", "gone"])
 def test_what_was_damaged_there_is_not_opened(damage: str, knowledge: Corpus, memory: Any) -> None:
     memory.put(str(knowledge.folder), "/c", recursive=True)
-    name = {"file": "/c/texts.safetensors", "manifest": "/c/manifest.json"}[damage]
+    name = "/c/manifest.json" if damage == "manifest" else "/c/texts.safetensors"
     data = bytearray(memory.cat_file(name))
     data[len(data) // 2] ^= 1
     memory.pipe_file(name, bytes(data))
-    with pytest.raises(ArtefactDamaged, match=rf"^memory:/{name} is damaged"):
+    if damage == "gone":
+        memory.rm_file(name)
+    wrong = "missing" if damage == "gone" else "damaged"
+    with pytest.raises(ArtefactDamaged, match=rf"^memory:/{name} is {wrong}"):
         Corpus.open("memory://c")
     assert not mirror_of("memory://c").exists()
 
