@@ -71,12 +71,16 @@ class Loop(Settings):
     compile: bool = False
     """Fuse the encoders' layers (torch.compile) and record whole steps: takes a minute once, then steps on a
     GPU are faster."""
+    shard: bool = False
+    """Under torchrun, cut the encoders' layers with their gradients and moments over the ranks (FSDP2), for
+    encoders that do not fit on one GPU: slower. Not for finetune."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time, and swap new indexes in at fixed steps."""
 
     def check(self) -> None:
         self.at_least(1, "log_every", "checkpoint_every", within="loop.")
         self.at_least(0, "seed", "workers", within="loop.")
+        ensure(not (self.shard and self.compile), "--loop.shard does not go with --loop.compile")
         ensure(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
 
 

@@ -150,7 +150,7 @@ class LiveIndex:
     def _begin(self, step: int) -> None:
         """First step of this process: drop what a killed one left beyond it; open its index, or build the
         first."""
-        with self._ranks.in_turn():
+        with self._model.whole(), self._ranks.in_turn():
             if self._ranks.first:
                 self._refresher.forget_after(step)
                 self._build_first(step)
@@ -176,9 +176,10 @@ class LiveIndex:
     def _ask(self, step: int) -> None:
         """Copy the document tower and have a thread publish the copy for the refresher."""
         self._pending = step
-        if not self._ranks.first or self._refresher.is_asked(step):
-            return
-        write = take_snapshot(self._model, step=step)
+        with self._model.whole():
+            if not self._ranks.first or self._refresher.is_asked(step):
+                return
+            write = take_snapshot(self._model, step=step)
 
         def remove_and_write() -> None:
             self._remove_unused()
