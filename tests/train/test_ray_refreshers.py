@@ -1,11 +1,11 @@
 """A training has refreshers on a Ray cluster: the index of one refresher, byte for byte, whoever of them is killed."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from realmlm.model.snapshot import load_snapshot, take_snapshot
 from realmlm.settings import Refresh
 from realmlm.train.refresher import RayRefreshers
 from tests.calls import build_corpus
-from tests.train.test_refreshers import STEP, HeldUp, content, run_of, wait_for
+from tests.train.test_refreshers import STEP, HeldUp, claimers, content, run_of, wait_for
 
 KILLS = 3
 SHARD = 64
@@ -62,14 +62,10 @@ def _own_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def at_work_on_ray(run: Path) -> set[int]:
     """The Ray actors that have claimed a shard which is not finished."""
     found = set()
-    for claim in run.glob("index/.step-*.partial/claim-*[0-9]"):
-        try:
-            pid = int(json.loads(claim.read_text())["pid"])
-            title = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (OSError, ValueError, KeyError):  # it was released, or has ended
-            continue
-        if title.startswith(b"ray::_Worker"):
-            found.add(pid)
+    for pid in claimers(run):
+        with suppress(OSError):  # it has ended
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::_Worker"):
+                found.add(pid)
     return found
 
 

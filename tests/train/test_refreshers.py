@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,15 +118,21 @@ def joined(run: Path, corpus: Corpus, first: Path | None = None) -> Any:
     return process
 
 
+def claimers(run: Path) -> set[int]:
+    """The processes that have claimed a shard which is not finished."""
+    found = set()
+    try:
+        for claim in run.glob("index/.step-*.partial/claim-*[0-9]"):
+            with suppress(OSError, ValueError):  # it was released
+                found.add(int(json.loads(claim.read_text())["pid"]))
+    except OSError:  # the index was published while we looked
+        pass
+    return found
+
+
 def at_work(run: Path, pid: int) -> bool:
     """Has this process claimed a shard that is not finished?"""
-    for claim in run.glob("index/.step-*.partial/claim-*[0-9]"):
-        try:
-            if json.loads(claim.read_text())["pid"] == pid:
-                return True
-        except (OSError, ValueError):
-            continue
-    return False
+    return pid in claimers(run)
 
 
 def wait_for(ready: Callable[[], Any], seconds: float = 60) -> Any:
