@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import realmlm
-from realmlm.corpus.documents import cache_folder
 from realmlm.errors import MissingExtra
+from realmlm.storage.cache import cache_folder
 from tests.test_docs import load_tool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,6 +162,7 @@ def test_it_says_where_it_lives_and_that_it_is_typed(metadata: Message) -> None:
         "lance",
         "postgres",
         "ray",
+        "s3",
         "scale",
         "all",
         "docs",

@@ -265,6 +265,7 @@ class Finetune(Settings):
     loop: Loop = field(default_factory=Loop)
 
     def check(self) -> None:
+        ensure(not self.loop.shard, "--loop.shard is for warmup, pretrain and towers, not for finetune")
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
         self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid", "judging")
