@@ -41,7 +41,7 @@ from realmlm.settings import ADAPTING, Adapt, BuildCorpus, Finetune, JointOptim,
 from realmlm.sources.readers import apart
 from realmlm.storage.artefacts import discard, refuse_existing, write_text
 from realmlm.train.budget import (
-    BATCH,
+    FEWEST_STEPS,
     MEASURING,
     READ,
     SLOWER,
@@ -65,7 +65,7 @@ T = TypeVar("T")
 MOST_HELD_OUT = 150  # masked sentences
 MOST_OF_A_PASSAGE = 4  # of them: what is held out is whole passages, and few passages tell little
 SHARE_HELD_OUT = 5  # one of so many passages, or questions
-FEWEST = 20  # held out, and steps
+FEWEST = 20  # held out
 EPOCHS = 6  # times that every example is seen, at most
 
 
@@ -109,8 +109,8 @@ def _adapt(settings: Adapt, asked: list[Question], begun: float) -> Verdict:
         make_plan,
         speeds,
         minutes=settings.minutes,
-        examples=(min(FEWEST, len(held_out)), len(held_out)),
-        steps=(FEWEST, max(FEWEST, EPOCHS * examples // BATCH)),
+        measured=(min(FEWEST, len(held_out)), len(held_out)),
+        learned=EPOCHS * examples,
         what="held-out question" if labelled else "held-out sentence",
     )
     say(make_own(spent_s=time.monotonic() - begun, lacking=lacking).table())
@@ -241,10 +241,11 @@ def _learn_to_find(settings: Adapt, corpus: Corpus, plan: Plan, *, until: float)
             recurring=True,
         )
         learning = realm.free_query("projection")
-        optim = Optim(batch=BATCH, lr=2e-4)
+        optim = Optim(batch=plan.batch, lr=2e-4)
         index = index_of(realm, corpus).index
         objective = FoundElsewhere(realm, corpus, source, index, learning=learning, lr=optim.lr)
-        steps = _steps(_step_seconds(objective), until=until, examples=len(source.sentences))
+        seconds = _step_seconds(objective, plan.batch)
+        steps = _steps(seconds, plan, until=until, examples=len(source.sentences))
         fit(
             realm,
             objective,
@@ -252,7 +253,7 @@ def _learn_to_find(settings: Adapt, corpus: Corpus, plan: Plan, *, until: float)
             optim=replace(optim, steps=steps),
             loop=_rows(settings, steps),
             title="adapting",
-            callbacks=[UntilTime(until, fewest=FEWEST)],
+            callbacks=[UntilTime(until)],
         )
         realm.save_pretrained(run.folder / "model", parents={"corpus": corpus.fingerprint})
         return run.folder / "model"
@@ -261,7 +262,8 @@ def _learn_to_find(settings: Adapt, corpus: Corpus, plan: Plan, *, until: float)
 def _learn_questions(settings: Adapt, corpus: Corpus, plan: Plan, *, until: float) -> Path:
     """Fine-tune on the questions that are not held out; gives the place of the model."""
     questions = settings.out / "questions.jsonl"
-    steps = _steps(plan.training_s / plan.steps, until=until, examples=len(read_questions(questions)))
+    seconds = plan.training_s / plan.steps
+    steps = _steps(seconds, plan, until=until, examples=len(read_questions(questions)))
     out = settings.out / ADAPTING
     finetune(
         Finetune(
@@ -274,31 +276,31 @@ def _learn_questions(settings: Adapt, corpus: Corpus, plan: Plan, *, until: floa
             candidates=min(CANDIDATES, len(corpus)),
             query="projection",
             closed_book=0.02,
-            optim=JointOptim(steps=steps, batch=BATCH, lr=3e-5, retriever_lr=1e-4),
+            optim=JointOptim(steps=steps, batch=plan.batch, lr=3e-5, retriever_lr=1e-4),
             loop=_rows(settings, steps),
         ),
-        callbacks=[UntilTime(until, fewest=FEWEST)],
+        callbacks=[UntilTime(until)],
     )
     return out / "model"
 
 
-def _step_seconds(objective: FoundElsewhere) -> float:
+def _step_seconds(objective: FoundElsewhere, batch: int) -> float:
     """What a step takes, by the second of two; nothing is learned from them."""
     for _ in range(2):
         begun = time.monotonic()
-        loss, _ = objective.loss(objective.draw(0, BATCH), 0, Clock())
+        loss, _ = objective.loss(objective.draw(0, batch), 0, Clock())
         loss.backward()
         seconds = time.monotonic() - begun
     objective.model.zero_grad(set_to_none=True)
     return max(1e-6, seconds)
 
 
-def _steps(seconds: float, *, until: float, examples: int) -> int:
+def _steps(seconds: float, plan: Plan, *, until: float, examples: int) -> int:
     """As many as there is time for, but no more than a few rounds over the examples."""
     time_for = int((until - time.monotonic()) / seconds)
-    steps = int(np.clip(time_for, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
+    steps = int(np.clip(time_for, FEWEST_STEPS, max(FEWEST_STEPS, EPOCHS * examples // plan.batch)))
     enough = "; more would only repeat them" if steps < time_for else ""
-    say(f"{steps} steps of {BATCH} examples, out of {examples:,}: {duration(steps * seconds)}{enough}")
+    say(f"{steps} steps of {plan.batch} examples, out of {examples:,}: {duration(steps * seconds)}{enough}")
     return steps
 
 

@@ -25,7 +25,10 @@ from realmlm.reading.retrieve import LearnedRetriever
 from realmlm.train.callbacks import Callback, Enough
 
 READ = 5  # passages
-BATCH = 32
+BATCH = 32  # examples of a step
+SMALLEST_BATCH = 8  # where there is no time for STEPS steps of more
+STEPS = 20
+FEWEST_STEPS = 5
 TRIED_PASSAGES = 64
 TOGETHER = 16  # of them, embedded at once
 TRIED = 6  # examples
@@ -42,8 +45,8 @@ class Speeds:
     """Of a passage that is embedded."""
     example: float
     """Of a held-out example: a question answered, or a sentence filled in and asked as a question too."""
-    step: float
-    """Of a step of training."""
+    learned: float
+    """Of an example in a step of training."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Plan:
     measured: int  # examples
     measuring_s: float
     steps: int
+    batch: int
     training_s: float
     what: str  # of the examples
 
@@ -72,7 +76,7 @@ class Plan:
             ("reading the documents", self.spent_s, "done"),
             ("embedding", self.embedding_s, vectors),
             ("measuring", self.measuring_s, counted(self.measured, self.what)),
-            ("training", self.training_s, f"{self.steps} steps of {BATCH}"),
+            ("training", self.training_s, f"{self.steps} steps of {self.batch}"),
             ("measuring again", self.measuring_s, "the same"),
             ("in all", self.seconds, f"of {duration(60 * self.minutes)} (--minutes)"),
         ]
@@ -90,18 +94,22 @@ def make_plan(
     minutes: float,
     spent_s: float,
     lacking: int,
-    examples: tuple[int, int],
-    steps: tuple[int, int],
+    measured: tuple[int, int],
+    learned: int,
     what: str,
 ) -> Plan:
-    """Divide the minutes up, of which `spent_s` are over; `examples` to measure and `steps` are each the
-    fewest and the most that make sense."""
+    """Divide the minutes up, of which `spent_s` are over: the fewest and the most examples that may be
+    `measured`, and how often one may be `learned` from. Where time is short, batches are smaller before steps
+    are fewer."""
     embedding_s = lacking * speeds.passage
     left = USED * 60 * minutes - spent_s - embedding_s
-    measured = _within(MEASURING / 2 * left / speeds.example, *examples)
-    measuring_s = measured * speeds.example
-    made = _within((left - 2 * measuring_s) / speeds.step, *steps)
-    return Plan(minutes, spent_s, lacking, embedding_s, measured, measuring_s, made, made * speeds.step, what)
+    examples = _within(MEASURING / 2 * left / speeds.example, *measured)
+    measuring_s = examples * speeds.example
+    time_for = (left - 2 * measuring_s) / speeds.learned
+    batch = _within(time_for / STEPS, SMALLEST_BATCH, BATCH)
+    steps = _within(time_for / batch, FEWEST_STEPS, max(FEWEST_STEPS, learned // batch))
+    training_s = steps * batch * speeds.learned
+    return Plan(minutes, spent_s, lacking, embedding_s, examples, measuring_s, steps, batch, training_s, what)
 
 
 def _within(number: float, least: int, most: int) -> int:
@@ -131,14 +139,14 @@ def try_out(realm: Realm, corpus: Corpus, examples: list[list[Question]], *, lab
     answer(examples[:1])
     examples_s, _ = _timed(lambda: answer(examples))
     example_s = examples_s / len(examples)
-    if labelled:  # reading, and going backwards takes twice as long
-        step_s = 3 * BATCH * example_s
+    if labelled:
+        learned_s = 4 * example_s  # reading, going backwards, and answering without a passage
     else:
         texts = [each[0].text for each in examples]
         queries = [realm.wordpieces.encode_query(text) for text in (texts * BATCH)[:BATCH]]
         queries_s, _ = _timed(lambda: realm.query(realm.query_inputs(queries).to(realm.device)).cpu())
-        step_s = 1.5 * queries_s  # with the search, and what the projection learns
-    return Speeds(passages_s / len(ids_N), example_s, step_s)
+        learned_s = 1.5 * queries_s / BATCH  # with the search, and what the projection learns
+    return Speeds(passages_s / len(ids_N), example_s, learned_s)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -150,11 +158,10 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 class UntilTime(Callback):
     """Ends training when its time is over, but not before some steps."""
 
-    def __init__(self, until: float, *, fewest: int) -> None:
+    def __init__(self, until: float) -> None:
         """`until` as `time.monotonic` tells the time."""
         self._until = until
-        self._fewest = fewest
 
     def on_row(self, row: dict[str, Any]) -> None:
-        if row["step"] >= self._fewest and time.monotonic() >= self._until:
+        if row["step"] >= FEWEST_STEPS and time.monotonic() >= self._until:
             raise Enough

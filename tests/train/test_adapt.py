@@ -87,7 +87,7 @@ def test_what_was_held_out_is_measured_before_and_after(
         "in all",
         "12 held-out sentences are measured before and after training",
         "evaluating",
-        "steps of 32 examples",
+        "examples, out of",
         "it took",
     )
     places = [said.index(words) for words in order]
@@ -284,15 +284,15 @@ def test_a_question_asked_twice_is_not_on_both_sides(settings: Adapt, world: Pat
 
 # --- the time it takes --------------------------------------------------------------------------------------
 
-SPEEDS = Speeds(passage=0.02, example=0.5, step=0.4)
+SPEEDS = Speeds(passage=0.02, example=0.5, learned=0.0125)
 
 
 def plan(**given: Any) -> Any:
     how: dict[str, Any] = {
         "spent_s": 10.0,
         "lacking": 1000,
-        "examples": (20, 150),
-        "steps": (20, 500),
+        "measured": (20, 150),
+        "learned": 16_000,
         "what": "sentence",
     }
     return make_plan(SPEEDS, **(how | given))
@@ -303,7 +303,7 @@ def test_the_minutes_are_divided_up_before_anything_begins() -> None:
     assert made.embedding_s == 20
     left = 0.9 * 240 - 10 - 20
     assert made.measured == int(0.25 * left / 0.5)
-    assert made.steps == int((left - 2 * made.measured * 0.5) / 0.4)
+    assert (made.steps, made.batch) == (int((left - 2 * made.measured * 0.5) / 0.4), 32)
     assert 0.9 * 240 - 0.4 <= made.seconds <= 0.9 * 240
     assert "longer than" not in made.table()
     assert [line.split("   ")[0].strip() for line in made.table().splitlines()[1:]] == [
@@ -321,12 +321,12 @@ def test_the_minutes_are_divided_up_before_anything_begins() -> None:
 
 def test_what_cannot_fit_is_said_with_the_reason() -> None:
     made = plan(minutes=1.0, lacking=10_000)
-    assert (made.measured, made.steps) == (20, 20)
-    assert made.seconds == 10 + 200 + 2 * 10 + 8
-    assert "3 min 58 s   of 1 min 00 s (--minutes)" in made.table()
+    assert (made.measured, made.steps, made.batch) == (20, 5, 8)
+    assert made.seconds == 10 + 200 + 2 * 10 + 5 * 8 * 0.0125
+    assert "3 min 50 s   of 1 min 00 s (--minutes)" in made.table()
     last = made.table().splitlines()[-1]
     assert "embedded once, and kept for the next time" in last
-    assert "no fewer than 20 sentences and 20 steps" in last
+    assert "no fewer than 20 sentences and 5 steps" in last
     known = plan(minutes=0.1, lacking=0).table()
     assert "all passages are embedded already" in known
     assert "embedded once" not in known
@@ -336,10 +336,31 @@ def test_training_ends_when_its_time_is_over_but_not_before_some_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("realmlm.train.budget.time.monotonic", lambda: 100.0)
-    UntilTime(101.0, fewest=3).on_row({"step": 9})
-    UntilTime(99.0, fewest=3).on_row({"step": 2})
+    UntilTime(101.0).on_row({"step": 9})
+    UntilTime(99.0).on_row({"step": 4})
     with pytest.raises(Enough):
-        UntilTime(99.0, fewest=3).on_row({"step": 3})
+        UntilTime(99.0).on_row({"step": 5})
+
+
+def test_where_time_is_short_batches_are_smaller_before_steps_are_fewer() -> None:
+    slow = replace(SPEEDS, learned=0.5)
+    left = 90.0  # of which half is for measuring
+    for share, expected in (
+        (0.25, (20, 5, 8)),
+        (1.0, (45, 11, 8)),
+        (4.0, (150, 20, 21)),
+        (10.0, (150, 46, 32)),
+    ):
+        made = make_plan(
+            slow,
+            minutes=share * left / 0.9 / 60,
+            spent_s=0.0,
+            lacking=0,
+            measured=(20, 150),
+            learned=16_000,
+            what="sentence",
+        )
+        assert (made.measured, made.steps, made.batch) == expected
 
 
 @pytest.mark.parametrize("labelled", [False, True])
@@ -350,7 +371,7 @@ def test_steps_that_turn_out_slow_are_not_all_made(
     questions = (world / "questions-train.jsonl",) if labelled else ()
     run_adapt(replace(settings, minutes=1e-6, questions=questions))
     rows = read_metrics(settings.out / "adapting" / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [2, 4]  # a row every two steps, and three steps at least
+    assert [row["step"] for row in rows] == [2, 4, 6]  # a row every two steps, and five steps at least
 
 
 def test_examples_that_turn_out_slow_are_not_all_measured(
