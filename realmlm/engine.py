@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -284,7 +284,7 @@ class Engine:
         """Up to `count` questions made from sentences of what is searched, each asked and answered; seconds.
         There are fewer, or none, where the sentences are of no kind that the rules know."""
         self.follow()
-        return suggest(self.corpus, self.ask, count=count)
+        return list(islice(suggest(self.corpus, self.ask), count))
 
     def embed(
         self,

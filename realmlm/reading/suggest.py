@@ -26,7 +26,7 @@ from realmlm.sentences import split_sentences
 
 OFFERED = 4
 TOGETHER = 4  # questions asked at once
-MOST_ASKED = 40  # questions asked before fewer than wanted are offered
+MOST_ASKED = 120  # questions asked before fewer than wanted are offered
 LOOKED_AT = 1_000  # passages, drawn at random, that sentences are taken from: 0.2 s
 LEAST_P = 0.5  # of an answer, where the model has no word for how sure it is
 LONGEST = 100  # characters of a question
@@ -91,21 +91,22 @@ class Candidate:
         first = answer.evidence[0]
         if first.passage_id != self.passage or first.start is None or first.end is None:
             return False
-        within = self.start <= first.start and first.end <= self.end
-        return within or (first.start <= self.start and self.end <= first.end)
+        if first.start <= self.start and self.end <= first.end:
+            return True
+        # a part of it, of whole words: "helmet" for "an iron helmet", not "optim" for "--optim.batch"
+        begins = first.start == self.start or first.passage[first.start - 1].isspace()
+        ends = first.end == self.end or first.passage[first.end].isspace()
+        return begins and ends and self.start <= first.start and first.end <= self.end
 
 
-def suggest(
-    corpus: Corpus, ask: Callable[[list[str]], Sequence[Answer]], *, count: int = OFFERED
-) -> list[str]:
-    """Up to `count` questions that were asked and answered from where they were made from."""
-    found: list[str] = []
+def suggest(corpus: Corpus, ask: Callable[[list[str]], Sequence[Answer]]) -> Iterator[str]:
+    """Questions that were asked and answered from where they were made from, one after the other."""
     untried = islice(candidates(corpus), MOST_ASKED)
-    while len(found) < count and (some := list(islice(untried, TOGETHER))):
+    while some := list(islice(untried, TOGETHER)):
         answers = ask([candidate.question for candidate in some])
-        pairs = zip(some, answers, strict=True)
-        found += [candidate.question for candidate, answer in pairs if candidate.answered_by(answer)]
-    return found[:count]
+        for candidate, answer in zip(some, answers, strict=True):
+            if candidate.answered_by(answer):
+                yield candidate.question
 
 
 def candidates(corpus: Corpus) -> Iterator[Candidate]:

@@ -721,12 +721,12 @@ def test_suggestions_are_made_in_the_background_and_again_when_passages_change(
     go = threading.Event()
     states: list[int] = []
 
-    def held(corpus: Corpus, ask: Any) -> list[str]:
+    def held(corpus: Corpus, ask: Any) -> Iterator[str]:
         states.append(corpus.edits)
         assert go.wait(60)
         if len(states) == 2:
             raise Busy("too many are waiting")
-        return [f"{ask(['Which bird?'])[0].answer} {corpus.edits}"]
+        yield f"{ask(['Which bird?'])[0].answer} {corpus.edits}"
 
     def made() -> list[str]:
         for _ in range(600):
