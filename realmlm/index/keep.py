@@ -224,6 +224,14 @@ def _same_vectors(
     return same
 
 
+def count_lacking(corpus: Corpus, encode: Encode, *, others: Path | None = None) -> int:
+    """How many passages `kept_index` would embed for an exact index beside the corpus."""
+    path = index_place(corpus, encode.fingerprint, "exact")
+    if path.exists():
+        return len(corpus.changes_since(edits_contained(path))[0])
+    return _same_content(corpus, encode, torch.float16, others).lacking if others else len(corpus)
+
+
 def _check(path: Path, corpus: Corpus, encode: Encode, wanted: Wanted, *, follow: bool) -> None:
     """Is the index at `path` of this corpus, this tower, and the kind and dtype asked for?"""
     info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)

@@ -23,7 +23,7 @@ from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
 from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Loop, Optim
-from realmlm.train.callbacks import Callback
+from realmlm.train.callbacks import Callback, Enough
 from realmlm.train.objective import Group, Objective, Staged
 from realmlm.train.recorded import Recorded
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
@@ -256,9 +256,11 @@ def fit(
     begun = time.monotonic()
     counted = start
     row: dict[str, Any] = {}
+    enough = False
 
     def report(row: dict[str, Any]) -> bool:
         """Write a row down and let callbacks hear it; True: one of them wants to stop."""
+        nonlocal enough
         if metrics is None:
             return False
         tell(row, metrics, bar)
@@ -267,6 +269,8 @@ def fit(
                 callback.on_row(row)
         except KeyboardInterrupt:
             return True
+        except Enough:
+            enough = True
         return False
 
     try:
@@ -291,6 +295,8 @@ def fit(
                     stop.asked |= report(row)
                     begun = time.monotonic()
                     counted = done
+                    if ranks.any(enough):
+                        break
                 stopping = ranks.any(stop.asked)
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stopping):
                     clock("checkpoint")
