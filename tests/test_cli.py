@@ -579,7 +579,7 @@ def test_an_evaluation_says_first_what_it_cannot_write_and_prints_before_it_writ
     def full(*anything: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("realmlm.cli.write_text", full)
+    monkeypatch.setattr("realmlm.storage.mirrors.write_result", full)
     with pytest.raises(SystemExit) as end:
         said(["evaluate", *flags, "--report", f"{tmp_path}/report.json"], work, capsys)
     assert end.value.code == 2

@@ -300,7 +300,9 @@ def test_without_an_address_a_cluster_is_started(
     knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray: make test-scale")
-    asked = ["--model", tiny_model_folder, "--corpus", knowledge.folder, "--out"]
+    # without the index that another test may have had made beside it, whose vectors would be copied
+    corpus = shutil.copytree(knowledge.folder, tmp_path / "corpus", ignore=shutil.ignore_patterns("index"))
+    asked = ["--model", tiny_model_folder, "--corpus", corpus, "--out"]
     realmlm("index", *asked, tmp_path / "here")
     realmlm("index", *asked, tmp_path / "own", "--engine", "ray")
     assert contents(tmp_path / "own") == contents(tmp_path / "here")

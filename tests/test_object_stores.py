@@ -4,6 +4,7 @@ a token, and whose machines share no folder with the command."""
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -205,7 +206,9 @@ def test_without_its_token_the_variables_are_named(
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray: make test-scale")
     told = {"RAY_ADDRESS": "127.0.0.1:9", "RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
-    made = ["--model", tiny_model_folder, "--corpus", knowledge.folder, "--out", tmp_path / "index"]
+    # without the index that another test may have had made beside it, whose vectors would do
+    corpus = shutil.copytree(knowledge.folder, tmp_path / "corpus", ignore=shutil.ignore_patterns("index"))
+    made = ["--model", tiny_model_folder, "--corpus", corpus]
     said = realmlm("index", *made, "--engine", "ray", told=told, code=2)
     assert "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" in said
     assert "Traceback" not in said
