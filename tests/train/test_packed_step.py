@@ -24,15 +24,16 @@ from realmlm.model.resident import Queries, Resident
 from realmlm.reading.packed import pair_size, read_spans_packed, rows_of
 from realmlm.reading.read import SpanReading, join, read_spans
 from realmlm.reading.retrieve import Offered
-from realmlm.settings import Finetune, Optim, Pretrain, Refresh, Warmup
+from realmlm.settings import Finetune, JointOptim, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
 from realmlm.train.data import ReadingPairs, SentenceSource
 from realmlm.train.gold import locate_answers
+from realmlm.train.hits import Candidates, settled_matches
 from realmlm.train.objective import Objective
 from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
-from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.pairs import QuestionPairs
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
@@ -242,6 +243,7 @@ def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
         {"objective": "hard-em", "read_gold": True},
         {"refresh": Refresh(every_steps=5)},
         {"retriever": "bm25"},
+        {"scale_lr": 0.1, "optim": JointOptim(retriever_lr=0)},
         {"in_batch": 0.5, "retriever_target": "posterior"},
         {"in_batch": 0.5, "retriever_target": "perplexity", "refresh": Refresh(every_steps=5)},
         {"passage_logit": True, "title_answers": True, "judging": 0.5},
@@ -252,6 +254,7 @@ def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
         "hard EM",
         "both towers",
         "matched words",
+        "found once",
         "in batch",
         "in batch, both towers",
         "judged",
@@ -281,6 +284,12 @@ def test_the_same_fine_tuning(
     if settings.retriever == "bm25":
         ids = np.tile(knowledge.ids[:30], (len(gold), 1))
         matched = Candidates(ids, np.tile(np.linspace(3, 0, 30, dtype=np.float32), (len(gold), 1)))
+    if settings.scale_lr:
+        model.learn_scale()
+        everyone = np.arange(len(gold))
+        matched = settled_matches(
+            model, live.index, knowledge, gold, everyone, candidates=30, scale_learns=True
+        )
 
     def one_step(packed: bool) -> Stepped:
         objective = QuestionAnswering(settings, model, knowledge, live, gold, learning=[], given=matched)
@@ -288,7 +297,9 @@ def test_the_same_fine_tuning(
         objective.resident = resident_of(model, gold.corpus) if packed else None
         return stepped(model, objective, np.arange(len(gold)))
 
-    numbers = same_step(one_step(packed=False), one_step(packed=True))
+    padded = one_step(packed=False)
+    numbers = same_step(padded, one_step(packed=True))
+    assert ("query.log_scale" in padded[2]) == (settings.scale_lr > 0)
     assert numbers["gold_read"] > 0
     assert ("judged" in numbers) == settings.passage_logit
 

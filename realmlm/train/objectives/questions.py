@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.corpus.store import Corpus
-from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Index
 from realmlm.index.hybrid import Hybrid
 from realmlm.log import Clock
@@ -35,7 +34,6 @@ from realmlm.model.marginal import (
 from realmlm.model.packed import Size
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Resident
-from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.packed import (
     MaskedBatch,
     embed_seen,
@@ -53,19 +51,10 @@ from realmlm.reading.retrieve import Offered, embed_documents
 from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
+from realmlm.train.hits import Candidates, given_vectors, hybrid_over
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
-
-_EMBEDDED = 512  # paragraphs at once
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Candidates of a retriever that does not learn, best first, and their scores [questions, C]."""
-
-    ids: np.ndarray
-    scores: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,8 @@ class QuestionAnswering(Objective):
         learning: list[nn.Parameter],
         given: Candidates | None = None,
     ) -> None:
-        """`learning` are the retriever's weights that learn; `given` are another retriever's candidates."""
+        """`learning` are the retriever's weights that learn; `given` are candidates found before: by another
+        retriever, or by the model's own towers where they do not learn."""
         self.settings = settings
         self.model = model
         self.corpus = corpus
@@ -105,31 +95,23 @@ class QuestionAnswering(Objective):
         self._given = given
         self._candidates = min(settings.candidates, len(corpus))
         self._told_GD: Tensor | None = None  # vectors of the paragraphs that questions came with
-        self._first_told = 0  # the first one's id
         self.resident: Resident | None = None
         """The corpus on the device, where everything is read packed."""
         self._embed: Work = self._embed_seen
         self._hybrid: Hybrid | None = None
 
     def prepare(self, model: Realm) -> None:
-        """Embed the paragraphs that questions came with: no index has them."""
+        """Lay the corpus out on the device; embed the paragraphs that questions came with."""
         super().prepare(model)
         if type(self).loss is QuestionAnswering.loss:
             encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
+        if self._given is not None:
+            return
         if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, model.device)
-        if model.config.hybrid and self._given is None:
-            # the paragraphs that questions came with are scored, never found
-            words = BM25Index(self.gold.corpus, device=model.device, only=self.corpus.ids)
-            self._hybrid = Hybrid(words, model.config.hybrid)
-        told_G = np.unique(self.gold.given_Q[self.gold.given_Q >= 0])
-        if len(told_G) and self._given is None:
-            encode = DocumentEncoder.of(model)
-            self._first_told = int(told_G[0])
-            ids_G = np.arange(self._first_told, int(told_G[-1]) + 1)
-            parts = np.array_split(ids_G, -(-len(ids_G) // _EMBEDDED))
-            self._told_GD = torch.cat([encode(self.gold.corpus, some) for some in parts])
+        self._hybrid = hybrid_over(model, self.corpus, self.gold)
+        self._told_GD = given_vectors(model, self.gold)
 
     def groups(self) -> dict[str, Group]:
         optim = self.settings.optim
@@ -210,7 +192,7 @@ class QuestionAnswering(Objective):
         if self._given is not None:
             ids_BC, given_BC, holds_BC, first_B = self._matched(numbers)
             offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
-            scores_BC = torch.from_numpy(given_BC).to(model.device)
+            scores_BC = self._scaled(torch.from_numpy(given_BC).to(model.device))
         else:
             clock("embed")
             query_BD = model.query(model.query_inputs(questions).to(model.device))
@@ -260,14 +242,25 @@ class QuestionAnswering(Objective):
         return self._hybrid.weight * self._hybrid.words.scores(questions, torch.from_numpy(ids_BC))
 
     def _matched(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Another retriever's candidates in the order they are read, their scores, which hold an answer, and
-        whether the first found does."""
-        assert self._given is not None
-        ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, self._given.ids[numbers])
-        scores_BC = np.take_along_axis(self._given.scores[numbers], order_BC, axis=1)
+        """Candidates found before in the order they are read, their scores, which hold an answer, and whether
+        the first found does."""
+        given = self._given
+        assert given is not None
+        found_BC = given.ids[numbers].astype(np.int64)
+        ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, found_BC)
+        scores_BC = np.take_along_axis(given.scores[numbers], order_BC, axis=1)
         told_B = self.gold.given_Q[numbers] >= 0
-        scores_BC[told_B, 0] = scores_BC[told_B].max(1)  # as good as the best: no one has scored it
+        if given.given is None:
+            scores_BC[told_B, 0] = scores_BC[told_B].max(1)  # as good as the best
+        else:
+            scores_BC[told_B, 0] = given.given[numbers][told_B]
         return ids_BC, scores_BC, holds_BC, first_B
+
+    def _scaled(self, scores_BC: Tensor) -> Tensor:
+        """Scores found before, by the learned scale of f(x,z) if they are without it."""
+        scale = self.model.query.log_scale
+        assert self._given is not None
+        return scores_BC * scale.exp() if self._given.scale_learns and scale is not None else scores_BC
 
     def _first_to_read(
         self, numbers: np.ndarray, ids_BC: np.ndarray
@@ -304,11 +297,12 @@ class QuestionAnswering(Objective):
         """Of candidates [B, C, D]: the index's, or in column 0 those of given paragraphs."""
         if self._told_GD is None:
             return index.vectors(torch.from_numpy(ids_BC.flatten())).view(*ids_BC.shape, -1)
-        told_B = ids_BC[:, 0] >= self._first_told
+        first = self.gold.first_given
+        told_B = ids_BC[:, 0] >= first
         there_BC = ids_BC.copy()
         there_BC[told_B, 0] = self.corpus.ids[0]  # one that the index has
         vectors_BCD = index.vectors(torch.from_numpy(there_BC.flatten())).view(*ids_BC.shape, -1).clone()
-        places = torch.from_numpy(ids_BC[told_B, 0] - self._first_told).to(self._told_GD.device)
+        places = torch.from_numpy(ids_BC[told_B, 0] - first).to(self._told_GD.device)
         rows = torch.from_numpy(np.flatnonzero(told_B)).to(vectors_BCD.device)
         vectors_BCD[rows, 0] = self._told_GD[places].to(vectors_BCD)
         return vectors_BCD
@@ -428,7 +422,7 @@ class QuestionAnswering(Objective):
         read = ids_BK.shape[1]
         together = None
         if "scores" in tensors:
-            scores_BC = tensors["scores"]
+            scores_BC = self._scaled(tensors["scores"])
         else:
             query_BD = embed_seen(model, resident, batch)
             scores_BC = inner_products(query_BD, tensors["vectors"].to(query_BD.dtype))
