@@ -29,14 +29,22 @@ MOST_KEPT = 2**28  # candidates of all questions: ids and scores take 2 GiB
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates of a retriever that does not learn, best first, and their scores [questions, C]."""
+    """Candidates of a retriever that does not learn, best first, and their scores [rows, C]."""
 
     ids: np.ndarray
     scores: np.ndarray
     given: np.ndarray | None = None
-    """Scores of the paragraphs that questions came with [questions]; None: no one has scored them."""
+    """Scores of the paragraphs that questions came with [rows]; None: no one has scored them."""
     scale_learns: bool = False
     """The scores are f(x,z) without its learned scale: they are multiplied by it as it is at each step."""
+    rows: np.ndarray | None = None
+    """The row of each question, where questions share rows; None: each has its own."""
+
+    def of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Candidates and scores of some questions, and the scores of the paragraphs they came with."""
+        rows = numbers if self.rows is None else self.rows[numbers]
+        given = None if self.given is None else self.given[rows]
+        return self.ids[rows].astype(np.int64), self.scores[rows], given
 
 
 def found_for(retriever: str, model: Realm, corpus: Corpus, gold: Gold, *, candidates: int) -> np.ndarray:
@@ -100,33 +108,31 @@ def settled_matches(
     scale_learns: bool,
 ) -> Candidates:
     """The candidates of a model whose towers learn no more, with their f(x,z) or, where the search is hybrid,
-    f + λ · BM25; kept for the next run. Questions other than these `numbers` will not be asked: they get
-    none. Where the scale of f(x,z) still learns, the scores are without it."""
+    f + λ · BM25; kept for the next run. Questions other than these `numbers` will not be asked. Where the
+    scale of f(x,z) still learns, the scores are without it."""
+    asked = [(gold.texts[number], int(gold.given_Q[number])) for number in numbers]
+    numbers_of = dict(zip(asked, numbers.tolist(), strict=True))  # sets may have a question several times
+    rows_of = {question: row for row, question in enumerate(numbers_of)}
+    once = np.array(list(numbers_of.values()))
     config = model.config
     towers = [tower_fingerprint(config, tower) for tower in (model.document, model.query)]
     how = (config.max_query, config.hybrid, str(index.dtype), candidates, scale_learns)
-    asked = [gold.texts[number] for number in numbers.tolist()]
-    told_n = gold.given_Q[numbers].tolist()
-    told = [(gold.corpus[told].title, gold.corpus[told].text) if told >= 0 else None for told in told_n]
-    sought = hashlib.sha256(repr((towers, how, asked, told)).encode()).hexdigest()
+    told = [
+        (gold.corpus[given].title, gold.corpus[given].text) if given >= 0 else None for _, given in rows_of
+    ]
+    texts = [text for text, _ in rows_of]
+    sought = hashlib.sha256(repr((towers, how, texts, told)).encode()).hexdigest()
 
     def find() -> dict[str, np.ndarray]:
-        found = _settled(model, index, corpus, gold, numbers, candidates=candidates)
+        found = _settled(model, index, corpus, gold, once, candidates=candidates)
         scale = model.query.log_scale
         factor = np.float32(scale.exp().item() if scale_learns and scale is not None else 1.0)
         return found | {name: found[name] / factor for name in ("scores", "given")}
 
     arrays = kept_beside(corpus, "hits", sought="questions", fingerprint=sought, find=find)
-    if len(numbers) < len(gold):
-        arrays = {name: _spread(part, numbers, len(gold)) for name, part in arrays.items()}
-    return Candidates(**arrays, scale_learns=scale_learns)
-
-
-def _spread(rows: np.ndarray, numbers: np.ndarray, count: int) -> np.ndarray:
-    """The rows at these places of so many."""
-    table = np.zeros((count, *rows.shape[1:]), rows.dtype)
-    table[numbers] = rows
-    return table
+    rows_Q = np.zeros(len(gold), dtype=np.int64)
+    rows_Q[numbers] = [rows_of[question] for question in asked]
+    return Candidates(**arrays, scale_learns=scale_learns, rows=rows_Q)
 
 
 @torch.inference_mode()

@@ -42,6 +42,7 @@ def asked(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"question": row["question"], "answer": row["answer"]} for row in rows[:14]]
     for row in rows[::4]:
         row["context"] = f"Much is said of it. It is {row['answer'][0]}, they say."
+    rows += [rows[1], rows[4]]  # asked twice
     file = tmp_path_factory.mktemp("asked") / "asked.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return file
@@ -66,6 +67,7 @@ class Losses:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.seen: list[float] = []
         self.looked: set[int] = set()
+        self.queries = 0  # searched for before the first step
         step = [-1]
         loss, search, embed = QuestionAnswering.loss, ExactIndex.search, Tower.forward
 
@@ -75,9 +77,10 @@ class Losses:
             self.seen.append(float(told[0].detach()))
             return told
 
-        def searching(index: ExactIndex, *given: Any, **how: Any) -> Any:
+        def searching(index: ExactIndex, query_QD: torch.Tensor, *given: Any, **how: Any) -> Any:
             self.looked.add(step[0])
-            return search(index, *given, **how)
+            self.queries += len(query_QD) if step[0] < 0 else 0
+            return search(index, query_QD, *given, **how)
 
         def embedding(tower: Tower, *given: Any) -> Any:
             self.looked.add(step[0])
@@ -151,13 +154,15 @@ def test_where_what_is_found_may_change_every_step_searches(
 def test_what_was_found_is_kept_and_a_run_goes_on_with_it_bit_for_bit(
     wavering: Path, knowledge: Corpus, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, whole = losses(settings(wavering, knowledge, asked, tmp_path / "whole"))
+    optim = JointOptim(steps=3, batch=6, lr=1e-3, retriever_lr=0)  # each of the sixteen at least once
+    noted, whole = losses(settings(wavering, knowledge, asked, tmp_path / "whole", optim=optim))
+    assert noted.queries == 14, "twice asked, once searched for"
     monkeypatch.setattr("realmlm.train.hits._settled", None)  # found for the run before
     with monkeypatch.context() as patch:
         fail_at(2, KeyboardInterrupt(), patch)
         with pytest.raises(KeyboardInterrupt):
-            run_finetune(settings(wavering, knowledge, asked, tmp_path / "cut"))
-    _, again = losses(settings(wavering, knowledge, asked, tmp_path / "cut"))
+            run_finetune(settings(wavering, knowledge, asked, tmp_path / "cut", optim=optim))
+    _, again = losses(settings(wavering, knowledge, asked, tmp_path / "cut", optim=optim))
     assert all(torch.equal(weight, again.own_state()[name]) for name, weight in whole.own_state().items())
     other = tmp_path / "other.jsonl"
     other.write_text(asked.read_text("utf-8").replace("Much is said", "Little is said"), "utf-8")

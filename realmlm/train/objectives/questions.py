@@ -244,16 +244,13 @@ class QuestionAnswering(Objective):
     def _matched(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Candidates found before in the order they are read, their scores, which hold an answer, and whether
         the first found does."""
-        given = self._given
-        assert given is not None
-        found_BC = given.ids[numbers].astype(np.int64)
+        assert self._given is not None
+        found_BC, scores_BC, given_B = self._given.of(numbers)
         ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, found_BC)
-        scores_BC = np.take_along_axis(given.scores[numbers], order_BC, axis=1)
+        scores_BC = np.take_along_axis(scores_BC, order_BC, axis=1)
         told_B = self.gold.given_Q[numbers] >= 0
-        if given.given is None:
-            scores_BC[told_B, 0] = scores_BC[told_B].max(1)  # as good as the best
-        else:
-            scores_BC[told_B, 0] = given.given[numbers][told_B]
+        # as good as the best, if no one has scored it
+        scores_BC[told_B, 0] = scores_BC[told_B].max(1) if given_B is None else given_B[told_B]
         return ids_BC, scores_BC, holds_BC, first_B
 
     def _scaled(self, scores_BC: Tensor) -> Tensor:
