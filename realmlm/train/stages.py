@@ -36,6 +36,7 @@ from realmlm.settings import (
     filled,
     record,
 )
+from realmlm.storage.artefacts import MANIFEST
 from realmlm.train.callbacks import Callback
 from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource, epoch_positions
 from realmlm.train.gold import Gold, locate_answers
@@ -52,6 +53,7 @@ from realmlm.train.objectives.masked import MaskedReading
 from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.pairs import QuestionPairs, SpanPairs
 from realmlm.train.run import Run, read_run
+from realmlm.train.teaching import Teacher
 
 PROBE_LIMIT = 500  # sentences of a probe
 GUARD_LIMIT = 2000  # questions of a guard
@@ -152,12 +154,17 @@ def finetune(
         corpus = run.open_corpus(_named(settings) if corpus is None else corpus)
         for file in settings.questions:
             run.pin_file(file)
+        if settings.teacher is not None:
+            run.pin_file(settings.teacher / MANIFEST)
         realm = _to_train(settings.model, model, device, corpus)
         check_enough(corpus, settings.read)
         _set_reading(settings, realm)
         if settings.scale_lr:
             realm.learn_scale()
         learning = _what_learns(settings, realm, run)
+        teacher = None
+        if settings.teacher is not None:
+            teacher = Teacher.of(settings.teacher, realm, compiled=settings.loop.compile)
         weight = realm.config.hybrid if settings.hybrid is None else settings.hybrid
         realm.config = replace(realm.config, hybrid=weight)
         asked = [question for file in settings.questions for question in read_questions(file)]
@@ -169,6 +176,7 @@ def finetune(
             LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=loop, frozen=index)
         ) as live:
             taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given)
+            taught.teacher = teacher
             fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
             return _save(run, realm, corpus, callbacks)
 

@@ -35,6 +35,7 @@ from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
 from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.pairs import QuestionPairs
+from realmlm.train.teaching import Teacher
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
 
@@ -248,6 +249,7 @@ def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
         {"in_batch": 0.5, "retriever_target": "perplexity", "refresh": Refresh(every_steps=5)},
         {"passage_logit": True, "title_answers": True, "judging": 0.5},
         {"passage_logit": True, "title_answers": True, "reading": "paper"},
+        {"passage_logit": True, "title_answers": True, "teacher": "given", "retriever_target": "teacher"},
     ],
     ids=[
         "frozen index",
@@ -259,6 +261,7 @@ def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
         "in batch, both towers",
         "judged",
         "judged within passages",
+        "taught",
     ],
 )
 def test_the_same_fine_tuning(
@@ -291,8 +294,17 @@ def test_the_same_fine_tuning(
             model, live.index, knowledge, gold, everyone, candidates=30, scale_learns=True
         )
 
+    teacher = None
+    if settings.teacher:
+        other = judging(create_model(corpus=knowledge.folder, out=tmp_path / "teacher", **{**how, "seed": 7}))
+        other.allow_title_answers()
+        # it reads as long passages as its student, whatever it was made for
+        other.config = replace(other.config, reading="paper", trained_on_questions=True, max_passage=999)
+        teacher = Teacher(other, model, name="teacher")
+
     def one_step(packed: bool) -> Stepped:
         objective = QuestionAnswering(settings, model, knowledge, live, gold, learning=[], given=matched)
+        objective.teacher = teacher
         objective.prepare(model)
         objective.resident = resident_of(model, gold.corpus) if packed else None
         return stepped(model, objective, np.arange(len(gold)))
@@ -302,6 +314,7 @@ def test_the_same_fine_tuning(
     assert ("query.log_scale" in padded[2]) == (settings.scale_lr > 0)
     assert numbers["gold_read"] > 0
     assert ("judged" in numbers) == settings.passage_logit
+    assert (numbers.get("from_teacher", 0) > 0) == bool(settings.teacher)
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("modernbert", "mean"), ("bert", "cls")])

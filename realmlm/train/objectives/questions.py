@@ -17,7 +17,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.index.exact import Index
 from realmlm.index.hybrid import Hybrid
 from realmlm.log import Clock
-from realmlm.model.inputs import Masked, mask_queries, send
+from realmlm.model.inputs import Inputs, Masked, mask_queries, send
 from realmlm.model.marginal import (
     answer_log_likelihood,
     best_span_log_likelihood,
@@ -28,6 +28,7 @@ from realmlm.model.marginal import (
     judged_log_likelihood,
     marginal_log_likelihood,
     mean_where,
+    posterior,
     span_mask,
     taught_apart,
 )
@@ -55,6 +56,7 @@ from realmlm.train.hits import Candidates, given_vectors, hybrid_over
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
+from realmlm.train.teaching import Teacher, lesson
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class QuestionAnswering(Objective):
         self._told_GD: Tensor | None = None  # vectors of the paragraphs that questions came with
         self.resident: Resident | None = None
         """The corpus on the device, where everything is read packed."""
+        self.teacher: Teacher | None = None
+        """Who else reads, for the model to learn from."""
         self._embed: Work = self._embed_seen
         self._hybrid: Hybrid | None = None
 
@@ -104,7 +108,8 @@ class QuestionAnswering(Objective):
         """Lay the corpus out on the device; embed the paragraphs that questions came with."""
         super().prepare(model)
         if type(self).loss is QuestionAnswering.loss:
-            encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
+            encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
+            encoders += [] if self.teacher is None else [self.teacher.encoder]
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
         if self._given is not None:
             return
@@ -133,10 +138,14 @@ class QuestionAnswering(Objective):
         questions = [self.gold.questions[number] for number in numbers]
         found = self._retrieve(numbers, questions, clock)
         clock("read")
-        reading, gold_NLW = self._read(numbers, questions, found)
+        inputs, gold_N3 = self._to_read(numbers, questions, found)
+        scores_N = found.scores_BC[:, : self.settings.read].flatten()
+        reading = read_spans(self.model, inputs, scores_N)
+        theirs = None if self.teacher is None else self.teacher.read(inputs, scores_N)
+        gold_NLW = span_mask(gold_N3, reading.allowed_NLW)
         memory_B = self._closed_book(numbers)
         holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
-        loss, row = self._taught(reading, gold_NLW, found.scores_BC, holds_BC, memory_B, found.batch)
+        loss, row = self._taught(reading, gold_NLW, found.scores_BC, holds_BC, memory_B, found.batch, theirs)
         return loss, row | {"recall@1": torch.from_numpy(found.first_B).float().mean()}
 
     def _taught(
@@ -147,9 +156,11 @@ class QuestionAnswering(Objective):
         holds_BC: Tensor,
         memory_B: Tensor,
         batch: tuple[Tensor, Tensor] | None,
+        theirs: SpanReading | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics from what was read and where answers stand in it, f(x,z) of the candidates and
-        which of them hold an answer, log p(y|∅,x), and the same two of all that the batch reads."""
+        which of them hold an answer, log p(y|∅,x), the same two of all that the batch reads, and what a
+        teacher read."""
         scores_BK = scores_BC[:, : self.settings.read]
         holds_BK = holds_BC[:, : self.settings.read]
         weight_BK = reading.weight_N.view_as(scores_BK)
@@ -159,26 +170,36 @@ class QuestionAnswering(Objective):
         some_B = holds_BC.any(-1)
         # a question without its answer teaches nothing: no gradient, no NaN
         readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
-        weight_BK, apart_B = taught_apart(weight_BK, scores_BK, readable_BK, self.settings.retriever_target)
+        teacher_BK = None
+        if theirs is not None and self.settings.retriever_target == "teacher":
+            known_BK = self._likelihood(theirs.log_NLW, gold_NLW).view_as(scores_BK)
+            known_BK = known_BK.masked_fill(~any_B[:, None], 0.0)
+            teacher_BK = posterior(theirs.weight_N.view_as(scores_BK), known_BK)
+        weight_BK, apart_B = taught_apart(
+            weight_BK, scores_BK, readable_BK, self.settings.retriever_target, teacher_BK
+        )
         answer_B = marginal_log_likelihood(weight_BK, readable_BK)
         # divided by all examples, not those with an answer: a batch in parts must give the same gradient
         taught_B = torch.where(any_B, answer_B - apart_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
         taught_B = taught_B + self.settings.closed_book * memory_B
         if batch is not None:
             taught_B = taught_B + self.settings.in_batch * evidence_log_likelihood(*batch)
-        judged = {}
+        more: dict[str, Tensor] = {}
+        if theirs is not None:
+            told_B, more = lesson(theirs, reading, self.settings.read)
+            taught_B = taught_B - self.settings.teaching * told_B
         if reading.logit_N is not None:
             logit_BK = reading.logit_N.view_as(scores_BK)
             judged_B = judged_log_likelihood(logit_BK, holds_BK)
             taught_B = taught_B + self.settings.judging * judged_B
             best_B1 = weight_BK.argmax(-1, keepdim=True)
-            judged = {
+            more |= {
                 "judged": judged_B.mean(),
                 "reranked@1": mean_where(holds_BK.any(-1), holds_BK.gather(1, best_B1)[:, 0].float()),
             }
         return -taught_B.mean(), {
             **scale_of(self.model),
-            **judged,
+            **more,
             "log_p": mean_where(any_B, answer_B),
             "retriever": mean_where(some_B, retriever_B),
             "closed_book": memory_B.mean(),
@@ -304,18 +325,17 @@ class QuestionAnswering(Objective):
         vectors_BCD[rows, 0] = self._told_GD[places].to(vectors_BCD)
         return vectors_BCD
 
-    def _read(
+    def _to_read(
         self, numbers: np.ndarray, questions: list[np.ndarray], found: _Retrieved
-    ) -> tuple[SpanReading, Tensor]:
-        """What was read, and where the answers stand in it [N, L, W]."""
-        scores_BK = found.scores_BC[:, : self.settings.read]
+    ) -> tuple[Inputs, np.ndarray]:
+        """Questions joined with what was found, and where answers stand in it: (pair, column, width − 1) of
+        each place [spans, 3]."""
         inputs = join(self.model, questions, found.offered)
         gold_N3 = self._gold_spans(numbers, found.ids_BK)
         gold_N3[:, 1] -= np.where(gold_N3[:, 1] < 0, len(inputs.layout.between), 0)  # the title ends before
         gold_N3[:, 1] += inputs.second_N.numpy()[gold_N3[:, 0]]
         gold_N3 = gold_N3[gold_N3[:, 1] < inputs.tokens_NL.shape[1]]
-        reading = read_spans(self.model, inputs.to(self.model.device), scores_BK.flatten())
-        return reading, span_mask(gold_N3, reading.allowed_NLW)
+        return inputs.to(self.model.device), gold_N3
 
     @property
     def _likelihood(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -435,11 +455,12 @@ class QuestionAnswering(Objective):
         scores_BK = scores_BC[:, :read]
         packed = resident.pairs(batch.seen, rows_of(ids_BK), ids_BK.flatten(), pair_room)
         reading = read_spans_packed(model, packed, scores_BK.flatten())
+        theirs = None if self.teacher is None else self.teacher.read(packed, scores_BK.flatten())
         gold_NJW = torch.zeros_like(F.pad(reading.allowed_NLW, (0, 0, 0, 0, 0, 1)))
         gold_NJW = gold_NJW.index_put(tensors["spans"].unbind(1), torch.ones_like(gold_NJW[0, 0, 0]))[:-1]
         memory_B = self._recalled(resident, batch)
         gold_NJW = gold_NJW & reading.allowed_NLW
-        loss, row = self._taught(reading, gold_NJW, scores_BC, tensors["holds"], memory_B, together)
+        loss, row = self._taught(reading, gold_NJW, scores_BC, tensors["holds"], memory_B, together, theirs)
         return loss, row | {"recall@1": tensors["first"].float().mean()}
 
     def _recalled(self, resident: Resident, batch: MaskedBatch) -> Tensor:
