@@ -258,8 +258,8 @@ class Finetune(Settings):
     """Words of a passage's title can be answers too, if the model reads titles. A model that has learned it
     goes on with it."""
     teacher: Annotated[ModelPlace | None, optional("MODEL")] = None
-    """A fine-tuned model with the same tokenizer, usually a larger one, that reads the same passages: what it
-    thinks of spans and passages is learned too."""
+    """A fine-tuned model, usually a larger one, that reads the same passages: what it thinks of spans and
+    passages is learned too. With another tokenizer it is told and tells by characters, which takes longer."""
     teaching: float = 1.0
     """Weight of learning from the teacher."""
     reading: Annotated[Literal["paper", "together"] | None, optional("HOW")] = None

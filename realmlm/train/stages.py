@@ -162,14 +162,14 @@ def finetune(
         if settings.scale_lr:
             realm.learn_scale()
         learning = _what_learns(settings, realm, run)
-        teacher = None
-        if settings.teacher is not None:
-            teacher = Teacher.of(settings.teacher, realm, compiled=settings.loop.compile)
         weight = realm.config.hybrid if settings.hybrid is None else settings.hybrid
         realm.config = replace(realm.config, hybrid=weight)
         asked = [question for file in settings.questions for question in read_questions(file)]
         titles = realm.config.title_answers
         gold = locate_answers(corpus, asked, candidates=settings.candidates, titles=titles)
+        teacher = None
+        if settings.teacher is not None:
+            teacher = Teacher.of(settings.teacher, realm, gold.corpus, compiled=settings.loop.compile)
         given, index = _to_search(settings, realm, corpus, gold)
         loop = replace(settings.loop, workers=0)  # what is drawn are numbers
         with closing(

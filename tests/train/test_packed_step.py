@@ -13,6 +13,7 @@ from torch import nn
 
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.index.duplicates import SameWords
 from realmlm.index.exact import ExactIndex, Hits
 from realmlm.log import Clock
@@ -38,6 +39,7 @@ from realmlm.train.pairs import QuestionPairs
 from realmlm.train.teaching import Teacher
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
+from tests.train.test_teaching import foreign
 
 CPU = torch.device("cpu")
 
@@ -250,6 +252,7 @@ def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
         {"passage_logit": True, "title_answers": True, "judging": 0.5},
         {"passage_logit": True, "title_answers": True, "reading": "paper"},
         {"passage_logit": True, "title_answers": True, "teacher": "given", "retriever_target": "teacher"},
+        {"passage_logit": True, "title_answers": True, "teacher": "foreign", "retriever_target": "teacher"},
     ],
     ids=[
         "frozen index",
@@ -262,6 +265,7 @@ def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
         "judged",
         "judged within passages",
         "taught",
+        "taught in other wordpieces",
     ],
 )
 def test_the_same_fine_tuning(
@@ -296,11 +300,18 @@ def test_the_same_fine_tuning(
 
     teacher = None
     if settings.teacher:
-        other = judging(create_model(corpus=knowledge.folder, out=tmp_path / "teacher", **{**how, "seed": 7}))
+        if settings.teacher.name == "foreign":
+            pieces = Wordpieces.train([knowledge.text(number) for number in knowledge.ids[:40].tolist()], 150)
+            other = judging(foreign(pieces, tmp_path))
+        else:
+            other = judging(
+                create_model(corpus=knowledge.folder, out=tmp_path / "given", **how | {"seed": 7})
+            )
         other.allow_title_answers()
         # it reads as long passages as its student, whatever it was made for
-        other.config = replace(other.config, reading="paper", trained_on_questions=True, max_passage=999)
-        teacher = Teacher(other, model, name="teacher")
+        other.config = replace(other.config, reading="paper", trained_on_questions=True, max_passage=300)
+        teacher = Teacher(other, model, gold.corpus, name="teacher")
+        assert teacher.same_wordpieces == (settings.teacher.name == "given")
 
     def one_step(packed: bool) -> Stepped:
         objective = QuestionAnswering(settings, model, knowledge, live, gold, learning=[], given=matched)

@@ -1,7 +1,9 @@
 """A teacher and its student: the equations by plain loops, a student that comes to prefer what its teacher prefers, and
 runs that go on with their teacher."""
 
+import json
 import math
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput, Mismatch
 from realmlm.log import Clock, read_metrics
 from realmlm.model.marginal import (
@@ -27,9 +30,11 @@ from realmlm.model.marginal import (
     weighed_together,
 )
 from realmlm.model.realm import Realm
+from realmlm.reading.read import read_spans
 from realmlm.settings import Finetune, JointOptim, Loop
 from realmlm.train.gold import locate_answers
 from realmlm.train.hits import Candidates
+from realmlm.train.interpreting import Columns, Interpreter, retell
 from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.teaching import Teacher
 from tests.calls import build_corpus, create_model, run_finetune
@@ -112,6 +117,83 @@ def test_a_teachers_posterior_is_taught_to_the_retriever() -> None:
     assert torch.equal(torch.autograd.grad(weight.sum(), retrieval)[0], torch.zeros(2, 3))
 
 
+# --- another tokenizer --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_wordpieces(knowledge: Corpus) -> Wordpieces:
+    """A tokenizer that takes the same passages apart otherwise."""
+    return Wordpieces.train([knowledge.text(number) for number in knowledge.ids[:40].tolist()], 150)
+
+
+def test_wordpieces_are_found_by_their_characters(knowledge: Corpus, other_wordpieces: Wordpieces) -> None:
+    interpreter = Interpreter(knowledge, other_wordpieces)
+    ids = knowledge.ids[[7, 3, 7, 11]]
+    found = interpreter.passages(ids)
+    assert found[0] is found[2], "taken apart once"
+    finer = 0
+    for number, passage in zip(ids.tolist(), found, strict=True):
+        title = knowledge[number].title
+        (head, body) = other_wordpieces.encode_batch([title, knowledge.text(number)])
+        assert passage.title.tolist() == head.ids
+        assert passage.body.tolist() == body.ids
+        assert len(passage.places_T2) == len(head.ids) + len(body.ids)
+        own_title = knowledge.title_chars(number)
+        texts = [(head.offsets, own_title, len(own_title)), (body.offsets, knowledge.token_chars(number), 0)]
+        places = iter(passage.places_T2.tolist())
+        for offsets, chars, before in texts:
+            for start, end in offsets:
+                own = [n - before for n, (a, b) in enumerate(chars.tolist()) if a < end and start < b]
+                assert next(places) == [own[0], own[-1] + 1]
+        finer += len(body.ids) - len(knowledge.tokens(number))
+    assert finer > 0
+
+
+@pytest.mark.parametrize("titles", [False, True])
+def test_spans_keep_their_probability_in_other_wordpieces(
+    titles: bool, knowledge: Corpus, other_wordpieces: Wordpieces, tmp_path: Path
+) -> None:
+    """By a plain loop over all spans of the teacher, in columns as a student has them padded and packed."""
+    teacher = foreign(other_wordpieces, tmp_path)
+    teacher.config = replace(teacher.config, title_answers=titles)
+    ids = knowledge.ids[[7, 3, 11, 5]]
+    passages = Interpreter(knowledge, other_wordpieces).passages(ids)
+    asked = other_wordpieces.encode_queries(["Who is it?"] * 4)
+    given = teacher.reader_inputs(asked, [one.title for one in passages], [one.body for one in passages])
+    with torch.no_grad():
+        reading = read_spans(teacher, given, torch.linspace(0, 1, 4))
+    body = torch.tensor([40, 33, 47, 60])
+    for to in (Columns(body, 2, 120, 8), Columns(torch.full((4,), 32), 0, 32 + 60, 10)):
+        told = retell(reading, passages, to)
+        expected: dict[tuple[int, int, int], float] = defaultdict(float)
+        for row, column, width in reading.allowed_NLW.nonzero().tolist():
+            first = int(reading.firsts(torch.tensor([[column]] * 4))[row, 0])
+            at = first + len(passages[row].title)
+            start, past = passages[row].places_T2[at][0], passages[row].places_T2[at + width][1]
+            place = int(to.body_N[row]) + int(start) - (to.apart if start < 0 else 0)
+            if past - start <= to.widths and place < to.columns:
+                expected[row, place, int(past - start) - 1] += float(
+                    reading.log_NLW[row, column, width].exp()
+                )
+        got = {
+            tuple(key): float(told.log_NLW[tuple(key)].exp()) for key in told.allowed_NLW.nonzero().tolist()
+        }
+        assert got == pytest.approx(dict(expected), abs=1e-6)
+        assert any(column < int(to.body_N[row]) for row, column, _ in got) == titles
+        assert told.log_NLW.exp().flatten(1).sum(-1).min() > 0.5, "most of it has a place"
+        assert torch.equal(told.weight_N, reading.weight_N)
+
+
+def foreign(wordpieces: Wordpieces, out: Path) -> Realm:
+    """A model of another tokenizer with preferences of its own."""
+    lines = [json.dumps({"title": "T", "text": "A text."})]
+    (out / "foreign.jsonl").write_text("\n".join(lines))
+    wordpieces.save(out / "tokenizer.json")
+    how: dict[str, Any] = {"tokenizer": str(out / "tokenizer.json"), "max_wordpieces": 90, "workers": 1}
+    corpus = build_corpus([out / "foreign.jsonl"], out / "foreign-corpus", **how)
+    return made_teacher(corpus, out)
+
+
 # --- a student ----------------------------------------------------------------------------------------------
 
 
@@ -128,10 +210,11 @@ def made_teacher(knowledge: Corpus, out: Path) -> Realm:
     return Realm.from_pretrained(out / "teacher")
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["one tokenizer", "two"])
 def test_a_student_comes_to_prefer_what_its_teacher_prefers(
-    knowledge: Corpus, world: Path, tmp_path: Path
+    other: bool, knowledge: Corpus, world: Path, tmp_path: Path, other_wordpieces: Wordpieces
 ) -> None:
-    teacher = made_teacher(knowledge, tmp_path)
+    teacher = foreign(other_wordpieces, tmp_path) if other else made_teacher(knowledge, tmp_path)
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     student = create_model(corpus=knowledge.folder, out=tmp_path / "student", **HOW)
     student.learn_passage_logit()
@@ -143,7 +226,7 @@ def test_a_student_comes_to_prefer_what_its_teacher_prefers(
     )
     live: Any = None
     objective = QuestionAnswering(settings, student, knowledge, live, gold, learning=[], given=found)
-    objective.teacher = Teacher(teacher, student, name="teacher")
+    objective.teacher = Teacher(teacher, student, knowledge, name="teacher")
     learner = torch.optim.Adam(student.reader.parameters(), lr=3e-3)
     told = []
     for _ in range(45):
@@ -157,6 +240,38 @@ def test_a_student_comes_to_prefer_what_its_teacher_prefers(
     assert told[-1]["agreed"] >= 0.75
     assert all(torch.equal(weight, before[name]) for name, weight in teacher.state_dict().items())
     assert all(weight.grad is None for weight in teacher.parameters())
+
+
+def test_texts_tell_a_teacher_of_the_same_tokenizer_what_inputs_do(
+    knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    teacher = made_teacher(knowledge, tmp_path)
+    student = create_model(corpus=knowledge.folder, out=tmp_path / "student", **HOW)
+    student.learn_passage_logit()
+    gold = locate_answers(knowledge, read_questions(world / "questions-train.jsonl")[:4])
+    found = Candidates(knowledge.ids[:36].reshape(4, 9), np.ones((4, 9), dtype=np.float32))
+    settings = Finetune(
+        questions=(),
+        out=Path("unused"),
+        candidates=9,
+        read=3,
+        teacher=tmp_path / "teacher",
+        retriever_target="teacher",
+    )
+    live: Any = None
+    student.eval()
+    rows = []
+    for same in (True, False):
+        objective = QuestionAnswering(settings, student, knowledge, live, gold, learning=[], given=found)
+        objective.teacher = Teacher(teacher, student, knowledge, name="teacher")
+        assert objective.teacher.same_wordpieces
+        objective.teacher.same_wordpieces = same
+        loss, row = objective.loss(np.arange(4), 0, Clock())
+        rows.append(
+            {"loss": float(loss.detach())} | {name: float(number.detach()) for name, number in row.items()}
+        )
+    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
+    assert rows[0]["from_teacher"] > 0.1
 
 
 def settings_of(tmp_path: Path, knowledge: Corpus, world: Path, out: str, **changed: Any) -> Finetune:
@@ -215,12 +330,12 @@ def test_a_run_goes_on_with_its_teacher_and_with_no_other(
 def test_who_cannot_teach_is_refused(knowledge: Corpus, world: Path, tmp_path: Path) -> None:
     teacher = made_teacher(knowledge, tmp_path)
     student = create_model(corpus=knowledge.folder, out=tmp_path / "student", **HOW)
-    Teacher(teacher, student, name="it")
+    Teacher(teacher, student, knowledge, name="it")
 
     def refused(words: str, kind: type[Exception] = BadInput, **changed: Any) -> None:
         student.config = replace(student.config, **changed)
         with pytest.raises(kind, match=words):
-            Teacher(teacher, student, name="it")
+            Teacher(teacher, student, knowledge, name="it")
 
     refused("differ in --title-answers", title_answers=True)
     refused("differ in --read-titles", title_answers=False, read_titles=False)
@@ -228,12 +343,5 @@ def test_who_cannot_teach_is_refused(knowledge: Corpus, world: Path, tmp_path: P
     refused("it reads up to", max_answer=10, max_together=9999)
     teacher.config = replace(teacher.config, trained_on_questions=False)
     refused("has not learned to answer")
-    (tmp_path / "other.txt").write_text("Wholly other words make other wordpieces.")
-    other = build_corpus(
-        [tmp_path / "other.txt"], tmp_path / "other", train_tokenizer=200, max_wordpieces=60, workers=1
-    )
-    foreign = create_model(corpus=other.folder, out=tmp_path / "foreign", **HOW)
-    with pytest.raises(Mismatch, match="another tokenizer"):
-        Teacher(foreign, student, name="it")
     with pytest.raises(BadInput, match="--teacher MODEL"):
         Finetune(questions=(), out=Path("o"), retriever_target="teacher")

@@ -109,7 +109,7 @@ class QuestionAnswering(Objective):
         super().prepare(model)
         if type(self).loss is QuestionAnswering.loss:
             encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
-            encoders += [] if self.teacher is None else [self.teacher.encoder]
+            encoders += [] if self.teacher is None else self.teacher.encoders
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
         if self._given is not None:
             return
@@ -141,7 +141,10 @@ class QuestionAnswering(Objective):
         inputs, gold_N3 = self._to_read(numbers, questions, found)
         scores_N = found.scores_BC[:, : self.settings.read].flatten()
         reading = read_spans(self.model, inputs, scores_N)
-        theirs = None if self.teacher is None else self.teacher.read(inputs, scores_N)
+        theirs = None
+        if self.teacher is not None:
+            texts = [self.gold.texts[number] for number in numbers]
+            theirs = self.teacher.read(texts, found.ids_BK, inputs, reading, scores_N)
         gold_NLW = span_mask(gold_N3, reading.allowed_NLW)
         memory_B = self._closed_book(numbers)
         holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
@@ -173,7 +176,7 @@ class QuestionAnswering(Objective):
         teacher_BK = None
         if theirs is not None and self.settings.retriever_target == "teacher":
             known_BK = self._likelihood(theirs.log_NLW, gold_NLW).view_as(scores_BK)
-            known_BK = known_BK.masked_fill(~any_B[:, None], 0.0)
+            known_BK = known_BK.masked_fill((known_BK == -torch.inf).all(-1, keepdim=True), 0.0)
             teacher_BK = posterior(theirs.weight_N.view_as(scores_BK), known_BK)
         weight_BK, apart_B = taught_apart(
             weight_BK, scores_BK, readable_BK, self.settings.retriever_target, teacher_BK
@@ -418,6 +421,9 @@ class QuestionAnswering(Objective):
         filled_S3[: len(spans_S3)] = spans_S3
         filled_S3[: len(spans_S3), 1] += title_columns(model)
         tensors["spans"] = send(torch.from_numpy(filled_S3), device)
+        if self.teacher is not None:
+            clock("teacher")
+            tensors |= self.teacher.stage([self.gold.texts[number] for number in numbers], ids_BK)
         batch = MaskedBatch.of(flat, shape)
         size = pair_size(model, self.gold.corpus, asked, ids_BK)
         pairs = batch.fitting(size.total, longest=size.longest, more=size.filling)
@@ -455,7 +461,9 @@ class QuestionAnswering(Objective):
         scores_BK = scores_BC[:, :read]
         packed = resident.pairs(batch.seen, rows_of(ids_BK), ids_BK.flatten(), pair_room)
         reading = read_spans_packed(model, packed, scores_BK.flatten())
-        theirs = None if self.teacher is None else self.teacher.read(packed, scores_BK.flatten())
+        theirs = None
+        if self.teacher is not None:
+            theirs = self.teacher.read_packed(packed, tensors, reading, scores_BK.flatten())
         gold_NJW = torch.zeros_like(F.pad(reading.allowed_NLW, (0, 0, 0, 0, 0, 1)))
         gold_NJW = gold_NJW.index_put(tensors["spans"].unbind(1), torch.ones_like(gold_NJW[0, 0, 0]))[:-1]
         memory_B = self._recalled(resident, batch)
