@@ -27,9 +27,9 @@ test: install ## the test suite (under 10 minutes on 2 cores)
 test-slow: install ## the long tests too: three seeds of the small world and the like
 	$(BIN)/python -m pytest -q -m slow
 
-test-scale: install ## tests with other programs and several processes (minutes); installs what they need beside the rest
+test-scale: install ## tests with other programs and several processes (12 minutes); installs what they need beside the rest
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[scale]'
-	$(BIN)/python -m pytest -q -m scale
+	$(BIN)/python -m pytest -q -m scale -n 2 --dist loadfile
 
 # where the lowest torch can be installed: make test-lowest TORCH=2.6.0
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)

@@ -34,7 +34,7 @@ from gpu_table import QUERIES, asking, table
 from material import make_corpus, make_questions
 from torch import Tensor
 
-from realmlm.bundled import MINI, model_place, text_place
+from realmlm.bundled import MINI, text_place
 from realmlm.corpus.build import build_corpus
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
@@ -126,9 +126,7 @@ class Bench:
         return make_questions(self.work / "questions.jsonl", self.corpus("passages"), self.size.questions)
 
     def model(self, name: str) -> Path:
-        """mini is the one that comes with realmlm; the others have random weights."""
-        if name == "mini" and not self.size.tiny:
-            return model_place(MINI)
+        """With random weights; `six` is of six layers of 384, as mini was when the work on speed began."""
         place = self.work / "models" / name
         if not place.exists():
             family, layers, hidden, heads, corpus = SHAPES.get(name, ("bert", 6, 384, 12, "passages"))
@@ -398,12 +396,12 @@ def evaluation(bench: Bench) -> Found:
     """`realmlm evaluate` over an index that is there, 20 passages read; opening the index counts, compiling
     kernels does not."""
     corpus = bench.corpus("passages")
-    model = Realm.from_pretrained(bench.model("mini")).to(bench.device)
+    model = Realm.from_pretrained(bench.model("six")).to(bench.device)
     index_of(model, corpus)
     questions = bench.questions()
     file = bench.run_folder("evaluate").with_suffix(".json")
     file.unlink(missing_ok=True)
-    options = {"model": bench.model("mini"), "corpus": corpus.folder, "questions": questions, "read": 20}
+    options = {"model": bench.model("six"), "corpus": corpus.folder, "questions": questions, "read": 20}
     options |= {"device": bench.device}
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "realmlm", "evaluate", *flags, "--limit"]
@@ -420,7 +418,7 @@ def evaluation(bench: Bench) -> Found:
 
 
 def service(bench: Bench) -> Found:
-    """benchmarks/serve_load.py with mini over the pocket encyclopedia."""
+    """benchmarks/serve_load.py over the pocket encyclopedia."""
     place = bench.work / "pocket"
     text = text_place("pocket")
     if not place.exists():
@@ -428,7 +426,7 @@ def service(bench: Bench) -> Found:
         build_corpus(
             BuildCorpus(sources=sources, out=place, tokenizer=str(MINI), max_wordpieces=128, workers=1)
         )
-    options = ["--model", str(model_place(MINI)), "--corpus", str(place), "--device", bench.device]
+    options = ["--model", str(bench.model("six")), "--corpus", str(place), "--device", bench.device]
     options += ["--questions", str(text.with_name("questions.jsonl"))]
     options += ["--clients", str(bench.size.clients), "--seconds", "3" if bench.size.tiny else "10"]
     said = program("serve_load.py", *options)
@@ -471,11 +469,11 @@ ROWS: dict[str, Callable[[Bench], Found]] = {
     "machine": machine,
     "search-13m": lambda bench: search(bench, bench.size.searched, 128),
     "search-801k": lambda bench: search(bench, bench.size.passages, 384),
-    "embed-mini": lambda bench: embedding(bench, "mini", "passages", "warm"),
+    "embed-six": lambda bench: embedding(bench, "six", "passages", "warm"),
     "embed-mpnet": lambda bench: embedding(bench, "mpnet", "some", "warm"),
     "embed-blocks": lambda bench: embedding(bench, "base", "blocks", "warm-blocks"),
-    "joint-mini-128": lambda bench: joint(bench, "mini", "passages", 128),
-    "joint-mini-512": lambda bench: joint(bench, "mini", "passages", 512),
+    "joint-six-128": lambda bench: joint(bench, "six", "passages", 128),
+    "joint-six-512": lambda bench: joint(bench, "six", "passages", 512),
     "joint-modernbert-128": lambda bench: joint(bench, "modernbert", "passages", 128),
     "joint-modernbert-512": lambda bench: joint(bench, "modernbert", "passages", 512),
     "joint-base-compiled": lambda bench: joint(bench, "base", "blocks", 64),

@@ -37,7 +37,7 @@ def _search_lines(row: str, work: str, before: list[str], reach: list[float]) ->
     ]
 
 
-_MINI = "joint training, mini's size (6 × 384, k = 8, passages of 128, pointing, compiled)"
+_SIX = "joint training, six layers of 384 (k = 8, passages of 128, pointing, compiled)"
 _BASE = "joint training, BERT-base (k = 8, passages of 288, pointing), batch 64"
 TABLE = [
     *_search_lines(
@@ -48,8 +48,8 @@ TABLE = [
     ),
     Line("the same, peak memory", "search-13m", "peak", "8.6", 4.0, "GiB"),
     *_search_lines("search-801k", "801,031 × 384, float16", ["2.4", "3.3", "11"], [0.4, 0.5, 1.5]),
-    Line(f"{_MINI}, BERT, batch 128", "joint-mini-128", "sentences/s", "350–395", 2000, "/s"),
-    Line("BERT, batch 512", "joint-mini-512", "sentences/s", "550", 2000, "/s"),
+    Line(f"{_SIX}, BERT, batch 128", "joint-six-128", "sentences/s", "350–395", 2000, "/s"),
+    Line("BERT, batch 512", "joint-six-512", "sentences/s", "550", 2000, "/s"),
     Line("ModernBERT, batch 128", "joint-modernbert-128", "sentences/s", "350–395", 2000, "/s"),
     Line("ModernBERT, batch 512", "joint-modernbert-512", "sentences/s", "550", 2000, "/s"),
     Line(f"{_BASE}, eager", "joint-base-eager", "sentences/s", "160", 230, "/s"),
@@ -57,11 +57,11 @@ TABLE = [
     Line("a refresh, BERT-base: the trainer stands still", "refresh", "stall", "2", 0.1, "s"),
     Line("the trainer's speed beside it, one GPU", "refresh", "beside", "50", 70, "%"),
     Line("reader warm-up, MPNet-base's size, batch 128", "warmup", "pairs/s", "400", 2400, "/s"),
-    Line("embedding 801,031 passages, mini", "embed-mini", "passages/s", "26,000", 100_000, "/s"),
+    Line("embedding 801,031 passages, six layers of 384", "embed-six", "passages/s", "26,000", 100_000, "/s"),
     Line("embedding passages, MPNet-base's size", "embed-mpnet", "passages/s", "7,000", 20_000, "/s"),
     Line("embedding blocks of 288, BERT-base", "embed-blocks", "passages/s", "–", 10_000, "/s"),
-    Line("`evaluate`, mini, 20 passages read", "evaluate", "questions/s", "95–115", 1500, "/s"),
-    Line("`serve`, 64 clients, mini, 5 passages", "serve", "questions/s", "263–296", 1500, "/s"),
+    Line("`evaluate`, six layers of 384, 20 passages read", "evaluate", "questions/s", "95–115", 1500, "/s"),
+    Line("`serve`, 64 clients, six layers of 384, 5 passages", "serve", "questions/s", "263–296", 1500, "/s"),
     Line("the same, p99", "serve", "p99", "249–492", 120, "ms"),
     Line("locating answers of 58,428 questions in 801,031 passages", "answers", "seconds", "244", 20, "s"),
 ]

@@ -16,8 +16,9 @@ from realmlm.batch import named_by, run_batch
 from realmlm.errors import ArtefactDamaged, BadInput, RealmError, is_out_of_memory, require
 from realmlm.log import counted, printable, say
 from realmlm.settings import together
-from realmlm.storage.artefacts import os_error, refuse_existing, write_text
+from realmlm.storage.artefacts import os_error, refuse_existing
 from realmlm.storage.files import read_text
+from realmlm.storage.remote import shown
 
 if TYPE_CHECKING:
     from realmlm.engine import Engine
@@ -38,7 +39,7 @@ def _corpus(settings: kinds.BuildCorpus) -> None:
 
     counts = build_corpus(settings).manifest.counts
     made = f"{counted(counts['passages'], 'passage')} of {counted(counts['articles'], 'article')}"
-    say(f"{settings.out}: {made}, {counted(counts['wordpieces'], 'wordpiece')}")
+    say(f"{shown(settings.out)}: {made}, {counted(counts['wordpieces'], 'wordpiece')}")
 
 
 def _edit(settings: kinds.EditCorpus) -> None:
@@ -96,7 +97,7 @@ def _spans(settings: kinds.MarkSpans) -> None:
     else:
         tagger = SpacyTagger(settings.spacy_model) if settings.tagger == "spacy" else rule_tagger(corpus)
     spans = mark_spans(corpus, tagger, workers=workers, engine=settings.engine)
-    say(f"{settings.corpus}: {len(spans):,} sentences with spans worth masking")
+    say(f"{shown(settings.corpus)}: {len(spans):,} sentences with spans worth masking")
 
 
 def _clozes(settings: kinds.MakeClozes) -> None:
@@ -229,12 +230,13 @@ _MOST_JUDGES = 8  # processes; each is done with some thousand questions a secon
 def _evaluate(settings: kinds.Evaluate) -> None:
     from realmlm.evaluation.measure import check_can_write, evaluate
     from realmlm.parallel import cores
+    from realmlm.storage.mirrors import write_result
 
     check_can_write(settings)
     report = evaluate(dataclasses.replace(settings, report=None), judges=min(cores(), _MOST_JUDGES))
     print(json.dumps(report.as_json()) if settings.json else printable(report.table()), flush=True)
     if settings.report is not None:  # once it is on the screen
-        write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
+        write_result(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
 
 
 def _hybrid(settings: kinds.FitHybrid) -> None:

@@ -34,8 +34,9 @@ def joined() -> Iterator["Cluster"]:
         here = {"num_cpus": cores(), "include_dashboard": False}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **here)
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-        cure = "check RAY_ADDRESS and the cluster's token, or unset it to work on this machine alone"
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        token = "the cluster's token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)"
+        cure = f"check RAY_ADDRESS and {token}, or unset it to work on this machine alone"
         raise NotEnough(f"no Ray cluster can be used at '{address}' ({error}); {cure}") from error
     try:
         yield Cluster(ray)
@@ -66,14 +67,15 @@ class Cluster:
         *,
         cpus: int = 1,
         gpus: int = 0,
+        tries: int = _TRIES,
     ) -> Generator[Out, None, None]:
         """Apply a function to each item and yield the results in order. Actors, each with so many cores and
         GPUs, make the function once with `make(*setting)`; as many of them as the cluster has room for join
-        in, each from when it is up."""
+        in, each from when it is up. An item over which so many died is not tried again; 0: it always is."""
         ray = self._ray
-        kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=_TRIES - 1)(_Worker)
+        kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=tries - 1)(_Worker)
         shared = ray.put((make, setting, _versions()))
-        actors = [kind.remote(shared) for _ in range(self._room(cpus, gpus))]
+        actors = [kind.remote(shared) for _ in range(self.room(cpus, gpus))]
         begun: dict[Any, tuple[int | None, Any]] = {actor.ready.remote(): (None, actor) for actor in actors}
         waiting = enumerate(items)
         results: dict[int, Out] = {}
@@ -105,7 +107,7 @@ class Cluster:
             for actor in actors:
                 ray.kill(actor)
 
-    def _room(self, cpus: int, gpus: int) -> int:
+    def room(self, cpus: int, gpus: int) -> int:
         """How many actors with so many cores and GPUs find a place."""
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         places = [

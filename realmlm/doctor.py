@@ -25,6 +25,8 @@ OPTIONAL = (  # module, extra that brings it, what it is for, the commands that 
     ("ahocorasick", "", "finding answers in passages", "finetune, evaluate"),
     ("spacy", "spacy", "the tagger spacy", "spans --tagger spacy"),
     ("tensorflow", "tensorflow", "the authors' checkpoints", "import-hf"),
+    ("ray", "ray", "a Ray cluster", "corpus, spans, index, evaluate --engine ray, --refresh.engine ray"),
+    ("s3fs", "s3", "places at s3://…", "corpus, spans, index, evaluate, ask, search"),
     ("tensorboard", "tensorboard", "the TensorBoard callback", "in Python"),
 )
 

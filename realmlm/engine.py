@@ -1,10 +1,12 @@
 """Question → Answer: the one call behind the command, the library and the service."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -22,6 +24,7 @@ from realmlm.index.keep import Kept
 from realmlm.index.shared import SharedPlace, index_place
 from realmlm.log import say
 from realmlm.model.realm import Realm
+from realmlm.names import short_names
 from realmlm.parallel import in_background
 from realmlm.reading.answer import Answer, Answerer, MaskWords, check_reranks
 from realmlm.reading.combine import Combiner, ReadSpans
@@ -36,6 +39,7 @@ from realmlm.reading.retrieve import (
     index_of,
     retrieve,
 )
+from realmlm.reading.suggest import OFFERED, suggest
 from realmlm.sources.article import Article
 
 T = TypeVar("T")
@@ -276,6 +280,12 @@ class Engine:
             )
         ]
 
+    def suggestions(self, count: int = OFFERED) -> list[str]:
+        """Up to `count` questions made from sentences of what is searched, each asked and answered; seconds.
+        There are fewer, or none, where the sentences are of no kind that the rules know."""
+        self.follow()
+        return list(islice(suggest(self.corpus, self.ask), count))
+
     def embed(
         self,
         texts: Sequence[str],
@@ -305,6 +315,12 @@ class Engine:
         """Can passages be changed here? Those of documents follow their files, and a corpus may be one that
         can only be read."""
         return self._watch is None and os.access(self.corpus.folder, os.W_OK)
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the folders and files, or of the corpus, that it answers from."""
+        places = [self.corpus.folder] if self._watch is None else list(self._watch.places)
+        return short_names(places)
 
     @property
     def up_to_date(self) -> bool:
@@ -395,6 +411,20 @@ class Engine:
         """The first passages with this in title, text or source, upper and lower case alike."""
         self.follow()
         return self.corpus.find(text, limit=limit)
+
+    def around(self, number: int, *, count: int) -> list[Passage]:
+        """A passage between up to `count` others before and after it from the same file, in their order."""
+        ids = self.corpus.ids
+        here = self.corpus[number]
+        place = int(np.searchsorted(ids, number))
+        before = self.corpus.passages(ids[max(0, place - count) : place][::-1].tolist())
+        after = self.corpus.passages(ids[place + 1 : place + 1 + count].tolist())
+
+        def file(passage: Passage) -> str:
+            return re.sub(r":\d+\Z", "", passage.source)  # without the line, of JSON lines for example
+
+        first, last = (list(takewhile(lambda one: file(one) == file(here), some)) for some in (before, after))
+        return [*reversed(first), here, *last]
 
     def _at_most(self, read: int) -> int:
         if read < 1:

@@ -5,7 +5,8 @@
 #
 #   python runs/questions.py RAW DATA                           the questions (DATA/questions, DATA/small), the same as for runs/small.sh
 #   ENCODER=folder runs/base.sh FOLDER DATA                     DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
-#                                                               SEED=n: other batches   STAGES="…": some of them   PARTS=n: a step in n parts, for less memory
+#                                                               SEED=n: other batches   STAGES="…": some of them   PARTS=n: a step of reading in n parts, for less memory
+#                                                               WARMUP, TOWERS, READING=n: steps of each
 #
 # The encoder was supervised on pairs, questions of Natural Questions, SQuAD and TriviaQA among them (its card has the list): say so beside every number.
 set -euo pipefail
@@ -31,17 +32,16 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
   if stage corpus; then
     echo "corpus $data/articles --out $out/corpus --tokenizer $ENCODER --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
-    echo "clozes $out/corpus --out $out/held-out.jsonl --count $(scaled 2000)"
     echo "corpus $data/small/paragraphs.jsonl --out $out/small --tokenizer $ENCODER --max-wordpieces 128"
     echo "model --corpus $out/corpus --out $out/begin --checkpoint $ENCODER --projection 768 --freeze-embeddings --pooling mean --reading together --read-titles --seed $seed"
   fi
-  stage warmup && echo "warmup --from $out/begin --corpus $out/corpus --out $of/warmup --hold-out $out/held-out.jsonl --pairing recurring --pointing 1 --reader.steps $(scaled 2000) --reader.batch $(scaled 256) --reader.lr 1e-4 --retriever.steps 0 $loop"
+  stage warmup && echo "warmup --from $out/begin --corpus $out/corpus --out $of/warmup --pairing recurring --pointing 1 --reader.steps $(scaled "${WARMUP:-2000}") --reader.batch $(scaled 256) --reader.lr 1e-4 --retriever.steps 0 $loop"
   if stage towers; then
     evaluate start "$of/warmup/model" --read 0
-    echo "towers --from $of/warmup/model --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled 500) --optim.batch $(scaled 256) --optim.lr 1e-5 $loop"
+    echo "towers --from $of/warmup/model --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled 256) --optim.lr 1e-5 $loop"
   fi
   if stage reading; then
-    echo "finetune --from $of/towers/model --corpus $out/corpus --questions $open $given --out $of/reading --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --scale-lr 5e-3 --optim.steps $(scaled 2250) --optim.batch $(scaled 64) --optim.lr 5e-5 --optim.retriever-lr 0 $parts $loop"
+    echo "finetune --from $of/towers/model --corpus $out/corpus --questions $open $given --out $of/reading --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --scale-lr 5e-3 --optim.steps $(scaled "${READING:-2250}") --optim.batch $(scaled 64) --optim.lr 5e-5 --optim.retriever-lr 0 $parts $loop"
     evaluate reading "$of/reading/model" --read 20
     echo "evaluate --model $of/reading/model --corpus $out/small --questions $data/small/small-dev.jsonl --read 5 --report $of/reports/reading-small.json --predictions $of/predictions/reading-small.jsonl"
   fi

@@ -6,16 +6,17 @@
 #   python runs/questions.py RAW DATA                           the questions (DATA/questions, DATA/small)
 #   ENCODER=folder runs/small.sh FOLDER DATA                    DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
 #                                                               JOINT=0: without the joint stage   SEED=n: other batches   STAGES="…": some of them
+#                                                               WARMUP, JOINT, TOWERS, READING=n: steps of each; mini is JOINT=0 WARMUP=1500 TOWERS=350 READING=1700
+#                                                               TEACHER=model: a larger reader (runs/base.sh) teaches this one
 #
 # The encoder was supervised on question pairs, Natural Questions among them: say so beside every number.
 set -euo pipefail
-out=$1 data=$2 scale=${SCALE:-1} seed=${SEED:-0} joint=${JOINT:-2000}
+out=$1 data=$2 scale=${SCALE:-1} seed=${SEED:-0} joint=${JOINT:-16000}
 stages=${STAGES:-corpus warmup joint towers reading hybrid}
 export TOKENIZERS_PARALLELISM=false
 scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
 mkdir -p "$out"
 loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled 1000) ${COMPILE:+--loop.compile}"
-held="--hold-out $out/held-out.jsonl"
 open=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 given=$(ls "$data"/questions/*-reading.* | tr '\n' ' ')
 dev=$(ls "$data"/questions/*-dev.* | tr '\n' ' ')
@@ -33,18 +34,17 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
   if stage corpus; then
     echo "corpus $data/articles --out $out/corpus --tokenizer $ENCODER --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
-    echo "clozes $out/corpus --out $out/held-out.jsonl --count $(scaled 2000)"
     echo "corpus $data/small/paragraphs.jsonl --out $out/small --tokenizer $ENCODER --max-wordpieces 128"
     echo "model --corpus $out/corpus --out $out/begin --checkpoint $ENCODER --projection 384 --freeze-embeddings --pooling mean --reading together --read-titles --seed $seed"
   fi
-  stage warmup && echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup $held --pairing recurring --pointing 1 --reader.steps $(scaled 4000) --reader.batch $(scaled 256) --reader.lr 3e-4 --retriever.steps 0 $loop"
-  stage joint && [ "$joint" != 0 ] && echo "pretrain --from $out/warmup/model --corpus $out/corpus --out $out/joint $held --pointing 1 --guard $dev --scale-lr 5e-3 --freeze-retriever $(scaled 100) --optim.steps $(scaled "$joint") --optim.batch $(scaled 256) --optim.lr 1e-4 --optim.retriever-lr 1e-5 --refresh.every-steps $(scaled 300) $loop"
+  stage warmup && echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup --pairing recurring --pointing 1 --reader.steps $(scaled "${WARMUP:-4000}") --reader.batch $(scaled 256) --reader.lr 3e-4 --retriever.steps 0 $loop"
+  stage joint && [ "$joint" != 0 ] && echo "pretrain --from $out/warmup/model --corpus $out/corpus --out $out/joint --pointing 1 --guard $dev --scale-lr 5e-3 --freeze-retriever $(scaled 100) --optim.steps $(scaled "$joint") --optim.batch $(scaled 128) --optim.lr 1e-4 --optim.retriever-lr 1e-5 --refresh.every-steps $(scaled 500) $loop"
   if stage towers; then
     evaluate start "$before" --read 0
-    echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled 500) --optim.batch $(scaled 512) --optim.lr 2e-5 $loop"
+    echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled 512) --optim.lr 2e-5 $loop"
   fi
   if stage reading; then
-    echo "finetune --from $of/towers/model --corpus $out/corpus --questions $open $given --out $of/reading --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --scale-lr 5e-3 --optim.steps $(scaled 2250) --optim.batch $(scaled 64) --optim.lr 1e-4 --optim.retriever-lr 0 $loop"
+    echo "finetune --from $of/towers/model --corpus $out/corpus --questions $open $given --out $of/reading --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --scale-lr 5e-3 --optim.steps $(scaled "${READING:-2250}") --optim.batch $(scaled 64) --optim.lr 1e-4 --optim.retriever-lr 0 ${TEACHER:+--teacher $TEACHER} $loop"
     evaluate reading "$of/reading/model" --read 20
     echo "evaluate --model $of/reading/model --corpus $out/small --questions $data/small/small-dev.jsonl --read 5 --report $of/reports/reading-small.json --predictions $of/predictions/reading-small.jsonl"
   fi

@@ -60,6 +60,7 @@ OPTIONAL = (
     "lance",
     "psycopg",
     "ray",
+    "s3fs",
 )
 
 

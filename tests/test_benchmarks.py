@@ -50,7 +50,7 @@ def run(work: Path, *rows: str) -> str:
 def test_the_gpu_table_in_miniature(gpu: ModuleType, tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     options = Namespace(work=tmp_path, out=results, tiny=True, device="cpu")
-    rows = ["machine", "search-13m", "embed-mini", "joint-modernbert-128", "evaluate"]
+    rows = ["machine", "search-13m", "embed-six", "joint-modernbert-128", "evaluate"]
     for row in rows:
         gpu.run_row(row, options)
     found = found_in(results)
@@ -59,8 +59,8 @@ def test_the_gpu_table_in_miniature(gpu: ModuleType, tmp_path: Path) -> None:
     table = gpu.table(results).splitlines()
     assert [line.split(" | ")[0] for line in table if "≥" in line] == [
         "| ModernBERT, batch 128",
-        "| embedding 801,031 passages, mini",
-        "| `evaluate`, mini, 20 passages read",
+        "| embedding 801,031 passages, six layers of 384",
+        "| `evaluate`, six layers of 384, 20 passages read",
     ]
     corpus = Corpus.open(tmp_path / "passages")
     for number in (0, len(corpus) - 1):  # the material is what the tokenizer makes of its text
@@ -85,7 +85,7 @@ def test_the_gpu_table_in_miniature(gpu: ModuleType, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("in the way")
-    table = run(tmp_path, "embed-mini", "answers")
+    table = run(tmp_path, "embed-six", "answers")
     (failed,) = (line for line in table.splitlines() if line.startswith("| embedding 801,031"))
     (measured,) = (line for line in table.splitlines() if line.startswith("| locating answers"))
     assert "| failed |" in failed

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import realmlm
-from realmlm.corpus.documents import cache_folder
 from realmlm.errors import MissingExtra
+from realmlm.storage.cache import cache_folder
 from tests.test_docs import load_tool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,8 +119,10 @@ def test_mini_travels_with_its_card_and_licences(wheel: Path, names: set[str], m
         "run: cp docs/mini.md realmlm/mini/README.md"
     )
     assert (ROOT / "realmlm/mini/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert "Copyright (c) Microsoft Corporation" in (ROOT / "realmlm/mini/LICENSE-MiniLM").read_text("utf-8")
-    licences = {"LICENSE", "realmlm/mini/LICENSE", "realmlm/mini/LICENSE-MiniLM"}
+    assert "Copyright (c) Microsoft Corporation" in (ROOT / "realmlm/mini/LICENSE-gte-small").read_text(
+        "utf-8"
+    )
+    licences = {"LICENSE", "realmlm/mini/LICENSE", "realmlm/mini/LICENSE-gte-small"}
     assert set(metadata.get_all("License-File", [])) == licences
     assert {name.partition(".dist-info/licenses/")[2] for name in names} - {""} == licences
 
@@ -160,6 +162,7 @@ def test_it_says_where_it_lives_and_that_it_is_typed(metadata: Message) -> None:
         "lance",
         "postgres",
         "ray",
+        "s3",
         "scale",
         "all",
         "docs",

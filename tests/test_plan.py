@@ -86,11 +86,11 @@ def test_operations_are_counted_as_the_benchmark_counts_them(tool: ModuleType, m
     product = measured.machine["product"]
     text = measured.text
     floors = {
-        294_197: tool.ENCODERS["mini"].forward(text["passage"]),
+        294_197: tool.ENCODERS["six"].forward(text["passage"]),
         37_978: tool.ENCODERS["base"].forward(text["passage"]),
         17_059: tool.ENCODERS["base"].forward(text["block"]),
         10_185: 3 * tool.ENCODERS["base"].forward(text["passage"] + text["sentence"]),
-        6_091: tool.ENCODERS["mini"].joint(text["passage"], text["sentence"], 8),
+        6_091: tool.ENCODERS["six"].joint(text["passage"], text["sentence"], 8),
     }
     for floor, operations in floors.items():
         assert product / operations == pytest.approx(floor, rel=0.03)

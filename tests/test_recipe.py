@@ -184,7 +184,7 @@ def commands_of(script: str, base: Path, data: Path, *arguments: str, **environm
     (base / "bin").mkdir(parents=True)
     for name in ("realmlm", "python"):
         (base / "bin" / name).write_text(
-            '#!/bin/sh\ncat "$([ "$2" = - ] && echo /dev/stdin || echo "$2")" >> "$COMMANDS"\n'
+            '#!/bin/sh\nif [ "$2" = - ] || [ -f "$2" ]; then cat "$2" >> "$COMMANDS"; fi\n'
         )
         (base / "bin" / name).chmod(0o755)
     settings = (
@@ -212,7 +212,7 @@ def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_p
         shutil.copy(
             data / "questions" / f"{name}-dev.jsonl", tmp_path / "data" / "questions" / f"{name}-test.jsonl"
         )
-    shipped = commands_of("ship.sh", tmp_path / "ship", tmp_path / "data")
+    shipped = commands_of("ship.sh", tmp_path / "ship", tmp_path / "data", MODEL=str(tmp_path / "model"))
     own = commands_of("text_study.sh", tmp_path / "own", tmp_path / "data", "own-wide", EXTRA="--k 20")
     for name, *arguments in shipped + own:
         parse(name, COMMANDS[name][0], arguments)
@@ -220,6 +220,7 @@ def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_p
         "compress",
         "evaluate",
         "evaluate",
+        "calibrate",
         "calibrate",
         *["evaluate"] * 4,
     ]
@@ -232,12 +233,13 @@ def test_the_small_model_is_made_by_commands_that_exist(joint: str, data: Path, 
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
     settings = {"ENCODER": str(tmp_path), "SCALE": "0.01", "JOINT": joint}
+    settings |= {"TEACHER": str(tmp_path / "large")} if joint == "0" else {}
     asked = commands_of("small.sh", tmp_path / "base", tmp_path / "data", **settings)
-    for name, *arguments in asked:
-        parse(name, COMMANDS[name][0], arguments)
+    given = {name: parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked}
+    assert given["finetune"].teacher == (tmp_path / "large" if joint == "0" else None)
     stages = [name for name, *_ in asked if name != "evaluate"]
     pretrained = ["warmup"] if joint == "0" else ["warmup", "pretrain"]
-    made = ["corpus", "spans", "clozes", "corpus", "model"]
+    made = ["corpus", "spans", "corpus", "model"]
     assert stages == [*made, *pretrained, "towers", "finetune", "hybrid"]
     assert len(asked) == len(stages) + 2 * 3 + 1  # both dev sets three times, and the small documents
 
@@ -250,7 +252,7 @@ def test_the_large_reader_is_made_by_commands_that_exist(chosen: str, data: Path
     asked = commands_of("base.sh", tmp_path / "base", tmp_path / "data", **settings)
     given = {name: parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked}
     stages = [name for name, *_ in asked if name != "evaluate"]
-    made = ["corpus", "spans", "clozes", "corpus", "model", "warmup", "towers"] * (chosen != "reading")
+    made = ["corpus", "spans", "corpus", "model", "warmup", "towers"] * (chosen != "reading")
     assert stages == [*made, "finetune"]
     assert len(asked) == len(stages) + 2 * (1 + bool(made)) + 1  # both dev sets, and the small documents
     read = given["finetune"]

@@ -51,7 +51,7 @@ class Encoder:
         return 3 * (towers + reader + k * MASKS * 2 * VOCABULARY * self.hidden)
 
 
-ENCODERS = {"mini": Encoder(6, 384), "base": Encoder(12, 768)}
+ENCODERS = {"six": Encoder(6, 384), "mini": Encoder(12, 384), "base": Encoder(12, 768)}
 
 
 class Measured:

@@ -60,11 +60,12 @@ def typed(selector: str, text: str) -> Callable[[Any], None]:
 
 def main(address: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    views: dict[str, tuple[Callable[[Any], None], str]] = {
-        "ask": (typed("#question", QUESTION), "#ask .card"),
-        "fill": (typed("#sentence", SENTENCE), "#fill .card"),
-        "knowledge": (typed("#find-text", SEARCH), "#found .card"),
-        "training": (lambda browser: None, "#curves svg"),
+    views: dict[str, tuple[str, Callable[[Any], None], str]] = {
+        "start": ("ask", lambda browser: None, "#offered li"),
+        "ask": ("ask", typed("#question", QUESTION), "#ask .card"),
+        "fill": ("fill", typed("#sentence", SENTENCE), "#fill .card"),
+        "knowledge": ("knowledge", typed("#find-text", SEARCH), "#found .card"),
+        "training": ("training", lambda browser: None, "#curves svg"),
     }
     for suffix, size, dark in (
         ("", (900, 860), False),
@@ -73,9 +74,9 @@ def main(address: str, folder: Path) -> None:
     ):
         browser = open_browser(width=size[0], height=size[1], dark=dark)
         browser.get(address)
-        for view, (prepare, shown) in views.items():
-            if not suffix or view == "ask":
-                look(browser, view, prepare, shown, folder / f"{view}{suffix}.png")
+        for name, (view, prepare, shown) in views.items():
+            if not suffix or name == "ask":
+                look(browser, view, prepare, shown, folder / f"{name}{suffix}.png")
         browser.quit()
 
 

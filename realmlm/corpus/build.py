@@ -24,6 +24,7 @@ from realmlm.sources.bounds import PART
 from realmlm.sources.columnar import Columns
 from realmlm.sources.readers import OnBad, SourceFile, find_files, read_files
 from realmlm.storage.artefacts import Draft, publish
+from realmlm.storage.remote import shown, size_of
 
 if TYPE_CHECKING:  # settings need the command line's library, which asking does not
     from realmlm.settings import BuildCorpus
@@ -297,7 +298,7 @@ def build_corpus(settings: "BuildCorpus") -> Corpus:
             engine=settings.engine,
         )
         if not writer.passages:
-            named = ", ".join(map(str, settings.sources))
+            named = ", ".join(map(shown, settings.sources))
             raise BadInput(f"no passage could be made from {named}; name files or folders with text in them")
         draft.config |= {"sources": [source.name for source in settings.sources], "tokenizer": origin}
         draft.counts["skipped"] = faults.count
@@ -371,7 +372,7 @@ def other_kinds(unknown: list[Path]) -> str:
 def _read(
     files: Sequence[SourceFile], what: str, on_bad: OnBad, on_guess: Callable[[str], None] = say
 ) -> Iterator[Article]:
-    with progress(what, sum(file.path.stat().st_size for file in files), unit="bytes") as bar:
+    with progress(what, sum(size_of(file.path) for file in files), unit="bytes") as bar:
         yield from read_files(files, on_bad=on_bad, on_bytes=bar.advance, on_guess=on_guess)
 
 

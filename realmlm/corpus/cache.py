@@ -7,10 +7,10 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from realmlm.corpus.documents import cache_folder
 from realmlm.errors import RealmError
 from realmlm.log import counted
 from realmlm.storage.artefacts import discard, read_manifest
+from realmlm.storage.cache import cache_folder
 from realmlm.storage.locks import lock_on
 
 DAY_S = 86_400

@@ -7,11 +7,10 @@ opening goes on from there.
 
 import hashlib
 import json
-import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -23,30 +22,23 @@ import numpy as np
 from realmlm.corpus.build import other_kinds, write_articles
 from realmlm.corpus.store import CONTENT_MARK, Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra, RealmError, require
+from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers
 from realmlm.sources.article import Article
 from realmlm.sources.readers import SourceFile, apart, find_files, read_files
 from realmlm.storage.arrays import map_array
 from realmlm.storage.artefacts import MANIFEST, discard, publish, sha256_of, write_text
+from realmlm.storage.cache import cache_folder, make_private
 from realmlm.storage.locks import locked
 
 DOCUMENT_WORDPIECES = 128  # of a passage that is cut from documents
 MOST_EDITS = 64  # edits after which the corpus is made anew, without what was removed
 _SHOWN = 10  # files that cannot be read, shown one by one with the reason when they are first met
 _NAMED = 3  # and named at each opening
-_AS_MADE_BEFORE = 0o755  # mode of the cache that earlier releases made
 LOOK_S = 2.0  # least seconds between two looks at the files
 LOOK_SHARE = 20  # looking takes at most one of so many seconds
 _READING = 5  # raised when a release reads files differently, so that cached corpora are made again
-
-
-def cache_folder() -> Path:
-    """Where the corpora of documents are cached: the user's cache, which is `$XDG_CACHE_HOME/realmlm` or else
-    `~/.cache/realmlm` on Linux."""
-    platformdirs = require("platformdirs", extra="", why="the cache of documents")
-    return Path(platformdirs.user_cache_path("realmlm", appauthor=False))
 
 
 def open_documents(
@@ -71,7 +63,7 @@ def open_documents(
     name = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:16]
     folder = (cache or cache_folder()) / "documents"
     held.enter_context(_explain_unwritable(folder))
-    _make_private(folder)
+    make_private(folder)
     held.enter_context(locked(folder / f".{name}.lock"))
     seen = _Seen(folder / f"{name}.seen.json")
     say_new = _SayNew(set() if said is None else said)
@@ -85,17 +77,6 @@ def open_documents(
         size = f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; "
         say_new(_left_out(unread, in_part, unknown, seen), size)
     return corpus
-
-
-def _make_private(folder: Path) -> None:
-    """The cache holds the text of documents that perhaps no one else may read: nor may they enter it. A
-    folder that someone has opened to others on purpose stays as it is."""
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-    elif stat.S_IMODE(folder.stat().st_mode) == _AS_MADE_BEFORE:
-        with suppress(OSError):  # another user's
-            folder.chmod(0o700)
 
 
 class _SayNew:

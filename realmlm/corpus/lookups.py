@@ -11,6 +11,7 @@ from realmlm.errors import Mismatch
 from realmlm.storage.arrays import map_arrays, save_arrays
 from realmlm.storage.artefacts import open_artefact, publish
 from realmlm.storage.locks import locked
+from realmlm.storage.mirrors import here
 
 
 def kept_beside(
@@ -19,7 +20,7 @@ def kept_beside(
     """The arrays of `CORPUS/KIND/FINGERPRINT-EDITS`, made by `find` if they are not there; `sought` names
     what the fingerprint is of. Where nothing can be written they are looked for each time."""
     parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", sought: fingerprint}
-    folder = corpus.folder / kind / f"{fingerprint[:16]}-{corpus.edits}"
+    folder = here(corpus.folder / kind / f"{fingerprint[:16]}-{corpus.edits}")
     if not folder.exists() and not os.access(corpus.folder, os.W_OK):
         return find()
     if not folder.exists():

@@ -25,6 +25,7 @@ from realmlm.errors import BadInput
 from realmlm.log import say
 from realmlm.sources.bounds import LARGEST
 from realmlm.storage.artefacts import write_text
+from realmlm.storage.remote import open_file, shown
 
 FORMATS = """\
   JSON lines   {"question": "…", "answer": ["…", …]} per line (NQ-open);
@@ -104,12 +105,14 @@ def write_questions(path: Path, questions: Iterable[Question]) -> None:
 def packed_text(path: Path) -> str:
     """The text of a file that may be compressed, if it is not too large."""
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+        with open_file(path) as raw, _OPENERS.get(path.suffix, io.BufferedReader)(raw) as stream:
             data: bytes = stream.read(LARGEST + 1)
     except FileNotFoundError as error:
-        raise BadInput(f"{path}: no such question file; check the path") from error
+        raise BadInput(f"{shown(path)}: no such question file; check the path") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); check the file or fetch it again") from error
+        raise BadInput(
+            f"{shown(path)}: cannot be read ({error}); check the file or fetch it again"
+        ) from error
     if len(data) > LARGEST:
         raise BadInput(f"{path}: larger than {LARGEST >> 20} MiB; split it")
     try:

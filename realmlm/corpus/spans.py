@@ -20,6 +20,8 @@ from realmlm.log import progress, say
 from realmlm.parallel import ordered_map
 from realmlm.storage.arrays import ArrayWriter, map_array
 from realmlm.storage.artefacts import Manifest, open_artefact, publish
+from realmlm.storage.mirrors import here
+from realmlm.storage.remote import shown
 
 # N sentences, M spans, S sentences of one passage
 
@@ -61,8 +63,8 @@ class Spans:
     @classmethod
     def open(cls, corpus: Corpus) -> "Spans":
         """The spans of a corpus, memory-mapped, without the passages edited since they were marked."""
-        folder = corpus.folder / "spans"
-        make = f"realmlm spans {corpus.folder}"
+        folder = here(corpus.folder / "spans")
+        make = f"realmlm spans {shown(corpus.folder)}"
         manifest = open_artefact(folder, kind="spans", hint=f"mark them: {make}")
         if manifest.parents["corpus"] != corpus.fingerprint:
             other = f"{folder} was made for another corpus, not {corpus.folder}"

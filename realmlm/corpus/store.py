@@ -21,6 +21,8 @@ from realmlm.sources.article import Article
 from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
 from realmlm.storage.artefacts import Manifest, count_edits, edit_place, open_artefact, publish, read_manifest
 from realmlm.storage.locks import locked
+from realmlm.storage.mirrors import here, same_here
+from realmlm.storage.remote import shown, url_of
 
 # P passages, A articles, T wordpieces
 
@@ -262,9 +264,9 @@ class Corpus:
         self, folder: Path, manifest: Manifest, edits: int | None = None, *, before: "Corpus | None" = None
     ) -> None:
         """`before` is an earlier state of the corpus that is already open: only the edits since are read."""
-        self.folder = folder
+        self.folder: Path = before.folder if before else same_here(folder, manifest, edits or 0)
         self.manifest = manifest
-        self._base: Segment = before._base if before else Segment.of_corpus(folder)
+        self._base: Segment = before._base if before else Segment.of_corpus(self.folder)
         # by id, where the text of an edited passage stands; None: it was removed
         self._overlay: dict[int, tuple[Segment, int] | None] = {}
         self._changes: list[tuple[list[int], list[int]]] = []  # the ids that each edit (wrote, removed)
@@ -272,20 +274,19 @@ class Corpus:
             self.wordpieces = before.wordpieces
             self._overlay = dict(before._overlay)
             self._changes = list(before._changes)
-        there = count_edits(folder)
+        there = count_edits(self.folder)
         self.edits = there if edits is None else edits
         if self.edits > there:
-            raise ArtefactDamaged(
-                f"{folder} had {self.edits} edits and now has {there}; restore {folder}/edits, or start again"
-            )
+            lost = f"{folder} had {self.edits} edits and now has {there}"
+            raise ArtefactDamaged(f"{lost}; restore {folder}/edits, or start again")
         for number in range(len(self._changes), self.edits):
-            self._apply(edit_place(folder, number + 1))
+            self._apply(edit_place(self.folder, number + 1))
 
     @classmethod
     def open(cls, folder: str | Path, *, edits: int | None = None) -> "Corpus":
-        """Open and check a corpus with its first `edits` edits (all of them if None)."""
-        folder = Path(folder)
-        hint = f"make one: realmlm corpus notes/ --out {folder}"
+        """Open and check a corpus, a folder or a URL, with its first `edits` edits (all of them if None)."""
+        folder = here(folder)
+        hint = f"make one: realmlm corpus notes/ --out {shown(folder)}"
         return cls(folder, open_artefact(folder, kind="corpus", hint=hint), edits)
 
     def _apply(self, edit: Path) -> None:
@@ -322,8 +323,7 @@ class Corpus:
         return self.edits == count_edits(self.folder)
 
     def newest(self) -> "Corpus":
-        """The corpus with the edits written since it was opened. Cheap if there are none: it looks for the
-        next one and returns itself."""
+        """The corpus with the edits written since it was opened; itself if there are none, which is cheap."""
         if edit_place(self.folder, self.edits + 1).exists():
             return Corpus(self.folder, self.manifest, before=self)
         return self
@@ -509,6 +509,8 @@ class Corpus:
         """
         from realmlm.corpus.build import cut_articles  # build itself imports this module
 
+        if url := url_of(self.folder):
+            raise BadInput(f"{url} cannot be edited where it is; copy it to a disk, edit it, copy it back")
         replace = dict(replace or {})
         gone = sorted({int(number) for number in remove})
         for number in (*replace, *gone):

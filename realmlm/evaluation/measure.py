@@ -43,7 +43,9 @@ from realmlm.reading.retrieve import (
     retrieve,
 )
 from realmlm.settings import Evaluate
-from realmlm.storage.artefacts import read_manifest, refuse_existing, write_text
+from realmlm.storage.artefacts import read_manifest, refuse_existing
+from realmlm.storage.mirrors import write_result
+from realmlm.storage.remote import shown
 
 T = TypeVar("T")
 SEARCHED_AT_ONCE = 256  # questions, where nothing is read
@@ -74,7 +76,7 @@ def evaluate(
     if corpus is None and settings.corpus is None:
         raise BadInput("say what to search: --corpus CORPUS")
     corpus = Corpus.open(settings.corpus or "") if corpus is None else corpus
-    name = str(settings.model) if model is None else "the given model"
+    name = shown(settings.model) if model is None else "the given model"
     check_readable(realm, corpus, name=name)
     read = settings.read
     check_enough(corpus, read)
@@ -114,14 +116,14 @@ def evaluate(
             "overlapping": settings.overlapping,
         }
         lines = "".join(json.dumps(row | made, ensure_ascii=False) + "\n" for row in rows)
-        write_text(settings.predictions, lines)
+        write_result(settings.predictions, lines)
     report = replace(
         report,
         seconds=round(time.monotonic() - begun, 2),
         model=name,
-        corpus=str(corpus.folder),
-        question_file=str(settings.questions or f"{settings.beir}, {settings.split}"),
-        index="" if settings.index is None else str(index_place(settings.index)),
+        corpus=shown(corpus.folder),
+        question_file=shown(settings.questions or f"{settings.beir}, {settings.split}"),
+        index="" if settings.index is None else shown(str(index_place(settings.index))),
         limit=settings.limit,
         with_mask=settings.with_mask,
         hybrid=weight,
@@ -129,7 +131,7 @@ def evaluate(
         overlapping=settings.overlapping,
     )
     if settings.report is not None:
-        write_text(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
+        write_result(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
     return report
 
 

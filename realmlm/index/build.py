@@ -18,6 +18,7 @@ from realmlm.index.store import SHARD, ShardedBuild
 from realmlm.log import progress
 from realmlm.parallel import in_background
 from realmlm.storage.artefacts import Manifest
+from realmlm.storage.remote import url_of
 
 _CPU_SHARD = 512  # passages between two writes on a CPU, which take seconds; a GPU does SHARD of them in that
 _CPU_SHARDS = 256  # and at most so many files: all of them are open when they are published
@@ -206,33 +207,41 @@ def _embed_elsewhere(
     advance: Callable[[int], None],
 ) -> None:
     """One piece of work is one shard, embedded in the batches and by as many threads as here: how a sum is
-    divided among threads may decide its last bit."""
+    divided among threads may decide its last bit. Workers write it into the build's folder, which all see;
+    that of an index on an object store lies in this machine's cache, so there the vectors come back."""
     threads = torch.get_num_threads()
     opened = (corpus.folder, corpus.manifest, corpus.edits)
-    setting = (build.folder, opened, how.elsewhere, cluster.device, how.dtype, threads)
+    shared = None if url_of(build.folder) else build.folder
+    setting = (shared, opened, how.elsewhere, cluster.device, how.dtype, threads)
     with closing(cluster.map(_embedder, setting, parts, **cluster.for_a_model(threads))) as done:
-        for count in done:
-            advance(count)
+        for (number, ids), vectors in zip(parts, done, strict=True):
+            if vectors is not None:
+                build.put(number, torch.from_numpy(ids), torch.from_numpy(vectors))
+            advance(len(ids))
 
 
 def _embedder(
-    folder: Path,
+    folder: Path | None,
     opened: tuple[Path, Manifest, int],
     load: Callable[[str], Encode],
     device: str,
     dtype: torch.dtype,
     threads: int,
-) -> Callable[[_Part], int]:
-    """In a worker of a cluster: embeds a shard and writes it; gives the number of its passages."""
+) -> Callable[[_Part], np.ndarray | None]:
+    """In a worker of a cluster: embeds a shard and writes it to the build in this folder; without one, gives
+    its vectors."""
     torch.set_num_threads(threads)
-    build = ShardedBuild.begun(folder)
+    build = None if folder is None else ShardedBuild.begun(folder)
     corpus = Corpus(*opened)
     encode = load(device)
 
-    def embed(part: _Part) -> int:
+    def embed(part: _Part) -> np.ndarray | None:
         number, ids = part
-        build.put(number, torch.from_numpy(ids), embed_passages(corpus, ids, encode, dtype=dtype))
-        return len(ids)
+        vectors_ND = embed_passages(corpus, ids, encode, dtype=dtype)
+        if build is None:
+            return vectors_ND.numpy()
+        build.put(number, torch.from_numpy(ids), vectors_ND)
+        return None
 
     return embed
 

@@ -30,6 +30,8 @@ from realmlm.index.store import (
 from realmlm.log import say
 from realmlm.storage.artefacts import Manifest, count_edits, edit_place, read_manifest
 from realmlm.storage.locks import lock_on
+from realmlm.storage.mirrors import here
+from realmlm.storage.remote import shown
 
 EmbedQueries = Callable[[Sequence[np.ndarray]], Tensor]
 """Queries in wordpieces to vectors [Q, D]."""
@@ -174,14 +176,14 @@ def kept_index(
     as it is now, with edits that others made since it was opened.
     """
     kind = wanted.kind or "exact"
+    path = None if path is None else here(path)
     if path is not None and wanted.kind is None and not path.exists():
-        raise ArtefactMissing(
-            f"no index in {path}; make one: realmlm index --model MODEL --corpus {corpus.folder} --out {path}"
-        )
+        make = f"realmlm index --model MODEL --corpus {shown(corpus.folder)} --out {shown(path)}"
+        raise ArtefactMissing(f"no index in {shown(path)}; make one: {make}")
     if follow:
         corpus = corpus.newest()
-        path = path or _place(corpus, encode.fingerprint, kind)
-    path = path or index_place(corpus, encode.fingerprint, kind)
+        path = path or here(_place(corpus, encode.fingerprint, kind))
+    path = path or here(index_place(corpus, encode.fingerprint, kind))
     if path.exists() and edits_contained(path) >= corpus.edits:
         _check(path, corpus, encode, wanted, follow=follow)
         kept = KeptIndex.open(path, corpus, encode)
@@ -206,7 +208,7 @@ def _same_vectors(
 ) -> Known | None:
     """Vectors that a new index need not embed: those beside the corpus, else what `others` have of its
     content."""
-    beside = index_place(corpus, encode.fingerprint, "exact")
+    beside = here(index_place(corpus, encode.fingerprint, "exact"))
     if beside != path and _serves(beside, corpus, dtype):
         index = open_index(beside)
         return lambda ids_N: (np.ones(len(ids_N), dtype=bool), index.vectors(torch.from_numpy(ids_N)))
@@ -220,6 +222,14 @@ def _same_vectors(
     taken = f", {len(corpus) - lacking:,} are known" if lacking < len(corpus) else ""
     say(f"no index of {corpus.folder} by this model yet: embedding {lacking:,} passages into {path}{taken}")
     return same
+
+
+def count_lacking(corpus: Corpus, encode: Encode, *, others: Path | None = None) -> int:
+    """How many passages `kept_index` would embed for an exact index beside the corpus."""
+    path = index_place(corpus, encode.fingerprint, "exact")
+    if path.exists():
+        return len(corpus.changes_since(edits_contained(path))[0])
+    return _same_content(corpus, encode, torch.float16, others).lacking if others else len(corpus)
 
 
 def _check(path: Path, corpus: Corpus, encode: Encode, wanted: Wanted, *, follow: bool) -> None:

@@ -182,6 +182,8 @@ class Encoder(nn.Module):
         self._half = config.model_type != "deberta"  # its mask, transformers writes it, overflows in bfloat16
         self.compiled = False
         """Are functions that compute what it computes to be compiled too?"""
+        self.cut = False
+        """Are its layers cut over the ranks? Then they have their weights only when they are called."""
         self.quick = False
         """Compute in bfloat16 without being asked by autocast, on a CPU as is fastest there; what comes out
         is float32."""
@@ -203,14 +205,19 @@ class Encoder(nn.Module):
         """Let torch.compile fuse what a layer does; all layers are alike, so that one is compiled for all."""
         self.compiled = True
         torch._dynamo.config.recompile_limit = _SHAPES  # training or embedding, first layer or not, alignment
-        lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
-        for layer in max(lists, key=len, default=nn.ModuleList()):
+        for layer in self.layers:
             layer.compile(dynamic=True)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """What it is a stack of."""
+        lists = [module for module in self.body.modules() if isinstance(module, nn.ModuleList)]
+        return max(lists, key=len, default=nn.ModuleList())
 
     def packs(self, device: torch.device, longest: int) -> bool:
         """Does it read sequences of at most `longest` wordpieces end to end? In half precision on a GPU, and
         where the gradient need not be the same bits every time."""
-        if not self._can_pack or device.type != "cuda" or longest > LONGEST:
+        if self.cut or not self._can_pack or device.type != "cuda" or longest > LONGEST:
             return False
         if torch.are_deterministic_algorithms_enabled():
             return False

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from realmlm.bundled import MINI, model_place
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
+from realmlm.model.cut import CutLayers
 from realmlm.model.encoders import (
     Encoder,
     Reader,
@@ -36,7 +38,9 @@ from realmlm.model.int8 import (
     same_weight,
     write_weights,
 )
+from realmlm.ranks import Ranks
 from realmlm.storage.artefacts import open_artefact, publish
+from realmlm.storage.mirrors import here
 
 Stored = TypeVar("Stored")
 WEIGHTS = "model.safetensors"
@@ -181,6 +185,7 @@ class Realm(TakesInputs, nn.Module):
         super().__init__()
         self.config = config
         self.wordpieces = wordpieces
+        self._cut: CutLayers | None = None
         pooler = config.pooling == "pooler"
         first = Encoder(build_encoder(config.tower, pooler=pooler, draw=draw) if tower is None else tower)
         scale = config.projection**-0.5 if config.projection_norm and config.scale_scores else 1.0
@@ -289,6 +294,27 @@ class Realm(TakesInputs, nn.Module):
         for encoder in {part.encoder for part in (self.document, self.query, self.reader)}:
             encoder.compile_layers()
 
+    # --- cut over ranks -------------------------------------------------------------------------------------
+
+    def cut_layers(self, ranks: Ranks) -> None:
+        """From now on each rank holds a part of every layer: other parameters than before, to be trained."""
+        encoders = list(dict.fromkeys((self.document.encoder, self.query.encoder, self.reader.encoder)))
+        self._cut = CutLayers([encoder.layers for encoder in encoders], ranks)
+        for encoder in encoders:
+            encoder.cut = True
+
+    def whole(self) -> AbstractContextManager[None]:
+        """While it is entered, by all ranks, layers that are cut are whole, and not to be trained."""
+        return nullcontext() if self._cut is None else self._cut.whole()
+
+    def join_layers(self) -> None:
+        """Make layers that were cut whole again, on all ranks."""
+        if self._cut is not None:
+            self._cut.join()
+            self._cut = None
+            for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
+                encoder.cut = False
+
     def own_state(self) -> dict[str, Tensor]:
         """Every weight once: what the towers share is named by the document tower."""
         config = self.config
@@ -364,11 +390,11 @@ class Realm(TakesInputs, nn.Module):
     def from_pretrained(
         cls, model: str | Path = MINI, *, device: str | torch.device = "cpu", int8: bool = False
     ) -> "Realm":
-        """A saved model with its tokenizer: a folder, or `mini`, the one that comes with realmlm.
+        """A saved model with its tokenizer: a folder, a URL, or `mini`, the one that comes with realmlm.
 
         With `int8`, matrices stored in 8 bits stay so in memory: same answers, but no further training.
         """
-        folder = model_place(model)
+        folder = here(model_place(model))
         within = folder / "model"  # a run keeps its model there
         hint = f"mini comes with realmlm; make one: realmlm model --corpus CORPUS --out {folder}"
         hint = f"did you mean {within}?" if within.is_dir() else hint

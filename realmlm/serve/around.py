@@ -5,7 +5,7 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -50,10 +50,13 @@ _CODES = {
 }
 
 
-def failure(status: int, message: str, **headers: str) -> JSONResponse:
-    """An error in the one shape that all have."""
-    body = {"error": {"code": _CODES.get(status, "failed"), "message": message}}
-    return JSONResponse(body, status_code=status, headers=headers or None)
+def failure(
+    status: int, message: str, headers: Mapping[str, str] | None = None, *, progress: float | None = None
+) -> JSONResponse:
+    """An error in the one shape that all have; `progress` from 0 to 1, where it is known how far it is."""
+    problem: dict[str, Any] = {"code": _CODES.get(status, "failed"), "message": message}
+    problem |= {} if progress is None else {"progress": progress}
+    return JSONResponse({"error": problem}, status_code=status, headers=headers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ class Doors:
             return failure(421, f"{why}; a proxy must send Host: localhost")
         if self.token_reads and not _is_open(path) and not self.has_token(given):
             why = "this service needs its token: send it as 'Authorization: Bearer TOKEN'"
-            return failure(401, why, **{"WWW-Authenticate": "Bearer"})
+            return failure(401, why, {"WWW-Authenticate": "Bearer"})
         return None
 
     def has_token(self, given: bytes) -> bool:
@@ -233,7 +236,7 @@ class _Request:
         if self._left:
             self.status = LEFT
         elif not self.started:
-            refusal = failure(503, "the service is stopping; ask again in a moment", **{"Retry-After": "1"})
+            refusal = failure(503, "the service is stopping; ask again in a moment", {"Retry-After": "1"})
             await refusal(self.scope, self._receive, self.send)
 
     def end(self) -> None:

@@ -46,7 +46,9 @@ class _Starting:
         else:
             bar = self._bar
             doing = "loading the model" if bar is None else bar.line(time.monotonic())
-            answer = failure(503, f"the service is starting: {doing}", **{"Retry-After": RETRY_S})
+            share = None if bar is None or not bar.total else bar.done / bar.total
+            why = f"the service is starting: {doing}"
+            answer = failure(503, why, {"Retry-After": RETRY_S}, progress=share)
         try:
             await answer(scope, receive, send)
         except HTTPException as error:  # no such file

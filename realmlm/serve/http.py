@@ -137,7 +137,7 @@ class _App(FastAPI):
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Busy)
     async def busy(_: Request, error: Busy) -> JSONResponse:
-        return failure(503, str(error), **{"Retry-After": str(error.retry_s)})
+        return failure(503, str(error), {"Retry-After": str(error.retry_s)})
 
     @app.exception_handler(OSError)
     async def of_the_system(_: Request, error: OSError) -> JSONResponse:
@@ -162,7 +162,7 @@ def _handle_errors(app: FastAPI) -> None:
             route = getattr(request.scope.get("route"), "path_format", None)
             methods = ", ".join(method.upper() for method in app.openapi()["paths"].get(route, {}))
             headers["Allow"] = methods or headers.get("Allow", "")
-        return failure(error.status_code, str(error.detail), **headers)
+        return failure(error.status_code, str(error.detail), headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -37,12 +37,15 @@ from realmlm.serve.shapes import (
     Search,
     Searched,
     Sentence,
+    Suggested,
 )
+from realmlm.serve.suggestions import Suggestions
 from realmlm.serve.worker import Results, Worker
 from realmlm.serve.writers import Writers
 from realmlm.sources.article import Article
 
 _SOUGHT = "What title, text or source must contain; empty: the first ones."
+AROUND = 5  # passages before one, and after it, that are shown with it
 MOMENT_S = 0.5  # seconds that the numbers of the service wait for what changed to be taken up
 
 
@@ -159,6 +162,14 @@ def question_routes(engine: Engine, worker: Worker, writers: Writers | None) -> 
         found = await together(work, asked.question, key=("search", asked.k))
         return Searched(found=[FoundPassage(**one.as_json()) for one in found])
 
+    suggestions = Suggestions(engine, worker)
+
+    @routes.get("/suggestions", summary="Questions that the passages can answer")
+    async def suggested() -> Suggested:
+        """Made in the background when they are first asked for, and again once passages have changed."""
+        await _follow(engine, worker, most_s=MOMENT_S)
+        return Suggested(made=suggestions.are_made(), questions=suggestions.questions)
+
     return routes
 
 
@@ -217,6 +228,15 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
     async def read_passage(number: int) -> KnownPassage:
         await _follow(engine, worker)
         return existing(number, engine.corpus)
+
+    @routes.get("/passages/{number}/around", summary="Read a passage where it stands")
+    async def read_around(
+        number: int, count: Annotated[int, Query(ge=1, le=50)] = AROUND
+    ) -> list[KnownPassage]:
+        """The passage between those before and after it in its file, up to so many on either side."""
+        await _follow(engine, worker)
+        existing(number, engine.corpus)
+        return [shown(passage) for passage in engine.around(number, count=count)]
 
     @routes.post("/passages", summary="Add a passage", status_code=201, dependencies=[Depends(allowed)])
     async def add(new: NewPassage) -> list[KnownPassage]:
@@ -282,6 +302,7 @@ def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRoute
             status="ok",
             version=__version__,
             passages=len(engine.corpus),
+            sources=engine.sources,
             waiting=worker.waiting,
             editable=engine.editable,
             up_to_date=engine.up_to_date,

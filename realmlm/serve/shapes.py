@@ -18,6 +18,9 @@ class Problem(BaseModel):
 
     code: str = Field(examples=["bad_input"])
     message: str = Field(examples=["no passage 17; see GET /passages"])
+    progress: float | None = Field(
+        None, description="While the service starts: how much of what it is doing is done, from 0 to 1."
+    )
 
 
 class Failure(BaseModel):
@@ -254,6 +257,15 @@ class EmbeddingModels(BaseModel):
     data: list[EmbeddingModel]
 
 
+class Suggested(BaseModel):
+    """Questions to begin with."""
+
+    made: bool = Field(description="Are these all? If not, they are being made.")
+    questions: list[str] = Field(
+        description="Made from sentences of the passages; each was asked, and answered from its sentence."
+    )
+
+
 class Liveness(BaseModel):
     """Whether the service is alive, or ready."""
 
@@ -266,6 +278,7 @@ class Health(BaseModel):
     status: str = Field(examples=["ok"])
     version: str
     passages: int
+    sources: list[str] = Field(description="The folders and files, or the corpus, that they come from.")
     waiting: int
     editable: bool = Field(
         description="Can passages be changed here? Those of documents come from their files."

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from realmlm.bundled import model_place, text_place
 from realmlm.defaults import SHARED
 from realmlm.errors import BadInput
+from realmlm.storage.remote import mirror_of, url_in
 
 try:
     from tyro.conf import Positional, UseAppendAction, arg
@@ -25,8 +26,10 @@ except ImportError:  # the command line's library; training without it takes the
         return metavar
 
 
+Place = Annotated[Path, "anywhere"]
+"""A file or folder, or a URL (s3://bucket/corpus): then it is the folder of the cache that stands for it."""
 ModelPlace = Annotated[Path, "model"]
-"""The folder of a model; `mini` stands for the one that comes with realmlm."""
+"""The folder of a model, or its URL; `mini` stands for the one that comes with realmlm."""
 DocumentPlace = Annotated[Path, "documents"]
 """A folder or file of documents; `pocket` stands for the encyclopedia that comes with realmlm."""
 IndexPlace = Annotated[str, "index"]
@@ -131,23 +134,37 @@ def _resolver(hint: Any) -> Resolve | None:
     if hint is Path:
         return _absolute
     metadata = getattr(hint, "__metadata__", ())
+    if "anywhere" in metadata:
+        return lambda name: _mirror(name) or _absolute(name)
     if "model" in metadata:
-        return lambda name: model_place(name).absolute()
+        return lambda name: _mirror(name) or model_place(name).absolute()
     if "documents" in metadata:
-        return lambda name: text_place(name).absolute()
+        return lambda name: text_place(_on_this_machine(name)).absolute()
     if "index" in metadata:
         return _index_place
     return next((found for part in get_args(hint) if (found := _resolver(part))), None)
 
 
+def _on_this_machine(place: str | Path) -> str | Path:
+    ensure(url_in(place) is None, f"{url_in(place)}: name a place on this machine, here URLs are not taken")
+    return place
+
+
 def _absolute(place: str | Path) -> Path:
-    is_input = Path(place) == STANDARD_INPUT
+    is_input = Path(_on_this_machine(place)) == STANDARD_INPUT
     return STANDARD_INPUT if is_input else Path(os.path.expanduser(place)).absolute()
+
+
+def _mirror(place: str | Path) -> Path | None:
+    """The folder that stands for a URL."""
+    url = url_in(place)
+    return mirror_of(url) if url else None
 
 
 def _index_place(place: str | Path) -> str:
     """A folder becomes absolute; what another system is told stays as it is."""
-    return str(place) if str(place).partition(":")[0] in SHARED else str(_absolute(place))
+    shared = str(place).partition(":")[0] in SHARED
+    return str(place) if shared else str(_mirror(place) or _absolute(place))
 
 
 def _each(resolve: Resolve, value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from realmlm.bundled import MINI, model_place
 from realmlm.defaults import ENGINE, SHOWN
-from realmlm.settings.base import Positional, Settings, arg, ensure, optional, required
+from realmlm.settings.base import Place, Positional, Settings, arg, ensure, optional, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class MakeWorld(Settings):
 class BuildCorpus(Settings):
     """Turn documents into a corpus: passages, cut at sentence boundaries and tokenised once."""
 
-    sources: Positional[Annotated[tuple[Path, ...], required("FILE_OR_FOLDER …")]]
-    """Files and folders: .txt .md .html .pdf .docx .jsonl .csv .tsv .parquet .arrow, MediaWiki .xml; also
-    compressed (.gz .bz2 .xz). Of a BEIR folder its corpus.jsonl is read; a folder that `datasets` saved is
-    read too."""
-    out: Path
-    """Folder to create."""
+    sources: Positional[Annotated[tuple[Place, ...], required("FILE_OR_FOLDER …")]]
+    """Files and folders, or their URLs (s3://…): .txt .md .html .pdf .docx .jsonl .csv .tsv .parquet .arrow,
+    MediaWiki .xml; also compressed (.gz .bz2 .xz). Of a BEIR folder its corpus.jsonl is read; a folder that
+    `datasets` saved is read too."""
+    out: Place
+    """Folder to create, or its URL."""
     text_column: Annotated[str | None, optional("NAME")] = None
     """Column with the text, in Parquet and Arrow files, JSON lines and tables; default: text."""
     title_column: Annotated[str | None, optional("NAME")] = None
@@ -118,8 +118,8 @@ class ListPassages(Settings):
 class MarkSpans(Settings):
     """Mark the spans of a corpus worth masking: names, dates, quantities."""
 
-    corpus: Positional[Annotated[Path, arg(metavar="CORPUS")]]
-    """The corpus."""
+    corpus: Positional[Annotated[Place, arg(metavar="CORPUS")]]
+    """The corpus, or its URL."""
     tagger: Literal["rules", "phrases", "learned", "spacy"] = "rules"
     """rules: built in, light; phrases: your own list; learned: names found by a trained encoder; spacy: a
     spaCy model's entities."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
 from realmlm.defaults import ENGINE
-from realmlm.settings.base import ModelPlace, Positional, Settings, arg, ensure, optional, required
+from realmlm.settings.base import ModelPlace, Place, Positional, Settings, arg, ensure, optional, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +203,11 @@ class BuildIndex(Settings):
 
     model: ModelPlace = MINI
     """The model; mini is the one that comes with realmlm."""
-    corpus: Path
-    """The corpus."""
-    out: Annotated[Path | None, optional("PATH")] = None
-    """Folder to create, for --index; default: beside the corpus, where evaluate and ask find an exact one."""
+    corpus: Place
+    """The corpus, or its URL."""
+    out: Annotated[Place | None, optional("PATH")] = None
+    """Folder to create, or its URL, for --index; default: beside the corpus, where evaluate and ask find an
+    exact one."""
     kind: Literal["exact", "ivf"] = "exact"
     """exact: every vector is compared; ivf: only those in the nearest lists, with recall measured and
     shown."""

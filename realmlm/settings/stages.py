@@ -150,8 +150,9 @@ class Adapt(Settings):
     questions: Annotated[tuple[Path, ...], arg(metavar="PATH …")] = ()
     """Files of your own questions with answers: the model is fine-tuned on them; one in five is held out."""
     minutes: float = 4.0
-    """About how long to train on this machine; reading and embedding the documents, and measuring before
-    and after, take extra time."""
+    """About how long all of it may take on this machine: reading, embedding, measuring, training, measuring
+    again. What each will take is said before it begins; passages must be embedded, even if that takes
+    longer."""
     seed: int = 0
     """Seed for what is held out and for the order."""
     device: str = "auto"
@@ -270,6 +271,7 @@ class Finetune(Settings):
     loop: Loop = field(default_factory=Loop)
 
     def check(self) -> None:
+        ensure(not self.loop.shard, "--loop.shard is for warmup, pretrain and towers, not for finetune")
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
         self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid", "judging", "teaching")

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from realmlm.defaults import ENGINE
 from realmlm.settings.base import Positional, Settings, arg, ensure, optional
 
 
@@ -70,12 +71,16 @@ class Loop(Settings):
     compile: bool = False
     """Fuse the encoders' layers (torch.compile) and record whole steps: takes a minute once, then steps on a
     GPU are faster."""
+    shard: bool = False
+    """Under torchrun, cut the encoders' layers with their gradients and moments over the ranks (FSDP2), for
+    encoders that do not fit on one GPU: slower. Not for finetune."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time, and swap new indexes in at fixed steps."""
 
     def check(self) -> None:
         self.at_least(1, "log_every", "checkpoint_every", within="loop.")
         self.at_least(0, "seed", "workers", within="loop.")
+        ensure(not (self.shard and self.compile), "--loop.shard does not go with --loop.compile")
         ensure(self.threads >= 0, f"loop.threads must be 0 (torch's choice) or more, not {self.threads}")
 
 
@@ -96,6 +101,9 @@ class Refresh(Settings):
     """Type of the stored vectors."""
     shard: int = 65_536
     """Passages embedded between writes to disk: the most that a killed refresher has to redo."""
+    engine: Literal["local", "ray"] = ENGINE
+    """local: one process; ray: also on the Ray cluster at RAY_ADDRESS, or one started here, a refresher for
+    each of its GPUs or, if this one embeds on a CPU, cores; it must see the folders of run and corpus."""
 
     def check(self) -> None:
         self.at_least(1, "shard", within="refresh.")
@@ -103,6 +111,8 @@ class Refresh(Settings):
         after = self.swap_after
         in_time = after is None or 1 <= after <= max(self.every_steps, 1)
         ensure(in_time, f"refresh.swap-after must be between 1 and refresh.every-steps, not {after}")
+        beside = self.engine == "local" or (self.process and self.every_steps > 0)
+        ensure(beside, "--refresh.engine ray helps a refresher beside training: give --refresh.every-steps")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from realmlm.settings.base import (
     DocumentPlaces,
     IndexPlace,
     ModelPlace,
+    Place,
     Positional,
     Settings,
     arg,
@@ -48,10 +49,10 @@ class Evaluate(Searching):
 
     model: ModelPlace = MINI
     """The model; mini is the one that comes with realmlm."""
-    corpus: Annotated[Path | None, required("PATH")] = None
-    """The corpus to search."""
-    questions: Annotated[Path | None, optional("PATH")] = None
-    """Questions with answers; sentences with [MASK] are filled in instead."""
+    corpus: Annotated[Place | None, required("PATH")] = None
+    """The corpus to search, or its URL."""
+    questions: Annotated[Place | None, optional("PATH")] = None
+    """Questions with answers, a file or its URL; sentences with [MASK] are filled in instead."""
     beir: Annotated[Path | None, optional("FOLDER")] = None
     """A BEIR folder (queries.jsonl, qrels/) in place of questions: documents are ranked, nothing is read. The
     corpus is made from the same folder, `realmlm corpus FOLDER`."""
@@ -75,10 +76,10 @@ class Evaluate(Searching):
     characters, even inside words."""
     limit: Annotated[int | None, optional("N")] = None
     """Use only this many questions, evenly spread."""
-    predictions: Annotated[Path | None, optional("PATH")] = None
-    """File for the predictions with their evidence, one JSON line each."""
-    report: Annotated[Path | None, optional("PATH")] = None
-    """File for the report, as JSON."""
+    predictions: Annotated[Place | None, optional("PATH")] = None
+    """File or URL for the predictions with their evidence, one JSON line each."""
+    report: Annotated[Place | None, optional("PATH")] = None
+    """File or URL for the report, as JSON."""
     json: bool = False
     """Print one JSON object instead of a table."""
     device: str = "auto"
@@ -228,8 +229,8 @@ class Ask(Searching):
     """The question."""
     model: ModelPlace = MINI
     """The model; mini is the one that comes with realmlm."""
-    corpus: Annotated[Path | None, optional("PATH")] = None
-    """The corpus to search."""
+    corpus: Annotated[Place | None, optional("PATH")] = None
+    """The corpus to search, or its URL."""
     docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
     """Folders and files of documents to search instead; they are cached, and only changed files are processed
     again. pocket is the small encyclopedia that comes with realmlm."""
@@ -266,8 +267,8 @@ class Search(Searching):
     """The question, or a sentence with [MASK]."""
     model: ModelPlace = MINI
     """The model; mini is the one that comes with realmlm."""
-    corpus: Annotated[Path | None, optional("PATH")] = None
-    """The corpus to search."""
+    corpus: Annotated[Place | None, optional("PATH")] = None
+    """The corpus to search, or its URL."""
     docs: Annotated[DocumentPlaces, optional("PATH …")] = ()
     """Folders and files of documents to search instead, as for `realmlm ask`."""
     k: int = READ

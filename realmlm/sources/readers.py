@@ -30,6 +30,7 @@ from realmlm.sources.pdf import pdf_document
 from realmlm.sources.tables import read_table
 from realmlm.sources.wrapping import unwrapped
 from realmlm.storage.artefacts import read_manifest
+from realmlm.storage.remote import at_hand, mode_of, open_file, shown, url_of, walk
 
 OnBad = Callable[[RealmError], None]
 """Called with each complaint about unreadable input: raises it, or returns to leave the input out."""
@@ -91,10 +92,10 @@ def find_files(
             on_bad(_misnamed(source))
             continue
         try:
-            mode = source.stat().st_mode
+            mode = mode_of(source)
         except OSError as error:
             missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-            on_bad(BadInput(f"{source} does not exist" if missing else _unreadable(source, error)))
+            on_bad(BadInput(f"{shown(source)} does not exist" if missing else _unreadable(source, error)))
             continue
         if stat.S_ISDIR(mode):
             faults: list[RealmError] = []
@@ -104,7 +105,7 @@ def find_files(
             faults += [_misnamed(path) for path, file in found.items() if file and not _is_text(file.name)]
             unknown += [path for path, file in found.items() if not file]
             if not faults and not any(found.values()):
-                nothing = f"{source} holds no file that can be read; readable kinds: {_kinds()}"
+                nothing = f"{shown(source)} holds no file that can be read; readable kinds: {_kinds()}"
                 faults.append(BadInput(nothing))
             for fault in faults:
                 on_bad(fault)
@@ -112,7 +113,9 @@ def find_files(
             file = _source_file(source, base)
             files += [file] if file else []
             if file is None:
-                on_bad(BadInput(f"{source} is of a kind that cannot be read; readable kinds: {_kinds()}"))
+                on_bad(
+                    BadInput(f"{shown(source)} is of a kind that cannot be read; readable kinds: {_kinds()}")
+                )
         else:
             on_bad(BadInput(f"{source} is neither a file nor a folder"))
     return [replace(file, columns=columns) for file in files] if columns else files, unknown
@@ -129,7 +132,7 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
         on_bad(BadInput(_unreadable(error.filename, error)))
 
     for top in tops:
-        for name, subfolders, names in os.walk(top, onerror=on_error):
+        for name, subfolders, names in walk(top, onerror=on_error):
             folder = Path(name)
             place = Path(os.path.realpath(name))
             if place in entered:
@@ -160,7 +163,7 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                     continue
                 path = folder / file
                 try:
-                    if path.is_file():
+                    if url_of(path) or path.is_file():
                         yield path
                 except OSError as error:
                     on_bad(BadInput(_unreadable(path, error)))
@@ -175,7 +178,7 @@ def _is_beir(names: Sequence[str], subfolders: Sequence[str]) -> bool:
 def _data_files(state: Path, names: Sequence[str]) -> list[str]:
     """Of a dataset's folder, the files with the data: beside them may lie what was made of them since."""
     try:
-        with open(state, "rb") as stream:
+        with open_file(state) as stream:
             listed = {file["filename"] for file in json.loads(stream.read(LARGEST))["_data_files"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return list(names)
@@ -197,7 +200,7 @@ def _misnamed(path: Path) -> BadInput:
 
 
 def _unreadable(path: str | Path, error: OSError) -> str:
-    return f"{path} cannot be read ({error.strerror})"
+    return f"{shown(path)} cannot be read ({error.strerror})"
 
 
 def _source_file(path: Path, base: Path) -> SourceFile | None:
@@ -227,7 +230,7 @@ def read_files(
     for file in files:
         reading = _Reading(file, on_bad, on_guess, on_bytes)
         try:
-            with open(file.path, "rb", buffering=0) as raw:
+            with open_file(file.path) as raw:
                 counted: BinaryIO = io.BufferedReader(_Counted(raw, on_bytes), _CHUNK)
                 stream = _DECOMPRESS[file.compression](counted) if file.compression else counted
                 yield from _READERS[file.kind](reading, stream)
@@ -236,7 +239,7 @@ def read_files(
         except Unreadable as error:
             reading.bad(str(error))
         except MissingExtra as error:
-            reading.fault(MissingExtra(f"{file.path}: {error}"))
+            reading.fault(MissingExtra(f"{shown(file.path)}: {error}"))
         except RealmError:  # from `on_bad`
             raise
         except Exception as error:  # whatever it is, one file must not keep a folder from being read
@@ -280,7 +283,7 @@ class _Reading:
 
     def bad(self, what: str, *, line: int | None = None) -> None:
         part = "row" if self.file.kind in COLUMNAR else "line"
-        message = f"{self.file.path}{f', {part} {line}' if line else ''}: {what}"
+        message = f"{shown(self.file.path)}{f', {part} {line}' if line else ''}: {what}"
         # half of a surrogate pair could not be printed
         self.fault(BadInput(message.encode(errors="backslashreplace").decode()))
 
@@ -385,7 +388,9 @@ class _Reading:
     def _guess(self, what: str) -> None:
         """Report, once for each file, which encoding was guessed."""
         if not self._guessed:
-            self._on_guess(f"{self.file.path}: {what}; if letters look wrong, convert the file to UTF-8")
+            self._on_guess(
+                f"{shown(self.file.path)}: {what}; if letters look wrong, convert the file to UTF-8"
+            )
         self._guessed = True
 
 
@@ -476,8 +481,9 @@ def _read_table(reading: _Reading, stream: BinaryIO, *, delimiters: str) -> Iter
 def _read_columnar(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
     if reading.file.compression:
         return reading.bad("is compressed once more, from outside; unpack it")
-    for row in read_rows(str(reading.file.path), reading.file.columns, on_bytes=reading.on_bytes):
-        yield from reading.article(row.title, row.text, identity=row.identity, line=row.number)
+    with at_hand(reading.file.path) as path:
+        for row in read_rows(str(path), reading.file.columns, on_bytes=reading.on_bytes):
+            yield from reading.article(row.title, row.text, identity=row.identity, line=row.number)
 
 
 def _read_dump(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:

@@ -22,9 +22,9 @@ from typing import Any
 
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 from realmlm.storage.fields import wrong_field
+from realmlm.storage.remote import MANIFEST, is_there, send_artefact, shown, url_of
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 _STAMPS = ".verified.json"
 # Bytes of an artefact up to which every opening hashes its files. Those of a larger one are hashed again only
 # when their stamp has changed.
@@ -62,6 +62,7 @@ class Draft:
 @contextmanager
 def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     """Write an artefact: when the block ends it stands at `path`; if the block raises, nothing has changed.
+    Where `path` stands for a URL, it is sent there.
 
     Replacing an artefact takes two renames: a kill between them leaves nothing at `path`, never half of one.
     """
@@ -69,18 +70,29 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     if not replace:
         refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, lock = _new_temporary(path, ".tmp")
-    draft = Draft(path=temporary)
-    try:
+    url = url_of(path)
+    with new_folder_for(path) as temporary:
+        draft = Draft(path=temporary)
         yield draft
         _seal(draft, kind=kind)
-        if replace and path.exists():
+        if url:
+            send_artefact(temporary, url)
+        if (replace or url) and path.exists():  # of a URL it may be one that is no longer there
             aside = _move_aside(path)
             temporary.rename(path)
             shutil.rmtree(aside)
         else:
             _rename_to_new(temporary, path)
         fsync_file(path.parent)
+
+
+@contextmanager
+def new_folder_for(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` in which to write what will stand there; the block renames it. It is
+    removed if the block raises."""
+    temporary, lock = _new_temporary(path, ".tmp")
+    try:
+        yield temporary
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         _name_full_disk(error, path)
@@ -153,8 +165,8 @@ def _sweep_temporaries(path: Path, suffix: str) -> None:
 
 def refuse_existing(path: Path) -> None:
     """Raise if something already stands where a command is about to write."""
-    if path.exists():
-        raise ArtefactExists(f"{path} already exists; choose another place or remove it first")
+    if is_there(path):
+        raise ArtefactExists(f"{shown(path)} already exists; choose another place or remove it first")
 
 
 def _rename_to_new(temporary: Path, path: Path) -> None:
@@ -218,37 +230,39 @@ def read_manifest(path: Path, *, kind: str, hint: str = "") -> Manifest:
     file = Path(path) / MANIFEST
     if not file.is_file():
         why = f": it has no {MANIFEST}" if file.parent.is_dir() else ""
-        raise ArtefactMissing(f"no {kind} in {path}{why}{f'; {hint}' if hint else ''}")
-    manifest = _read_manifest(file)
+        raise ArtefactMissing(f"no {kind} in {shown(path)}{why}{f'; {hint}' if hint else ''}")
+    manifest = parse_manifest(file, Path(path))
     if manifest.kind == kind:
         return manifest
     raise ArtefactMissing(f"{path} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder")
 
 
-def _read_manifest(file: Path) -> Manifest:
+def parse_manifest(file: Path, place: Path | str) -> Manifest:
+    """What a manifest says, if it is sound; `place` is that of its artefact, for a complaint."""
+    name = f"{place}/{MANIFEST}"
     try:
         record = json.loads(file.read_text("utf-8"))
         checksum = record.pop("checksum")
         if record.get("format", 0) > FORMAT:
             newer = f"has format {record['format']}, newer than this version reads ({FORMAT})"
-            raise ArtefactDamaged(f"{file} {newer}; upgrade realmlm")
+            raise ArtefactDamaged(f"{name} {newer}; upgrade realmlm")
         intact = checksum == _digest(record)
         wrong = wrong_field(record) if intact else None
         manifest = Manifest(**record)
-        for name in manifest.files:
-            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
-                raise ArtefactDamaged(f"{file} names a file outside its folder, '{name}': do not trust it")
+        for inside in manifest.files:
+            if Path(inside).is_absolute() or ".." in Path(inside).parts or "\0" in inside:
+                raise ArtefactDamaged(f"{name} names a file outside its folder, '{inside}': do not trust it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArtefactDamaged(f"{file} is damaged ({type(error).__name__}); {_again(file.parent)}") from error
+        raise ArtefactDamaged(f"{name} is damaged ({type(error).__name__}); {_again(place)}") from error
     if not intact:
-        raise ArtefactDamaged(f"{file} is damaged (its checksum does not match); {_again(file.parent)}")
+        raise ArtefactDamaged(f"{name} is damaged (its checksum does not match); {_again(place)}")
     if wrong is not None:
-        cannot = f"{file} is not one that realmlm writes ({wrong} is missing or impossible)"
-        raise ArtefactDamaged(f"{cannot}: do not trust it, or {_again(file.parent)}")
+        cannot = f"{name} is not one that realmlm writes ({wrong} is missing or impossible)"
+        raise ArtefactDamaged(f"{cannot}: do not trust it, or {_again(place)}")
     return manifest
 
 
-def _again(path: Path) -> str:
+def _again(path: Path | str) -> str:
     return f"remove {path} and make it again"
 
 

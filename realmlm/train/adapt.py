@@ -2,162 +2,175 @@
 
 Without labels the query projection learns to find where else in the documents the hidden words of a sentence
 stand; with questions of their own it learns these, and so does the reader. Some sentences, or some of the
-questions, are held out to measure on. Passages and index stay as they are: minutes on a CPU are enough.
+questions, are held out to measure on. Passages and index stay as they are: minutes on a CPU are enough, and
+it is said before how they will be spent (`realmlm.train.budget`).
 """
 
 import json
+import math
 import os
 import shutil
 import time
-from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from realmlm.corpus.build import build_corpus
-from realmlm.corpus.documents import DOCUMENT_WORDPIECES
+from realmlm.corpus.documents import DOCUMENT_WORDPIECES, open_documents
 from realmlm.corpus.questions import Question, read_questions, write_questions
 from realmlm.corpus.spans import Spans, mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.evaluation.clozes import make_clozes
-from realmlm.evaluation.intervals import paired_interval
 from realmlm.evaluation.measure import measure
-from realmlm.evaluation.scores import Outcome, Report, Score, summarise
-from realmlm.log import duration, say
-from realmlm.model.realm import ModelConfig, Realm
+from realmlm.evaluation.scores import Outcome
+from realmlm.index.keep import count_lacking
+from realmlm.log import Clock, counted, duration, say
+from realmlm.model.realm import Realm
+from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
 from realmlm.reading.retrieve import LearnedRetriever, hybrid_of, index_of
 from realmlm.settings import ADAPTING, Adapt, BuildCorpus, Finetune, JointOptim, Loop, Optim, together
 from realmlm.sources.readers import apart
-from realmlm.storage.artefacts import discard, open_artefact, refuse_existing, write_text
+from realmlm.storage.artefacts import discard, refuse_existing, write_text
+from realmlm.train.budget import (
+    FEWEST_STEPS,
+    MEASURING,
+    READ,
+    SLOWER,
+    TRIED,
+    USED,
+    Plan,
+    UntilTime,
+    make_plan,
+    try_out,
+)
 from realmlm.train.data import SentenceSource
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.loop import fit, prepare
 from realmlm.train.objectives.adapt import CANDIDATES, FoundElsewhere
 from realmlm.train.run import Run
 from realmlm.train.stages import finetune
+from realmlm.train.verdict import Verdict, compare
 
-READ = 5  # passages
-BATCH = 32
+T = TypeVar("T")
+
 MOST_HELD_OUT = 150  # masked sentences
 MOST_OF_A_PASSAGE = 4  # of them: what is held out is whole passages, and few passages tell little
 SHARE_HELD_OUT = 5  # one of so many passages, or questions
-FEWEST = 20  # held out, and steps
+FEWEST = 20  # held out
 EPOCHS = 6  # times that every example is seen, at most
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Measures of the same examples before and after, and the mean gain with its 95% interval."""
-
-    before: Report
-    after: Report
-    gained: str
-    gain: float
-    low: float
-    high: float
-
-    @property
-    def kept(self) -> bool:
-        """Is the gain certain enough for the model to be saved?"""
-        return self.low > 0
-
-    @property
-    def examples(self) -> str:
-        """What was held out."""
-        return "sentences" if self.before.nats else "questions"
-
-    def rows(self) -> list[tuple[str, Score, Score]]:
-        """Each measure before and after."""
-        recall = [(k, score) for k, score in self.before.recall.items() if k <= READ]
-        rows = [(f"recall@{k}", score, self.after.recall[k]) for k, score in recall]
-        rows += [(f"{name}, nats", score, self.after.nats[name]) for name, score in self.before.nats.items()]
-        if self.before.exact_match and self.after.exact_match:
-            name = "exact match of hidden words" if self.before.nats else "exact match"
-            rows.append((name, self.before.exact_match, self.after.exact_match))
-        return rows
-
-    def as_json(self) -> dict[str, Any]:
-        """For `verdict.json`, which reports show."""
-        rows = self.rows()
-        measures = {name: {"before": asdict(first), "after": asdict(then)} for name, first, then in rows}
-        gain = {name: getattr(self, name) for name in ("gained", "gain", "low", "high", "kept")}
-        return {"held_out": self.before.questions, "measures": measures, **gain}
-
-    def plainly(self) -> str:
-        """The verdict in a sentence or two, without measures' names."""
-        masked = bool(self.before.nats)
-        sides = (self.before, self.after)
-        scores = [report.recall[1] if masked else report.exact_match for report in sides]
-        counts = [round((score.value if score else 0.0) * self.before.questions / 100) for score in scores]
-        what = "a passage with the hidden words came first" if masked else "the answer was right"
-        held_out = f"{self.before.questions} held-out {self.examples}"
-        said = f"Of {held_out}, {what} for {counts[0]} before and {counts[1]} after."
-        where = "Measured on sentences of the documents with words hidden, not on questions"
-        return f"{said}\n{where}: answers may stay the same." if masked else said
-
-    def table(self) -> str:
-        """For a terminal."""
-        lines = [self.plainly(), ""]
-        lines += [f"{f'{self.before.questions} held out':28s} {'before':>20s} {'after':>22s}"]
-        lines += [f"{name:28s} {before!s:>20s} {after!s:>22s}" for name, before, after in self.rows()]
-        gain = f"{self.gained}: {self.gain:+.3f}  [{self.low:+.3f}, {self.high:+.3f}]"
-        return "\n".join([*lines, "", gain])
-
-
 def adapt(settings: Adapt) -> Verdict:
-    """Train on documents for about so many minutes; the model stands in `out/model` only if it got better."""
+    """Adapt to documents in about so many minutes; the model stands in `out/model` only if it got better."""
+    begun = time.monotonic()
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("adapting uses one process: leave out torchrun")
     asked = _own_questions(settings.questions) if settings.questions else []
     refuse_existing(settings.out)
     try:
-        return _adapt(settings, asked)
+        return _adapt(settings, asked, begun)
     except (RealmError, KeyboardInterrupt):
         # nothing half done: the same command can be given again
         shutil.rmtree(settings.out, ignore_errors=True)
         raise
 
 
-def _adapt(settings: Adapt, asked: list[Question]) -> Verdict:
+def _adapt(settings: Adapt, asked: list[Question], begun: float) -> Verdict:
     out = settings.out
-    model = settings.model
-    config = ModelConfig.of(open_artefact(model, kind="model").config, model)
-    longest = min(DOCUMENT_WORDPIECES, config.max_passage)  # as `ask --docs` cuts them
+    realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device))
+    longest = min(DOCUMENT_WORDPIECES, realm.config.max_passage)  # as `ask --docs` cuts them
     docs = tuple(apart(together(settings.docs)))
     how = BuildCorpus(
-        sources=docs, out=out / "corpus", tokenizer=str(model), max_wordpieces=longest, skip_bad=True
+        sources=docs, out=out / "corpus", tokenizer=str(settings.model), max_wordpieces=longest, skip_bad=True
     )
     corpus = build_corpus(how)
-    if asked:
+    labelled = bool(asked)
+    if labelled:
         order = np.random.default_rng(settings.seed).permutation(len(asked)).tolist()
         held_out = [asked[number] for number in order[: len(asked) // SHARE_HELD_OUT]]
         write_questions(out / "questions.jsonl", [asked[number] for number in order[len(held_out) :]])
+        examples = len(asked) - len(held_out)
     else:
         held_out = _masked_facts(corpus, settings.seed)
+        examples = _left_to_learn(corpus, held_out, out)
+    answers = not labelled and realm.config.trained_on_questions
+    embed, lacking = _embedding(realm, corpus, docs, max_wordpieces=longest)
+    speeds = try_out(realm, corpus, _also_asked(held_out[:TRIED], answers=answers), labelled=labelled)
+    make_own = partial(
+        make_plan,
+        speeds,
+        minutes=settings.minutes,
+        measured=(min(FEWEST, len(held_out)), len(held_out)),
+        learned=EPOCHS * examples,
+        what="held-out question" if labelled else "held-out sentence",
+    )
+    say(make_own(spent_s=time.monotonic() - begun, lacking=lacking).table())
+    embed()
+    del realm
+    plan = make_own(spent_s=time.monotonic() - begun, lacking=0)  # as long as that really took
+    held_out = held_out[: plan.measured]
     write_questions(out / "held-out.jsonl", held_out)
-    if not asked:
-        _check_some_left(corpus, out / "held-out.jsonl")
-    what = "questions" if asked else "sentences with words hidden"
-    measured = f"{len(held_out)} {what} are held out and measured before and after training"
-    say(f"{measured}; --minutes does not include this")
-    before, seconds = _measured(model, corpus, held_out, settings.device)
-    say(f"measuring took {duration(seconds)}, and will take as long again after training")
-    learn = _learn_questions if asked else _learn_to_find
-    made = learn(settings, corpus, pair_seconds=seconds / (len(held_out) * (READ + 1)))
-    after, _ = _measured(made, corpus, held_out, settings.device)
-    verdict = _compare(before, after, labelled=bool(asked))
+    say(f"{counted(len(held_out), plan.what)} are measured before and after training")
+    end = begun + USED * 60 * settings.minutes
+    asked_of_each = _also_asked(held_out, answers=answers)
+    measuring = time.monotonic()
+    until = measuring + SLOWER * MEASURING / 2 * (end - measuring)
+    before = _measured(settings.model, corpus, asked_of_each, settings, until=until)
+    measuring_s = time.monotonic() - measuring
+    learn = _learn_questions if labelled else _learn_to_find
+    made = learn(settings, corpus, plan, until=end - measuring_s)
+    after = _measured(made, corpus, asked_of_each[: len(before) // len(asked_of_each[0])], settings)
+    verdict = compare(before, after, labelled=labelled)
     write_text(out / "verdict.json", json.dumps(verdict.as_json(), ensure_ascii=False))
     if verdict.kept:
         made.rename(out / "model")
     else:
         discard(made)
+    say(f"it took {duration(time.monotonic() - begun)} in all")
     return verdict
+
+
+def _embedding(
+    realm: Realm, corpus: Corpus, docs: tuple[Path, ...], *, max_wordpieces: int
+) -> tuple[Callable[[], None], int]:
+    """What gives all passages their vectors, and how many have none yet.
+
+    They are taken from the cache of `ask --docs` and, where they are lacking, embedded into it: asking does
+    not embed them again. Where nothing can be cached, they are embedded beside the corpus alone.
+    """
+    said = set[str]()  # what the first opening has said the second does not repeat
+
+    def index_cached(index: Callable[[Corpus], T]) -> T:
+        with ExitStack() as held:
+            cached = open_documents(
+                docs, realm.wordpieces, max_wordpieces=max_wordpieces, held=held, said=said
+            )
+            return index(cached)
+
+    def look(cached: Corpus) -> tuple[Path, int]:
+        others = cached.folder.parent
+        return others, count_lacking(cached, DocumentEncoder.of(realm), others=others)
+
+    others: Path | None = None
+    lacking = len(corpus)
+    with suppress(RealmError, OSError):
+        others, lacking = index_cached(look)
+
+    def embed() -> None:
+        if others is not None:
+            index_cached(lambda cached: index_of(realm, cached, others=others))
+        index_of(realm, corpus, others=others)
+
+    return embed, lacking
 
 
 def _own_questions(files: tuple[Path, ...]) -> list[Question]:
@@ -189,16 +202,32 @@ def _masked_facts(corpus: Corpus, seed: int) -> list[Question]:
     return make_clozes(corpus, count=count, max_query=64, seed=seed, recurring=True, each=each)
 
 
-def _check_some_left(corpus: Corpus, held_out: Path) -> None:
-    """Is there something to learn from? Said before anything is measured."""
-    if not len(Spans.open(corpus).recurring(corpus).without(held_out_passages(corpus, held_out))):
+def _left_to_learn(corpus: Corpus, held_out: list[Question], out: Path) -> int:
+    """How many sentences there are to learn from. Where there is none, that is said before anything is
+    measured."""
+    write_questions(out / "held-out.jsonl", held_out)
+    gone = held_out_passages(corpus, out / "held-out.jsonl")
+    left = len(Spans.open(corpus).recurring(corpus).without(gone))
+    if not left:
         raise NotEnough(
             "nothing is left to learn from once the held-out passages and their copies are left out: these "
             "documents repeat the same sentences. Use the model as it is; with other documents it can adapt"
         )
+    return left
 
 
-def _learn_to_find(settings: Adapt, corpus: Corpus, *, pair_seconds: float) -> Path:
+def _also_asked(held_out: list[Question], *, answers: bool) -> list[list[Question]]:
+    """What each held-out example is measured on: itself and, with `answers`, a masked sentence also as a
+    question. "The mill was built by [MASK]." is asked as "The mill was built by what?"."""
+    if not answers:
+        return [[example] for example in held_out]
+    return [
+        [cloze, replace(cloze, text=cloze.text.replace("[MASK]", "what").rstrip(" .:;!?") + "?")]
+        for cloze in held_out
+    ]
+
+
+def _learn_to_find(settings: Adapt, corpus: Corpus, plan: Plan, *, until: float) -> Path:
     """Train the query projection on the documents themselves; gives the place of the model."""
     with Run.begin(settings.out / ADAPTING, stage="adapt", settings=settings) as run:
         device = prepare(Loop(seed=settings.seed, device=settings.device))
@@ -212,22 +241,29 @@ def _learn_to_find(settings: Adapt, corpus: Corpus, *, pair_seconds: float) -> P
             recurring=True,
         )
         learning = realm.free_query("projection")
-        optim = Optim(batch=BATCH, lr=2e-4)
+        optim = Optim(batch=plan.batch, lr=2e-4)
         index = index_of(realm, corpus).index
         objective = FoundElsewhere(realm, corpus, source, index, learning=learning, lr=optim.lr)
-        seconds = BATCH * pair_seconds / 3  # a sentence is a third as long as sentence and passage together
-        steps = _steps(settings.minutes, seconds=seconds, examples=len(source.sentences))
-        loop = _rows(settings, steps)
-        fit(realm, objective, run, optim=replace(optim, steps=steps), loop=loop, title="adapting")
+        seconds = _step_seconds(objective, plan.batch)
+        steps = _steps(seconds, plan, until=until, examples=len(source.sentences))
+        fit(
+            realm,
+            objective,
+            run,
+            optim=replace(optim, steps=steps),
+            loop=_rows(settings, steps),
+            title="adapting",
+            callbacks=[UntilTime(until)],
+        )
         realm.save_pretrained(run.folder / "model", parents={"corpus": corpus.fingerprint})
         return run.folder / "model"
 
 
-def _learn_questions(settings: Adapt, corpus: Corpus, *, pair_seconds: float) -> Path:
+def _learn_questions(settings: Adapt, corpus: Corpus, plan: Plan, *, until: float) -> Path:
     """Fine-tune on the questions that are not held out; gives the place of the model."""
     questions = settings.out / "questions.jsonl"
-    seconds = 3 * BATCH * READ * pair_seconds  # going backwards takes twice as long as forwards
-    steps = _steps(settings.minutes, seconds=seconds, examples=len(read_questions(questions)))
+    seconds = plan.training_s / plan.steps
+    steps = _steps(seconds, plan, until=until, examples=len(read_questions(questions)))
     out = settings.out / ADAPTING
     finetune(
         Finetune(
@@ -240,19 +276,31 @@ def _learn_questions(settings: Adapt, corpus: Corpus, *, pair_seconds: float) ->
             candidates=min(CANDIDATES, len(corpus)),
             query="projection",
             closed_book=0.02,
-            optim=JointOptim(steps=steps, batch=BATCH, lr=3e-5, retriever_lr=1e-4),
+            optim=JointOptim(steps=steps, batch=plan.batch, lr=3e-5, retriever_lr=1e-4),
             loop=_rows(settings, steps),
-        )
+        ),
+        callbacks=[UntilTime(until)],
     )
     return out / "model"
 
 
-def _steps(minutes: float, *, seconds: float, examples: int) -> int:
-    """As many as the minutes allow, but no more than a few rounds over the examples."""
-    steps = int(np.clip(minutes * 60 / seconds, FEWEST, max(FEWEST, EPOCHS * examples // BATCH)))
-    enough = "; more minutes would only repeat them" if steps < minutes * 60 // seconds else ""
-    about = max(1, round(steps * seconds / 60))
-    say(f"{steps} steps of {BATCH} examples, out of {examples:,}: about {about} min of training{enough}")
+def _step_seconds(objective: FoundElsewhere, batch: int) -> float:
+    """What a step takes, by the second of two; nothing is learned from them."""
+    for _ in range(2):
+        begun = time.monotonic()
+        loss, _ = objective.loss(objective.draw(0, batch), 0, Clock())
+        loss.backward()
+        seconds = time.monotonic() - begun
+    objective.model.zero_grad(set_to_none=True)
+    return max(1e-6, seconds)
+
+
+def _steps(seconds: float, plan: Plan, *, until: float, examples: int) -> int:
+    """As many as there is time for, but no more than a few rounds over the examples."""
+    time_for = int((until - time.monotonic()) / seconds)
+    steps = int(np.clip(time_for, FEWEST_STEPS, max(FEWEST_STEPS, EPOCHS * examples // plan.batch)))
+    enough = "; more would only repeat them" if steps < time_for else ""
+    say(f"{steps} steps of {plan.batch} examples, out of {examples:,}: {duration(steps * seconds)}{enough}")
     return steps
 
 
@@ -265,34 +313,19 @@ def _rows(settings: Adapt, steps: int) -> Loop:
 
 @torch.inference_mode()
 def _measured(
-    model: Path, corpus: Corpus, questions: list[Question], device: str
-) -> tuple[list[Outcome], float]:
-    """What comes of each, and the seconds that answering took."""
-    realm = Realm.from_pretrained(model, device=pick_device(device))
+    model: Path, corpus: Corpus, examples: list[list[Question]], settings: Adapt, *, until: float = math.inf
+) -> list[Outcome]:
+    """What comes of each, or, when the time is over, of the first ones: of whole examples, and no fewer than
+    make sense."""
+    realm = Realm.from_pretrained(model, device=pick_device(settings.device))
     retriever = LearnedRetriever.settled(realm, index_of(realm, corpus).index, hybrid_of(realm, corpus))
-    begun = time.monotonic()
     answerer = Answerer(realm, corpus, retriever)
-    outcomes = list(measure(answerer, questions, read=min(READ, len(corpus)), recall="dpr"))
-    return outcomes, time.monotonic() - begun
-
-
-def _compare(before: list[Outcome], after: list[Outcome], *, labelled: bool) -> Verdict:
-    """By the questions answered, or by the rank of the first passage with the hidden words; sentences of one
-    passage count as one."""
-
-    def values(outcomes: list[Outcome]) -> list[float]:
-        if labelled:
-            return [float(outcome.correct) for outcome in outcomes]
-        ranks: defaultdict[int | None, list[float]] = defaultdict(list)
-        for outcome in outcomes:
-            found = outcome.found
-            ranks[outcome.question.source].append(1 / (found.index(True) + 1) if True in found else 0.0)
-        return [float(np.mean(of_passage)) for of_passage in ranks.values()]
-
-    low, high = paired_interval(values(after), values(before))
-    first, second = (
-        summarise(outcomes, retriever="learned", read=READ, recall="dpr") for outcomes in (before, after)
-    )
-    ranked = "mean reciprocal rank of the first passage with the hidden words"
-    gained = f"gain in {'share answered exactly' if labelled else ranked}"
-    return Verdict(first, second, gained, float(np.mean(values(after)) - np.mean(values(before))), low, high)
+    each = len(examples[0])
+    asked = [question for example in examples for question in example]
+    outcomes: list[Outcome] = []
+    for outcome in measure(answerer, asked, read=min(READ, len(corpus)), recall="dpr"):
+        outcomes.append(outcome)
+        whole = len(outcomes) % each == 0 and len(outcomes) >= FEWEST * each
+        if whole and time.monotonic() > until:
+            break
+    return outcomes

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from realmlm.model.realm import Realm
 
 
+class Enough(Exception):
+    """Raised by a callback in `on_row`: train no further, as if this had been the last step."""
+
+
 class Callback:
     """Override what you want to hear of. What a callback raises ends the run; its last checkpoint stays."""
 
@@ -16,7 +20,7 @@ class Callback:
         """A row of metrics, as `metrics.jsonl` has it: `step`, `loss` and what the objective measures.
 
         Raising KeyboardInterrupt stops the run as Ctrl-C does: a checkpoint is written first, and the same
-        call goes on from there.
+        call goes on from there. Raising `Enough` ends training: the model is saved as it is.
         """
 
     def on_checkpoint(self, step: int, folder: Path) -> None:

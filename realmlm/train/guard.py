@@ -32,7 +32,8 @@ class Guard:
         if swaps == self._swaps:
             return {}
         self._swaps = swaps
-        recall = self._recall(index)
+        with self._model.whole():
+            recall = self._recall(index)
         if self._start is None:
             self._start = recall
         elif recall < self._start - ALLOWED:

@@ -29,6 +29,7 @@ from realmlm.model.snapshot import DocumentEncoder, load_snapshot, take_snapshot
 from realmlm.parallel import in_background
 from realmlm.settings import Loop, Refresh
 from realmlm.storage.artefacts import discard
+from realmlm.train.refresher import RayRefreshers
 from realmlm.train.run import Run
 
 Out = TypeVar("Out")
@@ -78,6 +79,8 @@ class LiveIndex:
             process=beside,
             shard=refresh.shard,
         )
+        helped = refresh.engine == "ray" and beside and self._ranks.first
+        self._helpers = RayRefreshers(run.folder, torch.device(device).type) if helped else None
         self._in_line = not refresh.process
         self._step = 0  # that the index was made at
         self._pending = -1  # that of the snapshot being embedded, if any
@@ -147,7 +150,7 @@ class LiveIndex:
     def _begin(self, step: int) -> None:
         """First step of this process: drop what a killed one left beyond it; open its index, or build the
         first."""
-        with self._ranks.in_turn():
+        with self._model.whole(), self._ranks.in_turn():
             if self._ranks.first:
                 self._refresher.forget_after(step)
                 self._build_first(step)
@@ -173,9 +176,10 @@ class LiveIndex:
     def _ask(self, step: int) -> None:
         """Copy the document tower and have a thread publish the copy for the refresher."""
         self._pending = step
-        if not self._ranks.first or self._refresher.is_asked(step):
-            return
-        write = take_snapshot(self._model, step=step)
+        with self._model.whole():
+            if not self._ranks.first or self._refresher.is_asked(step):
+                return
+            write = take_snapshot(self._model, step=step)
 
         def remove_and_write() -> None:
             self._remove_unused()
@@ -291,6 +295,8 @@ class LiveIndex:
         """End the refresher, and let the threads end."""
         wait(self._under_way())
         self._refresher.close()
+        if self._helpers is not None:
+            self._helpers.close()
 
 
 def has_room(index: Path, device: torch.device, parts: int = 1) -> bool:

@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from realmlm.device import pick_device, release_memory
 from realmlm.errors import ArtefactDamaged, BadInput, NotEnough, RealmError
 from realmlm.log import Clock, Metrics, Progress, say, tell
+from realmlm.model.cut import clip_norm, cut_like, is_cut, whole
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
 from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Loop, Optim
-from realmlm.train.callbacks import Callback
+from realmlm.train.callbacks import Callback, Enough
 from realmlm.train.objective import Group, Objective, Staged
 from realmlm.train.recorded import Recorded
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
@@ -52,10 +53,13 @@ def learning_rate(step: int, *, steps: int, warmup: float, peak: float) -> float
     return peak * min((step + 1) / rising, max(0.0, (steps - step) / max(1, steps - rising)))
 
 
-def make_optimizer(groups: dict[str, Group], optim: Optim, *, recorded: bool = False) -> torch.optim.AdamW:
+def make_optimizer(
+    groups: dict[str, Group], optim: Optim, *, recorded: bool = False, cut: bool = False
+) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only; a pair of its parameter groups for each of ours.
 
-    For steps that are recorded the rate is a tensor: a number would be recorded too.
+    For steps that are recorded the rate is a tensor: a number would be recorded too. Where some parameters
+    are cut, each moves by itself: torch moves none together with others that are not.
     """
     parts: list[dict[str, Any]] = []
     for name, group in groups.items():
@@ -70,6 +74,7 @@ def make_optimizer(groups: dict[str, Group], optim: Optim, *, recorded: bool = F
     if recorded:
         parts = [{**part, "lr": torch.tensor(optim.lr, device=device)} for part in parts]
     how = {"fused": True, "capturable": recorded} if device.type == "cuda" else {}
+    how = {"foreach": False} if cut else how
     return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6, **how)
 
 
@@ -86,15 +91,18 @@ def make_room(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All of the optimizer's state, one tensor after the other in the host's memory where they are cut."""
     state = optimizer.state_dict()["state"]
-    return {f"{number}.{name}": value for number, entry in state.items() for name, value in entry.items()}
+    named = {f"{number}.{name}": value for number, entry in state.items() for name, value in entry.items()}
+    return {name: whole(value).cpu() if is_cut(value) else value for name, value in named.items()}
 
 
 def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     state: dict[int, dict[str, Tensor]] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, tensor in tensors.items():
         number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = tensor
+        state.setdefault(int(number), {})[name] = cut_like(parameters[int(number)], tensor)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -218,14 +226,21 @@ def fit(
     ranks = run.ranks
     ranks.share(optim.batch // optim.accumulate)  # said before anything is built
     objective.ranks = ranks
-    groups = objective.groups()
     # what ranks send each other is not recorded (docs/decisions/014)
     recorded = loop.compile and device.type == "cuda" and optim.accumulate == 1 and ranks.count == 1
-    optimizer = make_optimizer(groups, optim, recorded=recorded)
     clock = Clock(torch.cuda.synchronize if device.type == "cuda" else None)
     rows = _Rows()
-    start = _restore(model, objective, optimizer, rows, run, steps=optim.steps)
+    checkpoint = _restore(model, objective, rows, run, steps=optim.steps)
+    start = checkpoint.step if checkpoint else 0
     ranks.copy_from_first([*model.parameters(), *_own_parameters(model, objective).values()])
+    cut = loop.shard and ranks.count > 1
+    if cut:
+        model.cut_layers(ranks)
+    groups = objective.groups()
+    optimizer = make_optimizer(groups, optim, recorded=recorded, cut=cut)
+    if checkpoint:
+        _load_optimizer_tensors(optimizer, checkpoint.optimizer)
+    del checkpoint
     if recorded:
         make_room(optimizer)
     # what was measured before the first step will be again
@@ -241,9 +256,11 @@ def fit(
     begun = time.monotonic()
     counted = start
     row: dict[str, Any] = {}
+    enough = False
 
     def report(row: dict[str, Any]) -> bool:
         """Write a row down and let callbacks hear it; True: one of them wants to stop."""
+        nonlocal enough
         if metrics is None:
             return False
         tell(row, metrics, bar)
@@ -252,6 +269,8 @@ def fit(
                 callback.on_row(row)
         except KeyboardInterrupt:
             return True
+        except Enough:
+            enough = True
         return False
 
     try:
@@ -276,11 +295,15 @@ def fit(
                     stop.asked |= report(row)
                     begun = time.monotonic()
                     counted = done
+                    if ranks.any(enough):
+                        break
                 stopping = ranks.any(stop.asked)
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stopping):
                     clock("checkpoint")
+                    if ranks.first or cut:
+                        state = _state(model, objective, optimizer, rows, done)
                     if ranks.first:
-                        place = run.save(_state(model, objective, optimizer, rows, done))
+                        place = run.save(state)
                         for callback in callbacks:
                             callback.on_checkpoint(done, place)
                     ranks.wait()
@@ -296,18 +319,17 @@ def fit(
         optimizer.zero_grad(set_to_none=True)  # gradients of recorded steps lie in their memory
         del make_step
         release_memory()
+    model.join_layers()
     bar.close()
     for remark in objective.remarks(row):
         say(remark)
 
 
-def _restore(
-    model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, run: Run, *, steps: int
-) -> int:
-    """Take up the run's newest checkpoint; gives the step it was made at, 0 if there is none."""
+def _restore(model: Realm, objective: Objective, rows: _Rows, run: Run, *, steps: int) -> Checkpoint | None:
+    """Take up the run's newest checkpoint, but for the optimizer; None if there is none."""
     checkpoint = run.newest()
     if checkpoint is None:
-        return 0
+        return None
     if checkpoint.step > steps:
         made = f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for"
         raise BadInput(f"{made}; ask for more, or start a new run")
@@ -316,7 +338,6 @@ def _restore(
         for name, parameter in own.items():
             parameter.copy_(checkpoint.weights[name])
     model.load_own_state({name: value for name, value in checkpoint.weights.items() if name not in own})
-    _load_optimizer_tensors(optimizer, checkpoint.optimizer)
     load_generator_state(checkpoint.generators)
     try:
         objective.load_state(checkpoint.objective)
@@ -326,15 +347,17 @@ def _restore(
     if checkpoint.row:
         rows.load_state(checkpoint.row)
     say(f"resumed at step {checkpoint.step} of {run.folder}")
-    return checkpoint.step
+    return checkpoint
 
 
 def _state(
     model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, step: int
 ) -> Checkpoint:
+    with model.whole():
+        weights = model.own_state() | _own_parameters(model, objective)
     return Checkpoint(
         step=step,
-        weights=model.own_state() | _own_parameters(model, objective),
+        weights=weights,
         optimizer=_optimizer_tensors(optimizer),
         generators=generator_state(),
         objective=objective.state(),
@@ -428,7 +451,8 @@ class _Steps:
     def _average(self, ranks: Ranks, sums: dict[str, Tensor]) -> None:
         """Make the gradients and the row's numbers the means over the ranks. What has a gradient on some rank
         gets one on all; what has none on any keeps none, and does not move."""
-        learning = [parameter for group in self._groups.values() for parameter in group.parameters]
+        every = [parameter for group in self._groups.values() for parameter in group.parameters]
+        learning = [parameter for parameter in every if not is_cut(parameter)]  # torch averages the rest
         has_P = [parameter.grad is not None for parameter in learning]
         gradients = []
         for parameter, some in zip(learning, ranks.numbers(*has_P).any(0).tolist(), strict=True):
@@ -436,7 +460,7 @@ class _Steps:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 gradients.append(parameter.grad)
         for name, value in sums.items():
-            sums[name] = value.to(gradients[0].device)
+            sums[name] = value.to(every[0].device)
         ranks.average([*gradients, *sums.values()])
 
     def _learn(self, staged: Staged) -> dict[str, Tensor]:
@@ -450,7 +474,7 @@ class _Steps:
 
     def _move(self) -> None:
         for group in self._groups.values():
-            nn.utils.clip_grad_norm_(group.parameters, self._optim.clip)
+            clip_norm(group.parameters, self._optim.clip)
         self._optimizer.step()
 
 

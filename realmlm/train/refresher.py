@@ -1,18 +1,23 @@
-"""A refresher that joins a running training: `realmlm refresher RUN`, on any machine that sees the folder."""
+"""Refreshers that join a running training: `realmlm refresher RUN`, on any machine that sees the folder, and
+those that the training itself starts on a Ray cluster."""
 
+import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
+from realmlm.cluster import joined
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.errors import ArtefactMissing, BadInput, Mismatch
+from realmlm.errors import ArtefactMissing, BadInput, Mismatch, MissingExtra, RealmError
 from realmlm.index.refresh import join_refreshes
 from realmlm.log import counted, say
 from realmlm.model.snapshot import load_snapshot
+from realmlm.parallel import die_with_parent, sheltered
 from realmlm.settings import JoinRun
 from realmlm.train.run import is_finished, read_pins, read_run
 
@@ -77,6 +82,55 @@ def _opened(run: Path, trained_on: Path, place: Path) -> Corpus:
     if corpus.fingerprint != fingerprint:
         raise Mismatch(f"{place} is not the corpus that {run} trains with; name that one: --corpus CORPUS")
     return corpus
+
+
+# --- on a Ray cluster ---------------------------------------------------------------------------------------
+
+
+class RayRefreshers:
+    """Refreshers on a Ray cluster that help the run of this process until it is closed, each an actor which
+    does what the command does. One that is killed is started again. A process of its own has them, so that
+    Ray's threads and handlers of signals stay out of the trainer."""
+
+    def __init__(self, run: Path, device: str) -> None:
+        """`device` is of the kind that the run's own refresher uses."""
+        if find_spec("ray") is None:  # not imported here
+            raise MissingExtra("--refresh.engine ray needs 'ray': pip install 'realmlm[ray]'")
+        spawn = multiprocessing.get_context("spawn")
+        self._process = spawn.Process(target=_help_from_cluster, args=(run, device), daemon=True)
+        with sheltered():
+            self._process.start()
+
+    def close(self) -> None:
+        """End them: Ray ends what a process had that is gone."""
+        self._process.kill()
+        self._process.join()
+
+
+def _help_from_cluster(run: Path, device: str) -> None:
+    die_with_parent()
+    gpus = int(device == "cuda")
+    try:
+        with joined() as cluster:
+            room = cluster.room(1, gpus)
+            say(f"{counted(room, 'refresher')} on the Ray cluster will help")
+            with closing(
+                cluster.map(_joining, (run, device), range(room), cpus=1, gpus=gpus, tries=0)
+            ) as ended:
+                for said in ended:
+                    say(f"a refresher on the Ray cluster: {said}")
+    except RealmError as error:
+        say(f"the run goes on without refreshers on a Ray cluster: {error}")
+
+
+def _joining(run: Path, device: str) -> Callable[[int], str]:
+    def join(_: int) -> str:
+        try:
+            return join_run(JoinRun(run=run, device=device))
+        except RealmError as error:  # what one machine lacks, others may have
+            return str(error)
+
+    return join
 
 
 @contextmanager

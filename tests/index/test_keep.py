@@ -162,3 +162,21 @@ def test_an_index_that_was_named_and_is_not_there_is_not_made(
     assert not list(tmp_path.glob("*nothere*"))
     assert len(index_of(model, own, path=tmp_path / "nothere", kind="exact").index) == len(own)
     assert len(index_of(model, own, path=tmp_path / "nothere").index) == len(own)
+
+
+def test_how_many_passages_lack_vectors_is_known_before_they_are_embedded(
+    tiny_model: Realm, world: Path, tmp_path: Path
+) -> None:
+    first, second = (world_corpus(world, "knowledge", tmp_path / name / "corpus") for name in ("a", "b"))
+    encode = DocumentEncoder.of(tiny_model)
+    assert (
+        keep.count_lacking(first, encode)
+        == keep.count_lacking(first, encode, others=tmp_path / "b")
+        == len(first)
+    )
+    index_of(tiny_model, first)
+    assert keep.count_lacking(first, encode) == 0
+    assert keep.count_lacking(second, encode, others=tmp_path / "a") == 0  # word for word the same
+    assert keep.count_lacking(second, encode) == len(second)
+    edited, _ = first.edit(add=[Article("", "The heron is the bird of the town.", "")], remove=[3])
+    assert keep.count_lacking(edited, encode) == 1

@@ -30,6 +30,7 @@ TAKES_ANYTHING = [
     "GET /readyz",
     "GET /metrics",
     "GET /v1/models",
+    "GET /suggestions",
 ]  # no request to these is bad
 TAKES_SOME = [
     "POST /ask",
@@ -40,6 +41,7 @@ TAKES_SOME = [
     "GET /passages",
     "POST /passages",
     "GET /passages/{number}",
+    "GET /passages/{number}/around",
     "PUT /passages/{number}",
     "DELETE /passages/{number}",
 ]

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +23,11 @@ from fastapi.testclient import TestClient
 from realmlm.corpus import documents
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
+from realmlm.serve import suggestions
 from realmlm.serve.around import MOST_BODY, Doors
 from realmlm.serve.http import Running, create_app
 from realmlm.serve.shapes import MOST_CHARACTERS, MOST_TEXT
+from realmlm.serve.worker import Busy
 from realmlm.settings import Serve
 from realmlm.sources.article import Article
 
@@ -320,6 +323,7 @@ def test_the_documents_curl_lines_work(tiny_model_folder: Path, own_corpus: Path
             assert response.is_success, f"{line}: {response.text}"
             routes.add(f"{method} /{path.split('/')[1].split('?')[0]}")
     assert routes == {
+        "GET /suggestions",
         "GET /livez",
         "GET /readyz",
         "GET /health",
@@ -510,6 +514,8 @@ def test_numbers_and_description(client: TestClient) -> None:
         "/v1/models",
         "/passages",
         "/passages/{number}",
+        "/passages/{number}/around",
+        "/suggestions",
         "/livez",
         "/readyz",
         "/health",
@@ -704,3 +710,64 @@ def test_what_cannot_be_stored_says_so_and_changes_nothing(
     assert len(Corpus.open(own_corpus)) == before
     assert client.post("/passages", json=QUINCE).status_code == 201
     assert len(Corpus.open(own_corpus)) == before + 1
+
+
+# --- what the page begins with -----------------------------------------------------------------------------
+
+
+def test_suggestions_are_made_in_the_background_and_again_when_passages_change(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    states: list[int] = []
+
+    def held(corpus: Corpus, ask: Any) -> Iterator[str]:
+        states.append(corpus.edits)
+        assert go.wait(60)
+        if len(states) == 2:
+            raise Busy("too many are waiting")
+        yield f"{ask(['Which bird?'])[0].answer} {corpus.edits}"
+
+    def made() -> list[str]:
+        for _ in range(600):
+            if (body := client.get("/suggestions").json())["made"]:
+                return list(body["questions"])
+            time.sleep(0.02)
+        raise AssertionError("not made")
+
+    monkeypatch.setattr(suggestions, "suggest", held)
+    assert client.get("/suggestions").json() == {"made": False, "questions": []}
+    assert client.post("/ask", json={"question": "Which bird?"}).status_code == 200  # nobody waits for them
+    go.set()
+    first = made()
+    assert first[0].endswith(" 0")
+    client.post("/passages", json={"text": "The bird is a heron."})
+    assert client.get("/suggestions").json() == {"made": False, "questions": first}  # until there are others
+    assert made()[0].endswith(" 1")  # where it could not be done, it is tried again
+    assert states == [0, 1, 1]
+
+
+def test_a_passage_is_read_between_those_of_its_file(client: TestClient) -> None:
+    def around(number: int, **how: int) -> list[int]:
+        return [passage["id"] for passage in client.get(f"/passages/{number}/around", params=how).json()]
+
+    assert around(20) == list(range(15, 26))
+    assert around(1, count=3) == [0, 1, 2, 3, 4]
+    (added,) = client.post("/passages", json={"text": "The bird is a heron."}).json()
+    assert around(added["id"]) == [added["id"]]
+    client.delete("/passages/2")
+    assert around(1, count=3) == [0, 1, 3, 4, 5]
+    failed(client.get("/passages/2/around"), 404)
+    failed(client.get("/passages/1/around?count=0"), 422)
+
+
+def test_health_names_what_is_searched(
+    client: TestClient, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.get("/health").json()["sources"] == ["corpus"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("a/notes.txt", "b/notes.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("The heron is the bird of the town.")
+    engine = Engine(tiny_model_folder, docs=[tmp_path / "a", tmp_path / "b" / "notes.txt"], device="cpu")
+    assert sorted(engine.sources) == ["a", "notes.txt"]

@@ -24,7 +24,11 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from realmlm.corpus.store import Corpus  # noqa: E402
 from realmlm.engine import Engine  # noqa: E402
+from realmlm.log import progress  # noqa: E402
 from realmlm.reading.answer import Answer, Evidence, Words  # noqa: E402
+from realmlm.serve import suggestions  # noqa: E402
+from realmlm.serve.around import Doors  # noqa: E402
+from realmlm.serve.front import Front  # noqa: E402
 from realmlm.serve.http import Running, create_app  # noqa: E402
 
 
@@ -67,10 +71,17 @@ def served(
     engine: Engine, *, runs: Sequence[Path] = (), token: str | None = None, token_reads: bool = False
 ) -> Iterator[str]:
     """The address of a service while it runs."""
+    app = create_app(engine, runs=runs, token=token, running=Running(token_reads=token_reads))
+    with running(app) as place:
+        yield place
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """The address of an application while it runs."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    app = create_app(engine, runs=runs, token=token, running=Running(token_reads=token_reads))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -99,6 +110,8 @@ def _read_off(engine: Engine, question: str) -> Answer:
         (evidence, *more),
         (Words("another", 0.1),),
         caution="unsure: …" if "unsaid" in question else "",
+        sure="likely" if "surely" in question else "",
+        confidence=0.83 if "surely" in question else None,
     )
 
 
@@ -139,11 +152,16 @@ def ask(browser: Any, question: str) -> None:
     field.send_keys(question, Keys.ENTER)
 
 
-def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
+def test_a_question_shows_answer_evidence_and_on_request_numbers(browser: Any) -> None:
     ask(browser, "What is last?")
-    assert wait(lambda: one(browser, "#ask .note")).text == "p = 0.400"
+    assert wait(lambda: one(browser, "#ask .note")).text == "probability 40%"  # there is no word for how sure
     answer = one(browser, "#ask .answer").text
     assert one(browser, "#ask mark").text == answer
+    numeric = browser.find_elements(By.CSS_SELECTOR, "#ask .numeric")
+    assert len(numeric) == 4  # of another answer, bars, what is said without reading, words for all this
+    assert not any(part.is_displayed() for part in numeric)
+    one(browser, "#ask .switch").click()
+    assert all(part.is_displayed() for part in numeric)
     numbers = [number.text for number in browser.find_elements(By.CSS_SELECTOR, "#ask .card .number")]
     assert numbers == ["80%", "50%", "100%"]
     filled, track = (one(browser, f"#ask .card .track{inner}").size["width"] for inner in (" span", ""))
@@ -151,17 +169,27 @@ def test_a_question_shows_answer_evidence_and_bars(browser: Any) -> None:
     assert "another 10%" in one(browser, "#ask .others").text
     assert one(browser, "#ask .card.null h3").text == "Without reading anything"
     legend = one(browser, "#ask .words")
-    assert all(
-        words in legend.text
-        for words in (
-            "p: the model's own probability",
-            "chosen:",
-            "says so:",
-            "share:",
-            "even if no passage holds the answer",
-        )
-    )
-    assert not browser.find_elements(By.CSS_SELECTOR, "#ask .result details, #ask .result [title]")
+    explained = {
+        row.text: row.find_element(By.CSS_SELECTOR, "[title]").get_attribute("title")
+        for row in browser.find_elements(By.CSS_SELECTOR, "#ask .bars dt")
+    }
+    assert explained == {
+        "fits the question": "p(z|x)",
+        "says this answer": "p(y|z,x)",
+        "part in the answer": "p(z|x) · p(y|z,x) / p(y|x)",
+    }
+    assert all(f"{words}:" in legend.text for words in (*explained, "probability"))
+    assert one(browser, "#ask .p").get_attribute("title").startswith("p(y|x) = Σ")
+    browser.refresh()  # the question is in the address, and the switch stays as it was
+    assert wait(lambda: one(browser, "#ask .bars").is_displayed())
+
+
+def test_how_sure_an_answer_is_stands_beside_it_in_a_word(browser: Any) -> None:
+    ask(browser, "What is surely last?")
+    sure = wait(lambda: one(browser, "#ask .sure"))
+    assert sure.text == "likely"
+    assert "83%" in sure.get_attribute("title")
+    assert not one(browser, "#ask .p").is_displayed()
 
 
 def test_where_the_documents_may_not_say_it_the_page_does(browser: Any) -> None:
@@ -187,6 +215,7 @@ def test_what_hardly_counts_is_folded_into_one_line(browser: Any) -> None:
     def shown() -> list[Any]:
         return [card for card in browser.find_elements(By.CSS_SELECTOR, "#ask .card") if card.is_displayed()]
 
+    one(browser, "#ask .switch").click()
     ask(browser, "What is last of many?")
     line = wait(lambda: one(browser, "#ask .result summary"))
     assert line.text == "2 more passages were read"
@@ -348,6 +377,153 @@ def test_the_views_first_field_has_the_focus(browser: Any, address: str) -> None
     one(browser, "#tab-training").send_keys(Keys.HOME)
     assert focused() == "tab-ask"
     assert one(browser, "#question").is_displayed()
+
+
+# --- the start, the address, where a passage stands --------------------------------------------------------
+
+
+def links(browser: Any, selector: str) -> list[str]:
+    found = browser.find_elements(By.CSS_SELECTOR, f"{selector} a")
+    return [link.text for link in found if link.is_displayed()]
+
+
+def test_an_empty_start_shows_what_is_loaded_and_what_can_be_asked(
+    browser: Any, tiny_model_folder: Path, knowledge: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = ["What is <b>bold</b>?", "Which bird?"]
+    asked: list[str] = []
+
+    def slowly(corpus: Corpus, ask: Callable[[list[str]], list[Answer]]) -> list[str]:
+        time.sleep(0.5)
+        asked.extend(answer.answer for answer in ask(offered))
+        return offered
+
+    monkeypatch.setattr(suggestions, "suggest", slowly)
+    with served(Engine(tiny_model_folder, knowledge, device="cpu")) as address:
+        browser.get(address)
+        assert wait(lambda: links(browser, "#offered") == offered)
+        assert len(asked) == 2  # the model was there to be asked
+        assert one(browser, "#loaded").text == "Answers come from 300 passages of corpus."
+        assert not browser.find_elements(By.CSS_SELECTOR, "#offered b")
+        browser.find_element(By.LINK_TEXT, offered[1]).click()
+        assert wait(lambda: one(browser, "#ask .answer"))
+        assert one(browser, "#question").get_attribute("value") == offered[1]
+        assert not one(browser, "#start").is_displayed()
+        assert browser.title == f"{offered[1]} · realmlm"
+        assert browser.switch_to.active_element == one(browser, "#ask .result")
+
+
+def test_a_question_is_in_the_address_and_can_be_gone_back_to(browser: Any, address: str) -> None:
+    def question() -> str:
+        return str(one(browser, "#question").get_attribute("value"))
+
+    for text in ("What is last & first?", "What is <i>last</i> of many?"):
+        ask(browser, text)
+        assert wait(lambda: one(browser, "#ask .answer"))
+    shared = browser.current_url
+    browser.back()
+    assert wait(lambda: question() == "What is last & first?" and one(browser, "#ask .answer"))
+    browser.back()
+    assert wait(lambda: one(browser, "#start").is_displayed())
+    assert (question(), browser.find_elements(By.CSS_SELECTOR, "#ask .answer")) == ("", [])
+    browser.forward()
+    assert wait(lambda: question() == "What is last & first?" and one(browser, "#ask .answer"))
+    browser.get("about:blank")
+    browser.get(shared)
+    assert wait(lambda: one(browser, "#ask .answer"))
+    assert question() == "What is <i>last</i> of many?"
+
+
+def test_an_answer_that_comes_too_late_is_not_shown(browser: Any) -> None:
+    ask(browser, "What is last, slowly?")
+    assert wait(lambda: one(browser, "#ask .note").text == "Reading …")
+    browser.back()
+    assert wait(lambda: one(browser, "#start").is_displayed())
+    time.sleep(1.3)
+    assert not browser.find_elements(By.CSS_SELECTOR, "#ask .answer")
+    assert not one(browser, "#ask form button").get_attribute("disabled")
+
+
+def test_the_last_questions_stay_in_the_browser_until_they_are_cleared(browser: Any, address: str) -> None:
+    assert links(browser, "#asked") == []
+    for number in (*range(9), 5):
+        question = f"What is last, {number}?"
+        ask(browser, question)
+        assert wait(lambda question=question: links(browser, "#asked")[:1] == [question])  # type: ignore[misc]
+    expected = [f"What is last, {number}?" for number in (5, 8, 7, 6, 4, 3, 2, 1)]
+    assert links(browser, "#asked") == expected
+    browser.get(address)
+    assert links(browser, "#asked") == expected
+    browser.find_element(By.LINK_TEXT, "What is last, 3?").click()
+    assert wait(lambda: one(browser, "#ask .answer"))
+    one(browser, "#asked button").click()
+    assert links(browser, "#asked") == []
+    browser.execute_script("localStorage.setItem('asked', '{\"not\": [1, \"a list\"')")
+    browser.get(address)
+    ask(browser, "What is last?")
+    assert wait(lambda: links(browser, "#asked") == ["What is last?"])
+
+
+def test_a_passage_leads_to_where_it_stands(browser: Any, address: str) -> None:
+    ask(browser, "What is last?")
+    wait(lambda: one(browser, "#ask .card .file a")).click()
+    here = wait(lambda: one(browser, "#found .card.here"))
+    assert "(0)" in here.text
+    numbers = [card.text.split("(")[1][0] for card in browser.find_elements(By.CSS_SELECTOR, "#found .card")]
+    assert numbers == list("012345")
+    assert "Passage 0 where it stands in" in one(browser, "#place").text
+    assert browser.switch_to.active_element == here
+    browser.find_elements(By.CSS_SELECTOR, "#found .card .file a")[4].click()
+    assert wait(lambda: "(4)" in one(browser, "#found .card.here").text)
+    browser.back()
+    assert wait(lambda: "(0)" in one(browser, "#found .card.here").text)
+    browser.back()
+    assert wait(lambda: one(browser, "#ask .answer").is_displayed())  # asked once, shown again
+    browser.get(f"{address}?passage=0#knowledge")
+    wait(lambda: one(browser, "#place a")).click()
+    assert wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#found .card")) == 30)
+    assert not one(browser, "#place").is_displayed()
+    browser.get(f"{address}?passage=nowhere%3Cb%3E#knowledge")
+    assert wait(lambda: one(browser, "#said.wrong")).text
+
+
+def test_a_file_name_and_a_passage_with_markup_stay_text(
+    browser: Any, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = "<img src=x onerror=alert(1)>.txt"
+    (tmp_path / name).write_text(
+        "The heron <b onclick='alert(2)'>is</b> the bird of <script>alert(3)</script>."
+    )
+    with served(Engine(tiny_model_folder, docs=tmp_path / name, device="cpu")) as address:
+        browser.get(f"{address}?q=Which+<i>bird</i>?#ask")
+        assert wait(lambda: one(browser, "#ask .card .file")).text == name
+        assert name in one(browser, "#loaded").get_attribute("textContent")
+        one(browser, "#ask .card .file a").click()
+        assert name in wait(lambda: one(browser, "#place").text)
+        assert "<script>alert(3)" in one(browser, "#found .card.here").text
+        assert not browser.find_elements(By.CSS_SELECTOR, "main img, main i, main script, .card b")
+
+
+def test_while_it_starts_its_progress_is_there_and_a_question_waits(
+    browser: Any, tiny_model_folder: Path, knowledge: Corpus
+) -> None:
+    go = threading.Event()
+
+    def load() -> Any:
+        with progress("embedding", 400, unit="passages") as bar:
+            bar.advance(100)
+            assert go.wait(60)
+        return create_app(Engine(tiny_model_folder, knowledge, device="cpu"))
+
+    with running(Front(load, doors=Doors(), log=None)) as address:
+        browser.get(f"{address}?q=Which+bird%3F")
+        assert wait(lambda: "100/400 (25%) passages" in one(browser, "#starting p").text)
+        assert float(one(browser, "#starting progress").get_attribute("value")) == 0.25
+        assert wait(lambda: "as soon as the service is ready" in one(browser, "#ask .result").text)
+        go.set()
+        assert wait(lambda: one(browser, "#ask .answer"))
+        assert not one(browser, "#starting").is_displayed()
 
 
 def test_training_curves_and_the_keyboard(browser: Any) -> None:

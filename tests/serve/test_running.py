@@ -128,6 +128,7 @@ def test_it_is_alive_at_once_and_tells_how_far_it_is_until_it_is_ready(engine: E
         status, headers, body = service.get("/readyz")
         assert (status, body["error"]["code"]) == (503, "busy")
         assert "100/400 (25%) passages" in body["error"]["message"]
+        assert body["error"]["progress"] == 0.25
         assert int(headers["retry-after"]) > 0
         assert service.ask("Who?")[0] == service.get("/health")[0] == 503
         assert b"<title>realmlm</title>" in service.get("/")[2]  # the page shows it, too

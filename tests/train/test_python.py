@@ -15,7 +15,7 @@ from realmlm.errors import BadInput, Mismatch
 from realmlm.log import read_metrics
 from realmlm.model.realm import Realm
 from realmlm.settings import BuildCorpus, Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
-from realmlm.train.callbacks import Callback
+from realmlm.train.callbacks import Callback, Enough
 from realmlm.train.objective import Group
 from realmlm.train.objectives.joint import JointPretraining
 from tests.calls import build_corpus
@@ -86,6 +86,25 @@ def test_places_named_as_text_are_held_to_as_paths_are(
     mark_spans(own, PhraseTagger(["the"]), workers=1)
     with pytest.raises(Mismatch, match=r"the spans of .*own were marked again"):
         realmlm.pretrain(settings)
+
+
+def test_a_callback_that_has_enough_ends_training_and_the_model_is_saved(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    class Satisfied(Heard):
+        def on_row(self, row: dict[str, Any]) -> None:
+            super().on_row(row)
+            if row["step"] == 2:
+                raise Enough
+
+    heard = Satisfied()
+    optim = JointOptim(steps=5, batch=2)
+    settings = Pretrain(out=tmp_path / "run", k=3, optim=optim, refresh=STILL, loop=LOOP)
+    model = Realm.from_pretrained(tiny_model_folder)
+    realmlm.pretrain(settings, model=model, corpus=knowledge, callbacks=[heard])
+    assert [row["step"] for row in heard.rows] == [1, 2]
+    assert len(heard.ended) == 1
+    assert (tmp_path / "run" / "model" / "manifest.json").exists()
 
 
 def test_objects_are_trained_and_every_row_is_heard(

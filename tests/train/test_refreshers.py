@@ -4,11 +4,13 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,15 +58,16 @@ def load_slowed(snapshot: Path, device: str) -> Encode:
     return HeldUp(load_snapshot(snapshot, device), until=lambda: time.sleep(SLOW))
 
 
-def join(run: Path, corpus: Path, told: Path) -> None:
-    """The life of a refresher that has joined; `told` gets a line for each of its shards."""
+def join(run: Path, corpus: Path, told: Path, first: Path) -> None:
+    """The life of a refresher that has joined; `told` gets a line for each of its shards. Before it joins, it
+    has embedded with the snapshot of the run `first`."""
 
     def tell(text: str) -> None:
         with open(told, "a") as file:
             file.write(f"{text}\n")
 
     passages = Corpus.open(corpus)
-    load_slowed(step_folder(run / "snapshots", STEP), "cpu")(passages, passages.ids)  # imports take seconds
+    load_slowed(step_folder(first / "snapshots", STEP), "cpu")(passages, passages.ids)  # imports take seconds
     told.touch()
     join_refreshes(run, passages, load_slowed, "cpu", over=lambda: False, tell=tell)
 
@@ -73,7 +76,7 @@ def join(run: Path, corpus: Path, told: Path) -> None:
 def snapshot_in(towns: Corpus, towns_model: Path) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         for name in ("index", "snapshots"):
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir(parents=True, exist_ok=True)
         take_snapshot(Realm.from_pretrained(towns_model), step=STEP)(step_folder(folder / "snapshots", STEP))
         return folder
 
@@ -106,22 +109,30 @@ def own_refresher(run: Path, corpus: Corpus) -> Refresher:
     )
 
 
-def joined(run: Path, corpus: Corpus) -> Any:
-    process = CONTEXT.Process(target=join, args=(run, corpus.folder, run / "told"), daemon=True)
+def joined(run: Path, corpus: Corpus, first: Path | None = None) -> Any:
+    (run / "told").unlink(missing_ok=True)
+    told = (run, corpus.folder, run / "told", first or run)
+    process = CONTEXT.Process(target=join, args=told, daemon=True)
     process.start()
     wait_for((run / "told").exists)
     return process
 
 
+def claimers(run: Path) -> set[int]:
+    """The processes that have claimed a shard which is not finished."""
+    found = set()
+    try:
+        for claim in run.glob("index/.step-*.partial/claim-*[0-9]"):
+            with suppress(OSError, ValueError):  # it was released
+                found.add(int(json.loads(claim.read_text())["pid"]))
+    except OSError:  # the index was published while we looked
+        pass
+    return found
+
+
 def at_work(run: Path, pid: int) -> bool:
     """Has this process claimed a shard that is not finished?"""
-    for claim in run.glob("index/.step-*.partial/claim-*[0-9]"):
-        try:
-            if json.loads(claim.read_text())["pid"] == pid:
-                return True
-        except (OSError, ValueError):
-            continue
-    return False
+    return pid in claimers(run)
 
 
 def wait_for(ready: Callable[[], Any], seconds: float = 60) -> Any:
@@ -133,8 +144,8 @@ def wait_for(ready: Callable[[], Any], seconds: float = 60) -> Any:
 
 
 def check_whole(run: Path, expected: dict[str, bytes]) -> None:
+    wait_for(lambda: not any((run / "snapshots").iterdir()))  # what comes last, after the index's stamps
     assert content(run) == expected
-    wait_for(lambda: not any((run / "snapshots").iterdir()))
     assert [path.name for path in (run / "index").iterdir()] == [f"step-{STEP:08d}"], "nothing else is left"
 
 
@@ -190,24 +201,32 @@ def test_twenty_random_kills_lose_nothing(
     chance = random.Random(0)
     victims = ["own", "joined"] * 10
     chance.shuffle(victims)
-    for number, victim in enumerate(victims):
-        run = snapshot_in(tmp_path / f"run{number}")
-        other = joined(run, towns)
-        own = own_refresher(run, towns)
-        try:
+    first = snapshot_in(tmp_path / "first")
+    run = tmp_path / "run"
+    run.mkdir()
+    own = own_refresher(run, towns)
+    own.ready(STEP)
+    other = joined(run, towns, first)
+    try:
+        for number, victim in enumerate(victims):
+            snapshot_in(run)
             own.ready(STEP)
             (started,) = [child for child in multiprocessing.active_children() if child.pid != other.pid]
             doomed = other if victim == "joined" else started
             wait_for(partial(at_work, run, doomed.pid or 0))
             time.sleep(SLOW * chance.random())
             os.kill(doomed.pid or 0, signal.SIGKILL)
+            doomed.join()
             own.wait(STEP)
             check_whole(run, expected)
-            assert own.restarts == (victim == "own")
-        finally:
-            own.close()
-            other.kill()
-            other.join()
+            assert own.restarts == victims[: number + 1].count("own")
+            shutil.rmtree(step_folder(run / "index", STEP))
+            if victim == "joined":
+                other = joined(run, towns, first)
+    finally:
+        own.close()
+        other.kill()
+        other.join()
 
 
 # --- the command --------------------------------------------------------------------------------------------

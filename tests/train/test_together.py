@@ -1,5 +1,6 @@
 """Several ranks train together, as real processes: what they learn is what one learns."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ from safetensors.torch import load_file
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.log import read_metrics, say
+from realmlm.model.cut import is_cut
+from realmlm.model.realm import Realm
 from realmlm.ranks import Ranks
-from realmlm.settings import Adapt
+from realmlm.settings import Adapt, Finetune, Loop
 from realmlm.train.adapt import adapt
 from tests.ranks import together
 from tests.train.together import STEPS, train
 
 STAGES = ("warmup", "pretrain", "towers", "finetune", "finetune-frozen", "finetune-settled")
+CUT = ("warmup", "probed", "towers")
 
 
 def apart(first: Path, second: Path) -> float:
@@ -79,6 +83,93 @@ def test_two_ranks_learn_what_one_process_learns(trained: Path, stage: str) -> N
 def test_a_run_goes_on_with_another_number_of_ranks(trained: Path, run: str) -> None:
     assert losses(trained / run) == pytest.approx(losses(trained / "one-pretrain"), abs=1.5e-5)
     assert apart(trained / run, trained / "one-pretrain") < 1e-5
+
+
+# --- with layers that are cut -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cut(root: Path) -> Path:
+    """Runs of one process, and the same by two ranks, each of which holds half of every layer."""
+    train(root, {f"whole-{name}": {"stage": name} for name in (*CUT, "pretrain")})
+    train(root, {"one-then-cut": {"stage": "pretrain", "stop": 9}})
+    plan: dict[str, Any] = {f"cut-{name}": {"stage": name, "shard": True} for name in CUT}
+    plan |= {"one-then-cut": {"stage": "pretrain", "shard": True, "resume": True}}
+    plan |= {"cut-then-one": {"stage": "pretrain", "stop": 9, "shard": True}}
+    together(2, train, root, plan)
+    assert not (root / "cut-then-one" / "model").exists()
+    train(root, {"cut-then-one": {"stage": "pretrain", "resume": True}})
+    return root
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("stage", CUT)
+def test_ranks_with_halves_of_layers_learn_what_one_process_learns(cut: Path, stage: str) -> None:
+    assert losses(cut / f"cut-{stage}") == pytest.approx(losses(cut / f"whole-{stage}"), abs=1.5e-5)
+    assert apart(cut / f"whole-{stage}", cut / f"cut-{stage}") < 1e-5
+    measured = [
+        [
+            row["recall@1"]
+            for row in read_metrics(cut / f"{name}-{stage}" / "metrics.jsonl")
+            if "recall@1" in row
+        ]
+        for name in ("whole", "cut")
+        if stage == "probed"
+    ]
+    assert not measured or (measured[0] == measured[1] and len(measured[0]) == 3)
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("run", ["one-then-cut", "cut-then-one"])
+def test_a_run_goes_on_with_layers_cut_or_whole(cut: Path, run: str) -> None:
+    assert losses(cut / run) == pytest.approx(losses(cut / "whole-pretrain"), abs=1.5e-5)
+    assert apart(cut / run, cut / "whole-pretrain") < 1e-5
+
+
+def halves(model: Path, out: Path) -> None:
+    """What a rank holds of a model, before and after its layers are cut, while they are whole, and then."""
+    realm = Realm.from_pretrained(model)
+    ranks = Ranks.join()
+    held = [sizes(realm)]
+    before = {name: tensor.clone() for name, tensor in realm.state_dict().items()}
+    realm.cut_layers(ranks)
+    held.append(sizes(realm))
+    with realm.whole():
+        held.append(sizes(realm))
+        if ranks.first:  # what one does alone
+            assert realm.embed_passages(["The heron is a bird."]).shape == (1, realm.config.projection)
+    held.append(sizes(realm))
+    realm.join_layers()
+    held.append(sizes(realm))
+    assert all(bool((before[name] == tensor).all()) for name, tensor in realm.state_dict().items())
+    (out / str(ranks.rank)).write_text(json.dumps(held))
+
+
+def sizes(realm: Realm) -> list[int]:
+    """Numbers of this rank in the layers, and in all else."""
+    count = [0, 0]
+    for name, parameter in realm.named_parameters():
+        here = parameter.to_local() if is_cut(parameter) else parameter  # type: ignore[attr-defined]
+        count[".layers." not in name] += here.numel()
+    return count
+
+
+@pytest.mark.scale
+def test_each_rank_holds_its_part(tiny_model_folder: Path, tmp_path: Path) -> None:
+    together(2, halves, tiny_model_folder, tmp_path)
+    first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
+    (layers, rest), *_ = first
+    assert layers > 0
+    assert first[0] == first[2] == first[4] == second[0]
+    assert first[1] == first[3]
+    assert first[1][0] + second[1][0] == layers
+    assert first[1][0] < 0.6 * layers
+    assert first[1][1] == rest
+
+
+def test_fine_tuning_has_whole_layers(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--loop.shard is for warmup, pretrain and towers"):
+        Finetune(corpus=tmp_path, questions=(tmp_path,), out=tmp_path, loop=Loop(shard=True))
 
 
 def test_one_rank_speaks_and_each_says_its_errors(

@@ -28,26 +28,22 @@ class StopAt(Callback):
             raise KeyboardInterrupt
 
 
-def some_stages(root: Path) -> dict[str, Stage]:
+def some_stages(root: Path, loop: Loop = LOOP) -> dict[str, Stage]:
     """Training stages by name, each a function of its folder."""
-    common: dict[str, Any] = {"model": root / "model", "corpus": root / "knowledge", "loop": LOOP}
+    common: dict[str, Any] = {"model": root / "model", "corpus": root / "knowledge", "loop": loop}
     asked: dict[str, Any] = {"questions": (root / "world" / "questions-train.jsonl",), "candidates": 20}
+    joint: dict[str, Any] = {"text": root / "sentences", "k": 3, "freeze_retriever": 1, "scale_lr": 1e-3}
+    joint |= {"optim": replace(OPTIM, steps=MORE_STEPS), "refresh": Refresh(every_steps=7, process=False)}
     in_parts = Optim(steps=STEPS, batch=8, accumulate=2, lr=1e-4)
     return {
         "warmup": lambda out, **given: stages.warmup(
             Warmup(**common, out=out, masking="uniform", pairing="own", reader=in_parts, retriever=OPTIM),
             **given,
         ),
-        "pretrain": lambda out, **given: stages.pretrain(
+        "pretrain": lambda out, **given: stages.pretrain(Pretrain(**common, **joint, out=out), **given),
+        "probed": lambda out, **given: stages.pretrain(
             Pretrain(
-                **common,
-                text=root / "sentences",
-                out=out,
-                k=3,
-                freeze_retriever=1,
-                optim=replace(OPTIM, steps=MORE_STEPS),
-                scale_lr=1e-3,
-                refresh=Refresh(every_steps=7, process=False),
+                **common, **joint, out=out, probe=root / "world" / "clozes-held-out.jsonl", probe_every=10
             ),
             **given,
         ),
@@ -96,9 +92,10 @@ def some_stages(root: Path) -> dict[str, Stage]:
 
 
 def train(root: Path, plan: dict[str, dict[str, Any]]) -> None:
-    """Stages by name of their folder: which, and the step to stop at, if any."""
-    made = some_stages(root)
+    """Stages by name of their folder: which, the step to stop at, if any, whether layers are cut, and whether
+    the run may be gone on with by other settings."""
     for name, what in plan.items():
+        made = some_stages(root, replace(LOOP, shard=what.get("shard", False)))
         stop = [StopAt(what["stop"])] if "stop" in what else []
         with suppress(KeyboardInterrupt):
-            made[what["stage"]](root / name, callbacks=stop)
+            made[what["stage"]](root / name, callbacks=stop, resume=what.get("resume", False))

@@ -19,7 +19,7 @@ async function call(route, options = {}) {
   const body = await response.json().catch(() => null);
   if (response.ok) return body;
   const message = body?.error?.message ?? `The service answered with status ${response.status}.`;
-  throw Object.assign(new Error(message), { status: response.status });
+  throw Object.assign(new Error(message), { status: response.status, progress: body?.error?.progress });
 }
 
 function send(route, method, body) {
@@ -27,19 +27,41 @@ function send(route, method, body) {
   return call(route, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
 }
 
+let isReady = false;
+let setReady;
+const ready = new Promise((resolve) => { // until then questions wait: it is starting, or wants its token
+  setReady = () => {
+    isReady = true;
+    resolve();
+  };
+});
+
 async function showHealth() {
   try {
     const health = await call("/health");
-    const late = health.up_to_date ? "" : ", not up to date";
-    $("#health").textContent = `${health.passages.toLocaleString()} passages${late}`;
+    const passages = `${health.passages.toLocaleString()} passage${health.passages === 1 ? "" : "s"}`;
+    $("#health").textContent = `${passages}${health.up_to_date ? "" : ", not up to date"}`;
+    $("#loaded").textContent = `Answers come from ${passages} of ${health.sources.join(", ")}.`;
     $("#knowledge").classList.toggle("editable", health.editable);
     $("#why").hidden = health.editable;
-    $("#door").hidden = true;
+    $("#door").hidden = $("#starting").hidden = true;
+    setReady();
   } catch (error) {
-    $("#health").textContent = error.message;
+    const starting = error.status === 503;
+    $("#health").textContent = starting ? "" : error.message;
     if (error.status === 401) askForToken();
-    if (error.status === 503) setTimeout(showHealth, 2000); // it is starting, and says how far it is
+    else if (!starting) setReady(); // a question will say what is wrong
+    if (starting) showProgress(error);
   }
+}
+
+function showProgress({ message, progress }) {
+  $("#starting").hidden = false;
+  $("#starting p").textContent = message;
+  const bar = $("#starting progress");
+  if (progress === undefined) bar.removeAttribute("value"); // how far it is, is not known
+  else bar.value = progress;
+  setTimeout(showHealth, 1000);
 }
 
 function askForToken() {
@@ -53,12 +75,37 @@ $("#door").addEventListener("submit", async (event) => {
   $("#token").value = $("#door-token").value;
   event.target.reset();
   await showHealth();
-  if ($("#door").hidden) show(tabs.find((tab) => tab.getAttribute("aria-selected") === "true"));
+  if ($("#door").hidden) restore();
 });
 
-// --- views -------------------------------------------------------------------------------------------------
+// --- views and the address ---------------------------------------------------------------------------------
 
+// ?q=QUESTION is what was asked, ?passage=ID the passage shown where it stands, #VIEW the view.
 const tabs = [...document.querySelectorAll("[role=tab]")];
+const inAddress = (name) => new URLSearchParams(location.search).get(name);
+
+// The address with some of it changed; null takes a parameter out.
+function address(changes, view = location.hash.slice(1)) {
+  const parameters = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(changes))
+    if (value === null) parameters.delete(name);
+    else parameters.set(name, value);
+  const query = `${parameters}` ? `?${parameters}` : location.pathname;
+  return view ? `${query}#${view}` : query;
+}
+
+// A link that changes the address and what is shown, not the page; with a key held down, or another button,
+// the browser does with it what it does.
+function link(to, ...words) {
+  const follow = (event) => {
+    if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    history.pushState(null, "", to);
+    restore();
+    $("main > section:not([hidden]) .result")?.focus({ preventScroll: true }); // the link may be gone
+  };
+  return element("a", { href: to, onclick: follow }, ...words);
+}
 
 function show(tab) {
   for (const other of tabs) {
@@ -69,10 +116,22 @@ function show(tab) {
   }
   const view = tab.getAttribute("aria-controls");
   if (location.hash !== `#${view}`) history.replaceState(null, "", `#${view}`);
-  if (view === "knowledge") findPassages();
+  if (view === "knowledge") showKnowledge();
   watching = view === "training";
   if (watching) showRuns();
 }
+
+// Show what the address names: at the beginning, and when it changes.
+function restore() {
+  show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
+  const question = inAddress("q") ?? "";
+  if (question === answered) return;
+  $("#question").value = question;
+  if (question.trim()) request($("#ask form"));
+  else showStart();
+}
+
+addEventListener("popstate", restore);
 
 for (const [place, tab] of tabs.entries()) {
   tab.addEventListener("click", () => show(tab));
@@ -95,12 +154,14 @@ function percent(share) {
   return `${(100 * share).toFixed(share < 0.1 || share >= 0.99 ? 1 : 0)}%`;
 }
 
+// rows: [words, formula, value, colour]
 function bars(list, rows) {
-  for (const [name, value, colour] of rows) {
+  for (const [name, formula, value, colour] of rows) {
     const filled = element("span", { style: `width:${100 * Math.min(1, value)}%;background:var(${colour})` });
     const track = element("span", { class: "track", style: "display:block" }, filled);
     const number = element("dd", { class: "number" }, percent(value));
-    list.append(element("dt", {}, name), element("dd", {}, track), number);
+    const words = element("span", { title: formula }, name);
+    list.append(element("dt", {}, words), element("dd", {}, track), number);
   }
 }
 
@@ -113,7 +174,10 @@ function marked(target, text, start, end) {
   }
 }
 
-const origin = (file) => (file === "service" ? "written here" : file);
+function origin({ id, file }) {
+  const place = file === "service" ? "written here" : file || "where it stands";
+  return link(address({ passage: id }, "knowledge"), place);
+}
 
 function shareOf(evidence, probability) {
   return probability > 0 ? (evidence.retrieval_probability * evidence.reading_probability) / probability : 0;
@@ -125,20 +189,27 @@ function evidenceCard(evidence, probability) {
   card.classList.toggle("null", alone);
   const title = evidence.title || `Passage ${evidence.passage_id}`;
   $("h3", card).textContent = alone ? "Without reading anything" : title;
-  $(".file", card).textContent = alone ? "" : origin(evidence.file);
+  if (!alone) $(".file", card).append(origin({ id: evidence.passage_id, file: evidence.file }));
   if (!alone) marked($(".text", card), evidence.passage, evidence.start, evidence.end);
   bars($(".bars", card), [
-    ["chosen", evidence.retrieval_probability, "--prior"],
-    ["says so", evidence.reading_probability, "--reading"],
-    ["share", shareOf(evidence, probability), "--share"],
+    ["fits the question", "p(z|x)", evidence.retrieval_probability, "--prior"],
+    ["says this answer", "p(y|z,x)", evidence.reading_probability, "--reading"],
+    ["part in the answer", "p(z|x) · p(y|z,x) / p(y|x)", shareOf(evidence, probability), "--share"],
   ]);
   return card;
 }
 
 function answerHead(result) {
-  const sure = element("p", { class: "note" }, `p = ${result.probability.toFixed(3)}`);
-  if (result.caution) sure.append(element("span", { class: "caution" }, result.caution));
-  return [element("p", { class: "answer" }, result.answer || "(no answer)"), sure];
+  const how = element("p", { class: "note" });
+  if (result.sure) {
+    const often = `Of answers like this, ${percent(result.confidence)} were right when the model was calibrated`;
+    how.append(element("span", { class: "sure", title: often }, result.sure));
+  }
+  const formula = "p(y|x) = Σ p(z|x) · p(y|z,x), over the passages z that were read";
+  const words = `probability ${percent(result.probability)}`;
+  how.append(element("span", { class: result.sure ? "p numeric" : "p", title: formula }, words));
+  if (result.caution) how.append(element("span", { class: "caution" }, result.caution));
+  return [element("p", { class: "answer" }, result.answer || "(no answer)"), how];
 }
 
 // The cards; passages that hardly count are folded into one line, a null document that hardly counts is left
@@ -172,13 +243,17 @@ function showAnswer(place, result) {
   if (result.others?.length) {
     const list = element("ul", { class: "others", "aria-label": "Other answers" });
     for (const { words, probability } of result.others)
-      if (probability >= 0.0005) list.append(element("li", {}, `${words} ${percent(probability)}`));
+      if (probability >= 0.0005) {
+        const share = element("span", { class: "numeric" }, ` ${percent(probability)}`);
+        list.append(element("li", {}, words, share));
+      }
     place.append(list);
   }
   if (result.masks) place.append(...wordTable(result.masks));
   place.append(...evidenceCards(result));
   if (result.without_reading?.probability >= LITTLE) {
-    const card = element("article", { class: "card null" }, element("h3", {}, "Without reading anything"));
+    const card = element("article", { class: "card null numeric" });
+    card.append(element("h3", {}, "Without reading anything"));
     const { words, probability } = result.without_reading;
     card.append(element("p", { class: "text" }, `${words} (${percent(probability)})`));
     place.append(card);
@@ -186,34 +261,160 @@ function showAnswer(place, result) {
   if (result.evidence.length) place.append($("#words").content.cloneNode(true));
 }
 
-for (const form of document.querySelectorAll("form[data-route]")) {
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const place = $(".result", form.parentElement);
-    const button = $("button", form);
-    const asked = Object.fromEntries(new FormData(form));
-    asked.read = Number(asked.read);
-    if (form.dataset.route === "/ask") asked.without_reading = true;
-    button.disabled = true;
-    const reading = element("p", { class: "note" }, "Reading …");
-    const waiting = setTimeout(() => place.replaceChildren(reading), 150);
-    try {
-      const result = await send(form.dataset.route, "POST", asked);
-      clearTimeout(waiting);
+let answered = null; // the question that is shown, or being answered
+const turns = new Map(); // form -> its requests so far: what comes when something else was asked is not shown
+
+function nextTurn(form) {
+  turns.set(form, (turns.get(form) ?? 0) + 1);
+  return turns.get(form);
+}
+
+async function request(form) {
+  const turn = nextTurn(form);
+  const place = $(".result", form.parentElement);
+  const button = $("button", form);
+  const asked = Object.fromEntries(new FormData(form));
+  asked.read = Number(asked.read);
+  if (asked.question) {
+    answered = asked.question;
+    asked.without_reading = true;
+    document.title = `${asked.question} · realmlm`;
+    $("#start").hidden = true;
+  }
+  button.disabled = true;
+  const doing = isReady ? "Reading …" : "This will be answered as soon as the service is ready.";
+  const reading = element("p", { class: "note" }, doing);
+  const waiting = setTimeout(() => place.replaceChildren(reading), 150);
+  let shown;
+  try {
+    await ready;
+    const result = await send(form.dataset.route, "POST", asked);
+    shown = () => {
       showAnswer(place, result);
+      if (asked.question) remember(asked.question);
       showHealth();
-    } catch (error) {
-      clearTimeout(waiting);
-      place.replaceChildren(element("p", { class: "wrong", role: "alert" }, error.message));
-    } finally {
-      button.disabled = false;
-    }
+    };
+  } catch (error) {
+    shown = () => place.replaceChildren(element("p", { class: "wrong", role: "alert" }, error.message));
+  }
+  clearTimeout(waiting);
+  if (turn !== turns.get(form)) return;
+  shown();
+  button.disabled = false;
+}
+
+for (const form of document.querySelectorAll("form[data-route]")) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const { question } = Object.fromEntries(new FormData(form));
+    if (question && question !== inAddress("q")) history.pushState(null, "", address({ q: question }));
+    request(form);
   });
 }
+
+// --- the start: what is loaded, what can be asked, what was asked ------------------------------------------
+
+function showStart() {
+  nextTurn($("#ask form"));
+  answered = "";
+  document.title = "realmlm";
+  $("#ask form button").disabled = false;
+  $("#ask .result").replaceChildren();
+  $("#start").hidden = false;
+  offerQuestions();
+}
+
+const questionLink = (question) =>
+  element("li", {}, link(address({ q: question, passage: null }, "ask"), question));
+
+async function offerQuestions() {
+  await ready;
+  if ($("#start").hidden) return;
+  const { made, questions } = await call("/suggestions").catch(() => ({ made: true, questions: [] }));
+  $("#offered").hidden = !questions.length;
+  $("#offered ul").replaceChildren(...questions.map(questionLink));
+  if (!made) setTimeout(offerQuestions, 1000);
+}
+
+const MOST_ASKED = 8; // questions that are remembered, in this browser alone
+
+function askedBefore() {
+  try {
+    const kept = JSON.parse(localStorage.getItem("asked"));
+    return Array.isArray(kept) ? kept.filter((one) => typeof one === "string") : [];
+  } catch {
+    return []; // the browser keeps nothing, or something else
+  }
+}
+
+function keep(name, value) {
+  try {
+    if (value === null) localStorage.removeItem(name);
+    else localStorage.setItem(name, JSON.stringify(value));
+  } catch {
+    // a browser that keeps nothing
+  }
+}
+
+function remember(question) {
+  keep("asked", [question, ...askedBefore().filter((one) => one !== question)].slice(0, MOST_ASKED));
+  showAsked();
+}
+
+function showAsked() {
+  const questions = askedBefore();
+  $("#asked").hidden = !questions.length;
+  $("#asked ul").replaceChildren(...questions.map(questionLink));
+}
+
+$("#asked button").addEventListener("click", () => {
+  keep("asked", null);
+  showAsked();
+  $("#question").focus();
+});
+
+function showNumbers(on) {
+  document.body.classList.toggle("numbers", on);
+  for (const box of document.querySelectorAll(".switch")) box.checked = on;
+}
+
+for (const box of document.querySelectorAll(".switch"))
+  box.addEventListener("change", () => {
+    showNumbers(box.checked);
+    keep("numbers", box.checked || null);
+  });
 
 // --- knowledge ---------------------------------------------------------------------------------------------
 
 const SECONDS_TO_THINK = 6; // before a button that asks "Really?" asks no more
+
+async function showKnowledge() {
+  const passage = inAddress("passage");
+  $("#place").hidden = passage === null;
+  await (passage === null ? findPassages() : showPlace(passage));
+}
+
+// A passage between those before and after it in its file.
+async function showPlace(number) {
+  try {
+    const passages = await call(`/passages/${encodeURIComponent(number)}/around`);
+    const cards = passages.map(passageCard);
+    const here = passages.findIndex((passage) => String(passage.id) === number);
+    const file = passages[here].file;
+    const name = file === "service" ? "what was written here" : file || "this corpus";
+    const all = link(address({ passage: null }), "All passages");
+    $("#place").replaceChildren(`Passage ${number} where it stands in ${name}. `, all);
+    cards[here].classList.add("here");
+    cards[here].tabIndex = -1;
+    $("#found").replaceChildren(...cards);
+    cards[here].scrollIntoView({ block: "center" });
+    cards[here].focus({ preventScroll: true });
+  } catch (error) {
+    $("#place").hidden = true;
+    $("#found").replaceChildren();
+    complain(error);
+  }
+}
 
 async function findPassages() {
   try {
@@ -244,7 +445,7 @@ function passageCard(passage) {
   const read = () => {
     card.replaceChildren(
       element("h3", {}, `${passage.title || "Passage"} (${passage.id})`),
-      element("p", { class: "file note" }, origin(passage.file)),
+      element("p", { class: "file note" }, origin(passage)),
       element("p", { class: "text" }, passage.text),
       element("button", { class: "change", onclick: edit }, "Edit"),
       removeButton(),
@@ -313,7 +514,8 @@ function passageCard(passage) {
 
 $("#find").addEventListener("submit", (event) => {
   event.preventDefault();
-  findPassages();
+  if (inAddress("passage") !== null) history.pushState(null, "", address({ passage: null }));
+  showKnowledge();
 });
 $("#add").addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -389,8 +591,14 @@ setInterval(() => watching && showRuns(), 3000);
 
 // --- beginning ---------------------------------------------------------------------------------------------
 
+try {
+  showNumbers(localStorage.getItem("numbers") === "true");
+} catch {
+  // a browser that keeps nothing
+}
+showAsked();
 showHealth();
-show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
+restore();
 // When all is loaded: until then browsers take the focus to what the address's fragment names, and pass over
 // `autofocus`.
 addEventListener("load", () => setTimeout(() => $("main > section:not([hidden]) form input")?.focus()));

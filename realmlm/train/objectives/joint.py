@@ -288,7 +288,8 @@ class JointPretraining(Objective):
         training = self.model.training
         self.model.eval()
         answerer = Answerer(self.model, self.corpus, LearnedRetriever(self.model, self.live.index))
-        results = measure_clozes(answerer, self._probe, self._probe_own, read=self._passages)
+        with self.model.whole():
+            results = measure_clozes(answerer, self._probe, self._probe_own, read=self._passages)
         self.model.train(training)
         by_wording = defaultdict(list)
         for question, result in zip(self._probe, results, strict=True):
