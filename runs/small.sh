@@ -7,6 +7,7 @@
 #   ENCODER=folder runs/small.sh FOLDER DATA                    DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
 #                                                               JOINT=0: without the joint stage   SEED=n: other batches   STAGES="…": some of them
 #                                                               WARMUP, JOINT, TOWERS, READING=n: steps of each; mini is JOINT=0 WARMUP=1500 TOWERS=350 READING=1700
+#                                                               TEACHER=model: a larger reader (runs/base.sh) teaches this one
 #
 # The encoder was supervised on question pairs, Natural Questions among them: say so beside every number.
 set -euo pipefail
@@ -43,7 +44,7 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
     echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled 512) --optim.lr 2e-5 $loop"
   fi
   if stage reading; then
-    echo "finetune --from $of/towers/model --corpus $out/corpus --questions $open $given --out $of/reading --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --scale-lr 5e-3 --optim.steps $(scaled "${READING:-2250}") --optim.batch $(scaled 64) --optim.lr 1e-4 --optim.retriever-lr 0 $loop"
+    echo "finetune --from $of/towers/model --corpus $out/corpus --questions $open $given --out $of/reading --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --scale-lr 5e-3 --optim.steps $(scaled "${READING:-2250}") --optim.batch $(scaled 64) --optim.lr 1e-4 --optim.retriever-lr 0 ${TEACHER:+--teacher $TEACHER} $loop"
     evaluate reading "$of/reading/model" --read 20
     echo "evaluate --model $of/reading/model --corpus $out/small --questions $data/small/small-dev.jsonl --read 5 --report $of/reports/reading-small.json --predictions $of/predictions/reading-small.jsonl"
   fi

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.index.exact import ExactIndex
 from realmlm.log import Clock, read_metrics
 from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
@@ -19,6 +20,7 @@ from realmlm.train.recorded import Recorded
 from tests.calls import create_model, finetune, pretrain
 from tests.conftest import TINY_MODEL
 from tests.train.test_resume import Cut, cut_at, same, weights
+from tests.train.test_teaching import foreign, made_teacher
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -227,3 +229,43 @@ def test_recorded_fine_tuning_judges_as_it_does_step_by_step(
         # a question embedded in bfloat16 may read another passage of two that score alike
         same = [one["loss"] == pytest.approx(other["loss"], rel=3e-2) for one, other in made]
         assert sum(same) >= 9, made
+
+
+@pytest.mark.parametrize("teacher", [None, "same", "foreign"])
+def test_recorded_fine_tuning_with_what_was_found_before_and_a_teacher(
+    teacher: str | None, knowledge: Corpus, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = {**TINY_MODEL, "family": "bert", "read_titles": True, "reading": "together"}
+    create_model(corpus=knowledge.folder, out=tmp_path / "model", **how)
+    if teacher == "same":
+        made_teacher(knowledge, tmp_path)
+    elif teacher == "foreign":
+        texts = [knowledge.text(number) for number in knowledge.ids[:40].tolist()]
+        foreign(Wordpieces.train(texts, 150), tmp_path)
+
+    def rows(name: str, **changed: Any) -> list[dict[str, Any]]:
+        finetune(
+            model=tmp_path / "model",
+            corpus=knowledge.folder,
+            questions=(world / "questions-train.jsonl",),
+            out=tmp_path / name,
+            read=20,
+            candidates=50,
+            passage_logit=True,
+            scale_lr=1e-2,
+            teacher=tmp_path / "teacher" if teacher else None,
+            optim=JointOptim(steps=12, batch=8, lr=1e-3, retriever_lr=0),
+            loop=Loop(log_every=1, threads=1, device="cuda", **changed),
+        )
+        return read_metrics(tmp_path / name / "metrics.jsonl")
+
+    plain = rows("plain", bf16=False)
+    assert len({row["scale"] for row in plain}) == 12, "the scale learns"
+    for name, changed in (("packed", {}), ("recorded", {"compile": True})):
+        for one, other in zip(rows(name, **changed), plain, strict=True):
+            assert one["recall@1"] == other["recall@1"], "the same passages"
+            assert one["loss"] == pytest.approx(other["loss"], rel=3e-2)
+            assert one["scale"] == pytest.approx(other["scale"], rel=1e-2)
+            assert one.keys() == other.keys()
+            assert ("from_teacher" in one) == (teacher is not None)
+    assert "not recorded" not in capsys.readouterr().err

@@ -233,14 +233,31 @@ def test_the_small_model_is_made_by_commands_that_exist(joint: str, data: Path, 
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
     settings = {"ENCODER": str(tmp_path), "SCALE": "0.01", "JOINT": joint}
+    settings |= {"TEACHER": str(tmp_path / "large")} if joint == "0" else {}
     asked = commands_of("small.sh", tmp_path / "base", tmp_path / "data", **settings)
-    for name, *arguments in asked:
-        parse(name, COMMANDS[name][0], arguments)
+    given = {name: parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked}
+    assert given["finetune"].teacher == (tmp_path / "large" if joint == "0" else None)
     stages = [name for name, *_ in asked if name != "evaluate"]
     pretrained = ["warmup"] if joint == "0" else ["warmup", "pretrain"]
     made = ["corpus", "spans", "corpus", "model"]
     assert stages == [*made, *pretrained, "towers", "finetune", "hybrid"]
     assert len(asked) == len(stages) + 2 * 3 + 1  # both dev sets three times, and the small documents
+
+
+@pytest.mark.parametrize("chosen", ["corpus warmup towers reading", "reading"])
+def test_the_large_reader_is_made_by_commands_that_exist(chosen: str, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
+    settings = {"ENCODER": str(tmp_path), "SCALE": "0.01", "SEED": "3", "COMPILE": "1", "STAGES": chosen}
+    asked = commands_of("base.sh", tmp_path / "base", tmp_path / "data", **settings)
+    given = {name: parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked}
+    stages = [name for name, *_ in asked if name != "evaluate"]
+    made = ["corpus", "spans", "corpus", "model", "warmup", "towers"] * (chosen != "reading")
+    assert stages == [*made, "finetune"]
+    assert len(asked) == len(stages) + 2 * (1 + bool(made)) + 1  # both dev sets, and the small documents
+    read = given["finetune"]
+    assert (read.loop.seed, read.loop.compile, read.optim.batch, read.optim.retriever_lr) == (3, True, 2, 0)
+    assert read.model == tmp_path / "base" / "base-3" / "towers" / "model"
 
 
 TAUGHT = ["own", "bm25", "both", "own-fixed", "own-more", "own-again", "ict", "recurring"]

@@ -1,7 +1,8 @@
 """The equations of the paper, in log space. Everything here is differentiable and has no state.
 
 B queries, K passages each (the null document among them), C candidates each, M masked wordpieces, N (query,
-passage) pairs, U passages of a batch, L wordpieces, W span widths, V vocabulary.
+passage) pairs, U passages of a batch, L wordpieces, W span widths, S spans of all passages of a query, V
+vocabulary.
 """
 
 import numpy as np
@@ -43,21 +44,27 @@ def divergence(target_BK: Tensor, retrieval_BK: Tensor) -> Tensor:
 
 
 def taught_apart(
-    weight_BK: Tensor, retrieval_BK: Tensor, reader_BK: Tensor, target: str
+    weight_BK: Tensor,
+    retrieval_BK: Tensor,
+    reader_BK: Tensor,
+    target: str,
+    teacher_BK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What f(x,z) learns from y, if not by the marginal likelihood: KL(q(z) ‖ p(z|x)) [B], to be made small.
 
     `posterior`: q(z) = p(z|x,y), as EMDR² (Sachan et al. 2021) teaches its retriever. Where f(x,z) alone
     weighs the passages, that has the gradient of eq. 1. `perplexity`: q(z) ∝ p(y|z,x), perplexity
-    distillation as in Atlas (Izacard et al. 2023): what the retriever thought does not count. q has no
-    gradient.
+    distillation as in Atlas (Izacard et al. 2023): what the retriever thought does not count. `teacher`: q is
+    another reader's p(z|x,y), given as `teacher_BK`. q has no gradient.
 
     `weight_BK` weighs the passages in p(y|x): f(x,z), or f(x,z) and more. It is given back without what the
     marginal would teach f(x,z); for the target `marginal` as it is, with 0.
     """
     if target == "marginal":
         return weight_BK, torch.zeros_like(weight_BK[:, 0])
-    target_BK = posterior(weight_BK, reader_BK) if target == "posterior" else reader_BK.softmax(-1)
+    target_BK = teacher_BK
+    if target_BK is None:
+        target_BK = posterior(weight_BK, reader_BK) if target == "posterior" else reader_BK.softmax(-1)
     without_BK = weight_BK - retrieval_BK + retrieval_BK.detach()
     return without_BK, divergence(target_BK.detach(), retrieval_BK)
 
@@ -119,6 +126,44 @@ def answer_log_likelihood(span_NLW: Tensor, gold_NLW: Tensor) -> Tensor:
     without_N = ~gold_NS.any(-1)
     total_N = _safe_logsumexp(span_NLW.flatten(1).masked_fill(~gold_NS, -torch.inf), without_N)
     return total_N.masked_fill(without_N, -torch.inf)
+
+
+def passages_and_spans(weight_BK: Tensor, span_NLW: Tensor) -> Tensor:
+    """log p(z,s|x) = log p(z|x) + log p(s|z,x) [B, S] of every span of every passage of a query, from what
+    weighs the passages and log p(s|z,x); −inf for what is no span. Where spans are weighed together it is
+    their softmax over all passages."""
+    log_N = weight_BK.log_softmax(-1).flatten()
+    return (log_N[:, None, None] + span_NLW).reshape(len(weight_BK), -1)
+
+
+def span_distillation(teacher_BS: Tensor, student_BS: Tensor, most: int) -> Tensor:
+    """KL(q ‖ p) [B] of a teacher's distribution q over spans, given as log q, and a student's, log p: over
+    the `most` spans that are likeliest to the teacher, and all others as one (knowledge distillation, Hinton
+    et al. 2015). −inf is no span to either; log q has no gradient."""
+    best_BM = teacher_BS.topk(most, dim=-1).indices
+
+    def grouped(log_BS: Tensor) -> Tensor:
+        others_BS = log_BS.scatter(1, best_BM, -torch.inf)
+        none_B = others_BS.amax(-1) == -torch.inf
+        rest_B = _safe_logsumexp(others_BS, none_B).masked_fill(none_B, -torch.inf)
+        return torch.cat([log_BS.gather(1, best_BM), rest_B[:, None]], dim=1)
+
+    log_q_BM = grouped(teacher_BS.detach())
+    nothing_BM = log_q_BM == -torch.inf
+    log_p_BM = grouped(student_BS).masked_fill(nothing_BM, 0.0)
+    log_q_BM = log_q_BM.masked_fill(nothing_BM, 0.0)
+    return (log_q_BM.exp() * (log_q_BM - log_p_BM)).masked_fill(nothing_BM, 0.0).sum(-1)
+
+
+def passage_distillation(teacher_BK: Tensor, student_BK: Tensor) -> Tensor:
+    """Mean over the passages of KL(σ(g_T) ‖ σ(g_S)) [B], of yes or no to each: does it answer the question?
+    From the teacher's g(x,z), which has no gradient, and the student's."""
+    teacher_BK = teacher_BK.detach()
+    told = [
+        torch.sigmoid(sign * teacher_BK) * (F.logsigmoid(sign * teacher_BK) - F.logsigmoid(sign * student_BK))
+        for sign in (1, -1)
+    ]
+    return (told[0] + told[1]).mean(-1)
 
 
 def _safe_logsumexp(scores_NS: Tensor, empty_N: Tensor) -> Tensor:

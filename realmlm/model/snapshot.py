@@ -52,12 +52,13 @@ class DocumentEncoder:
                 "this model cannot embed passages: RealmForOpenQA came without the embedder of its passages; "
                 "import it again with that embedder named as well: realmlm import-hf OPENQA EMBEDDER …"
             )
-        training = self.tower.training
+        training = [module for module in self.tower.modules() if module.training]
         self.tower.eval()
         device = self.device
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             vectors_ND = self.tower(self._inputs(corpus, ids_N))
-        self.tower.train(training)
+        for module in training:  # not all of a tower: an encoder that does not learn has no dropout
+            module.training = True
         return vectors_ND.float()
 
     def _inputs(self, corpus: Corpus, ids_N: np.ndarray) -> Inputs | Packed:

@@ -240,10 +240,10 @@ class Finetune(Settings):
     (towers still share an encoder)."""
     objective: Literal["marginal", "hard-em"] = "marginal"
     """marginal: every place of an answer counts (the paper); hard-em: only the likeliest in each passage."""
-    retriever_target: TARGET = "marginal"
+    retriever_target: Literal["marginal", "posterior", "perplexity", "teacher"] = "marginal"
     """What the retriever learns from the passages read: the marginal likelihood of the answer (the paper),
-    their posterior (EMDR²), or how likely each makes the answer by itself (perplexity: Atlas). Over the
-    candidates it learns in any case."""
+    their posterior (EMDR²), how likely each makes the answer by itself (perplexity: Atlas), or their
+    posterior according to the --teacher. Over the candidates it learns in any case."""
     in_batch: float = 0.0
     """Weight of telling a question's passages from those of all other questions of the batch, as DPR does."""
     scale_lr: float = 0.0
@@ -258,6 +258,11 @@ class Finetune(Settings):
     title_answers: bool = False
     """Words of a passage's title can be answers too, if the model reads titles. A model that has learned it
     goes on with it."""
+    teacher: Annotated[ModelPlace | None, optional("MODEL")] = None
+    """A fine-tuned model, usually a larger one, that reads the same passages: what it thinks of spans and
+    passages is learned too. With another tokenizer it is told and tells by characters, which takes longer."""
+    teaching: float = 1.0
+    """Weight of learning from the teacher."""
     reading: Annotated[Literal["paper", "together"] | None, optional("HOW")] = None
     """How spans of several passages are weighed from now on, within each passage (paper) or all together;
     default: as the model does."""
@@ -269,7 +274,9 @@ class Finetune(Settings):
         ensure(not self.loop.shard, "--loop.shard is for warmup, pretrain and towers, not for finetune")
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
-        self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid", "judging")
+        self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid", "judging", "teaching")
+        taught = self.retriever_target != "teacher" or self.teacher is not None
+        ensure(taught, "--retriever-target teacher needs one: --teacher MODEL")
         learned = self.retriever == "learned"
         own = self.hybrid is None or learned
         ensure(own, f"--hybrid adds word matching to the model's own search, not to {self.retriever}")

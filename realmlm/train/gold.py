@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,6 +67,12 @@ class Gold:
 
     def __len__(self) -> int:
         return len(self.questions)
+
+    @cached_property
+    def first_given(self) -> int:
+        """The smallest id of a paragraph that a question came with: no passage of the corpus has one as
+        large."""
+        return int(self.given_Q[self.given_Q >= 0].min(initial=np.iinfo(np.int64).max))
 
     def holds(self, question: int, ids_C: np.ndarray) -> np.ndarray:
         """Which of these passages hold an answer of the question."""

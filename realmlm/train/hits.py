@@ -1,24 +1,50 @@
 """Passages found for questions before training begins; kept beside the corpus for the next run.
 
-Q questions, C passages each.
+Q questions, C passages each, G paragraphs that questions came with, D vector size.
 """
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.store import Corpus
 from realmlm.index.bm25 import BM25Index
+from realmlm.index.exact import Index
+from realmlm.index.hybrid import Hybrid
 from realmlm.log import progress
-from realmlm.model.realm import Realm, fingerprint_of
-from realmlm.reading.retrieve import LearnedRetriever, Query, index_of, retrieve
+from realmlm.model.marginal import inner_products
+from realmlm.model.realm import Realm, fingerprint_of, tower_fingerprint
+from realmlm.model.snapshot import DocumentEncoder
+from realmlm.reading.retrieve import LearnedRetriever, Query, embed_queries, index_of, retrieve
 from realmlm.train.gold import Gold
-from realmlm.train.objectives.questions import Candidates
 
 _AT_ONCE = 256  # questions
+_EMBEDDED = 512  # paragraphs
+MOST_KEPT = 2**28  # candidates of all questions: ids and scores take 2 GiB
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidates of a retriever that does not learn, best first, and their scores [rows, C]."""
+
+    ids: np.ndarray
+    scores: np.ndarray
+    given: np.ndarray | None = None
+    """Scores of the paragraphs that questions came with [rows]; None: no one has scored them."""
+    scale_learns: bool = False
+    """The scores are f(x,z) without its learned scale: they are multiplied by it as it is at each step."""
+    rows: np.ndarray | None = None
+    """The row of each question, where questions share rows; None: each has its own."""
+
+    def of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Candidates and scores of some questions, and the scores of the paragraphs they came with."""
+        rows = numbers if self.rows is None else self.rows[numbers]
+        given = None if self.given is None else self.given[rows]
+        return self.ids[rows].astype(np.int64), self.scores[rows], given
 
 
 def found_for(retriever: str, model: Realm, corpus: Corpus, gold: Gold, *, candidates: int) -> np.ndarray:
@@ -69,3 +95,92 @@ def own_matches(model: Realm, corpus: Corpus, gold: Gold, *, candidates: int) ->
             bar.advance(len(parts[-1].ids_BK))
     ids = np.concatenate([found.ids_BK.numpy() for found in parts])
     return Candidates(ids, np.concatenate([found.scores_BK.numpy() for found in parts]))
+
+
+def settled_matches(
+    model: Realm,
+    index: Index,
+    corpus: Corpus,
+    gold: Gold,
+    numbers: np.ndarray,
+    *,
+    candidates: int,
+    scale_learns: bool,
+) -> Candidates:
+    """The candidates of a model whose towers learn no more, with their f(x,z) or, where the search is hybrid,
+    f + λ · BM25; kept for the next run. Questions other than these `numbers` will not be asked. Where the
+    scale of f(x,z) still learns, the scores are without it."""
+    asked = [(gold.texts[number], int(gold.given_Q[number])) for number in numbers]
+    numbers_of = dict(zip(asked, numbers.tolist(), strict=True))  # sets may have a question several times
+    rows_of = {question: row for row, question in enumerate(numbers_of)}
+    once = np.array(list(numbers_of.values()))
+    config = model.config
+    towers = [tower_fingerprint(config, tower) for tower in (model.document, model.query)]
+    how = (config.max_query, config.hybrid, str(index.dtype), candidates, scale_learns)
+    told = [
+        (gold.corpus[given].title, gold.corpus[given].text) if given >= 0 else None for _, given in rows_of
+    ]
+    texts = [text for text, _ in rows_of]
+    sought = hashlib.sha256(repr((towers, how, texts, told)).encode()).hexdigest()
+
+    def find() -> dict[str, np.ndarray]:
+        found = _settled(model, index, corpus, gold, once, candidates=candidates)
+        scale = model.query.log_scale
+        factor = np.float32(scale.exp().item() if scale_learns and scale is not None else 1.0)
+        return found | {name: found[name] / factor for name in ("scores", "given")}
+
+    arrays = kept_beside(corpus, "hits", sought="questions", fingerprint=sought, find=find)
+    rows_Q = np.zeros(len(gold), dtype=np.int64)
+    rows_Q[numbers] = [rows_of[question] for question in asked]
+    return Candidates(**arrays, scale_learns=scale_learns, rows=rows_Q)
+
+
+@torch.inference_mode()
+def _settled(
+    model: Realm, index: Index, corpus: Corpus, gold: Gold, numbers: np.ndarray, *, candidates: int
+) -> dict[str, np.ndarray]:
+    """Candidates of these questions, their scores, and those of the paragraphs that they came with."""
+    hybrid = hybrid_over(model, corpus, gold)
+    vectors_GD = given_vectors(model, gold)
+    parts = []
+    with progress("searching", len(numbers), unit="questions") as bar:
+        for some in np.array_split(numbers, -(-len(numbers) // _AT_ONCE)):
+            questions = [gold.questions[number] for number in some]
+            query_QD = embed_queries(model, questions).float()
+            told_Q = torch.from_numpy(gold.given_Q[some])
+            given_Q = torch.zeros(len(some))
+            if vectors_GD is not None:
+                places_Q = (told_Q - gold.first_given).clamp(min=0).to(vectors_GD.device)
+                given_Q = inner_products(query_QD, vectors_GD[places_Q][:, None])[:, 0].cpu()
+            if hybrid is None:
+                hits = index.search(query_QD, candidates)
+                parts.append((hits.ids_QK.cpu(), hits.scores_QK.cpu(), given_Q))
+            else:
+                found = hybrid.search(index, query_QD, questions, candidates)
+                scores_QC = found.near_QC + hybrid.weight * found.words_QC.to(found.near_QC.device)
+                asked_Q1 = told_Q.where(told_Q >= 0, found.ids_QC[:, 0].cpu())[:, None]
+                words_Q = hybrid.words.scores(questions, asked_Q1)[:, 0].cpu()
+                parts.append((found.ids_QC.cpu(), scores_QC.cpu(), given_Q + hybrid.weight * words_Q))
+            bar.advance(len(some))
+    ids, scores, given = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+    return {"ids": ids.astype(np.int32), "scores": scores, "given": given}
+
+
+def hybrid_over(model: Realm, corpus: Corpus, gold: Gold) -> Hybrid | None:
+    """Word matching beside the model's own search, if the model has a weight for it. The paragraphs that
+    questions came with are scored, never found."""
+    if not model.config.hybrid:
+        return None
+    words = BM25Index(gold.corpus, device=model.device, only=corpus.ids)
+    return Hybrid(words, model.config.hybrid)
+
+
+def given_vectors(model: Realm, gold: Gold) -> Tensor | None:
+    """Embed_doc of the paragraphs that questions came with, from the one with the smallest id on [G, D]: no
+    index has them. None: there are none."""
+    if gold.given_Q.max(initial=-1) < 0:
+        return None
+    encode = DocumentEncoder.of(model)
+    ids_G = np.arange(gold.first_given, gold.given_Q.max() + 1)
+    parts = np.array_split(ids_G, -(-len(ids_G) // _EMBEDDED))
+    return torch.cat([encode(gold.corpus, some) for some in parts])

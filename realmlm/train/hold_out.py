@@ -3,7 +3,8 @@
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.questions import read_questions
 from realmlm.corpus.store import Corpus
 from realmlm.log import progress, say
+from realmlm.parallel import default_workers, ordered_map
 
+_CHUNK = 2048  # passages that a worker looks through at once
+_FEW = 16  # chunks; fewer are looked through here, sooner than workers could start
 _RUN = 4  # words in a row: fewer of a sentence, at the edge of a passage, say nothing of where they come from
 # Chinese and Japanese put no space between words: each character is one
 _WORD = re.compile(r"[\u3040-\u9fff]|[^\W\u3040-\u9fff]+")
@@ -42,15 +46,30 @@ def held_out_passages(corpus: Corpus, hold_out: Path | None) -> list[int]:
 
 
 def _search(corpus: Corpus, texts: list[str]) -> np.ndarray:
-    """The passages that have one of these sentences."""
+    """The passages that have one of these sentences; one pass in parallel."""
+    chunks = [corpus.ids[first : first + _CHUNK] for first in range(0, len(corpus), _CHUNK)]
+    parts = [np.zeros(0, dtype=np.int64)]
+    setting = (corpus.folder, corpus.edits, texts)
+    found = ordered_map(_looker, setting, chunks, workers=default_workers(), few=_FEW)
+    with (
+        closing(found) as results,
+        progress("looking for what is held out", len(corpus), unit="passages") as bar,
+    ):
+        for chunk, held_n in zip(chunks, results, strict=True):
+            parts.append(held_n)
+            bar.advance(len(chunk))
+    return np.concatenate(parts)
+
+
+def _looker(folder: Path, edits: int, texts: list[str]) -> Callable[[np.ndarray], np.ndarray]:
+    corpus = Corpus.open(folder, edits=edits)
     sentences = _Sentences(texts)
-    found = []
-    with progress("looking for what is held out", len(corpus), unit="passages") as bar:
-        for number in corpus.ids.tolist():
-            if sentences.overlap(corpus[number].text):
-                found.append(number)
-            bar.advance(1)
-    return np.array(found, dtype=np.int64)
+
+    def look(ids_P: np.ndarray) -> np.ndarray:
+        """Those of these passages that have a sentence."""
+        return ids_P[[sentences.overlap(corpus.text(number)) for number in ids_P.tolist()]]
+
+    return look
 
 
 class _Sentences:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,6 +21,7 @@ from realmlm.corpus.questions import read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput, Mismatch
 from realmlm.index.duplicates import SameWords, check_others, share_cut_otherwise
+from realmlm.index.exact import Index
 from realmlm.log import say
 from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import check_enough, check_readable, index_of
@@ -34,11 +36,12 @@ from realmlm.settings import (
     filled,
     record,
 )
+from realmlm.storage.artefacts import MANIFEST
 from realmlm.train.callbacks import Callback
-from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource
-from realmlm.train.gold import locate_answers
+from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource, epoch_positions
+from realmlm.train.gold import Gold, locate_answers
 from realmlm.train.guard import Guard
-from realmlm.train.hits import found_for, word_matches
+from realmlm.train.hits import MOST_KEPT, Candidates, found_for, settled_matches, word_matches
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import fit, prepare
@@ -50,6 +53,7 @@ from realmlm.train.objectives.masked import MaskedReading
 from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.pairs import QuestionPairs, SpanPairs
 from realmlm.train.run import Run, read_run
+from realmlm.train.teaching import Teacher
 
 PROBE_LIMIT = 500  # sentences of a probe
 GUARD_LIMIT = 2000  # questions of a guard
@@ -150,9 +154,10 @@ def finetune(
         corpus = run.open_corpus(_named(settings) if corpus is None else corpus)
         for file in settings.questions:
             run.pin_file(file)
+        if settings.teacher is not None:
+            run.pin_file(settings.teacher / MANIFEST)
         realm = _to_train(settings.model, model, device, corpus)
         check_enough(corpus, settings.read)
-        frozen = settings.refresh.every_steps == 0
         _set_reading(settings, realm)
         if settings.scale_lr:
             realm.learn_scale()
@@ -162,19 +167,16 @@ def finetune(
         asked = [question for file in settings.questions for question in read_questions(file)]
         titles = realm.config.title_answers
         gold = locate_answers(corpus, asked, candidates=settings.candidates, titles=titles)
-        given = index = None
-        if settings.retriever == "bm25":
-            most = min(settings.candidates, len(corpus))
-            given = word_matches(corpus, gold, candidates=most, device=device)
-        elif frozen:
-            # float16 is the usual: more is as good
-            precise = torch.float32 if settings.refresh.dtype == "float32" else None
-            index = index_of(realm, corpus, dtype=precise).index
+        teacher = None
+        if settings.teacher is not None:
+            teacher = Teacher.of(settings.teacher, realm, gold.corpus, compiled=settings.loop.compile)
+        given, index = _to_search(settings, realm, corpus, gold)
         loop = replace(settings.loop, workers=0)  # what is drawn are numbers
         with closing(
             LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=loop, frozen=index)
         ) as live:
             taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given)
+            taught.teacher = teacher
             fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
             return _save(run, realm, corpus, callbacks)
 
@@ -470,3 +472,34 @@ def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Paramete
     if settings.scale_lr and realm.query.log_scale is not None:
         realm.query.log_scale.requires_grad_(True)
     return learning
+
+
+def _to_search(
+    settings: Finetune, realm: Realm, corpus: Corpus, gold: Gold
+) -> tuple[Candidates | None, Index | None]:
+    """The candidates, if they can be found before training begins, or an index that stays as it is; neither
+    where the index is refreshed."""
+    most = min(settings.candidates, len(corpus))
+    if settings.retriever == "bm25":
+        return word_matches(corpus, gold, candidates=most, device=realm.device), None
+    if settings.refresh.every_steps:
+        return None, None
+    # float16 is the usual: more is as good
+    precise = torch.float32 if settings.refresh.dtype == "float32" else None
+    index = index_of(realm, corpus, dtype=precise).index
+    drawn = settings.optim.steps * settings.optim.batch
+    numbers = np.unique(epoch_positions(len(gold), seed=settings.loop.seed, first=0, count=drawn))
+    if not _always_finds_the_same(settings, realm) or len(numbers) * most > MOST_KEPT:
+        return None, index
+    found = settled_matches(
+        realm.eval(), index, corpus, gold, numbers, candidates=most, scale_learns=settings.scale_lr > 0
+    )
+    return found, None  # nothing is searched again
+
+
+def _always_finds_the_same(settings: Finetune, realm: Realm) -> bool:
+    """Does a question find the same passages in a fixed index whenever it is asked, and is f(x,z) the same up
+    to its scale? If the scale learns, f + λ · BM25 finds other ones; and where the passages of a batch are
+    told apart, their vectors are needed."""
+    scale_matters = realm.config.hybrid > 0 and settings.scale_lr > 0
+    return settings.optim.retriever_lr == 0 and settings.in_batch == 0 and not scale_matters

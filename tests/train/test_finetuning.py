@@ -23,7 +23,8 @@ from realmlm.reading.retrieve import Offered
 from realmlm.settings import Finetune, JointOptim, Loop
 from realmlm.train import stages
 from realmlm.train.gold import locate_answers
-from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.hits import Candidates
+from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.run import read_run, write_run
 from tests.calls import run_finetune
 from tests.train.steps import fail_at

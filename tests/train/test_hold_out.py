@@ -302,6 +302,25 @@ def test_no_stage_trains_on_what_was_held_out_of_another_corpus(
     assert len(expected) == 6
 
 
+@pytest.mark.parametrize("few", [99, 1], ids=["here", "in other processes"])
+def test_many_processes_find_what_a_plain_loop_finds(
+    few: int, build: Callable[..., Corpus], whole: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hold_out, "_CHUNK", 7)
+    monkeypatch.setattr(hold_out, "_FEW", few)
+    monkeypatch.setattr(hold_out, "default_workers", lambda: 2)
+    corpus, _ = build(24).edit(remove=[3], add=[Article("New", sentences(whole)[0])])
+    texts = [*sentences(whole), "Bada."]
+    known = hold_out._Sentences(texts)
+    expected = [number for number in corpus.ids.tolist() if known.overlap(corpus[number].text)]
+    found = hold_out._search(corpus, texts)
+    assert found.tolist() == expected
+    assert found.dtype == np.int64
+    assert int(corpus.ids[-1]) in expected
+    assert 20 <= len(expected) < len(corpus)
+    assert hold_out._search(corpus, ["No sentence of any passage is this."]).tolist() == []
+
+
 def test_what_was_found_is_kept_beside_the_corpus(
     build: Callable[..., Corpus], held: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

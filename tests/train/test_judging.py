@@ -19,7 +19,8 @@ from realmlm.model.realm import Realm
 from realmlm.settings import Finetune, JointOptim, Loop
 from realmlm.sources.article import Article
 from realmlm.train.gold import Gold, locate_answers
-from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.hits import Candidates
+from realmlm.train.objectives.questions import QuestionAnswering
 from tests.calls import build_corpus, create_model, run_finetune
 from tests.conftest import TINY_MODEL
 from tests.train.steps import fail_at

@@ -13,6 +13,7 @@ from torch import nn
 
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
+from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.index.duplicates import SameWords
 from realmlm.index.exact import ExactIndex, Hits
 from realmlm.log import Clock
@@ -24,18 +25,21 @@ from realmlm.model.resident import Queries, Resident
 from realmlm.reading.packed import pair_size, read_spans_packed, rows_of
 from realmlm.reading.read import SpanReading, join, read_spans
 from realmlm.reading.retrieve import Offered
-from realmlm.settings import Finetune, Optim, Pretrain, Refresh, Warmup
+from realmlm.settings import Finetune, JointOptim, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
 from realmlm.train.data import ReadingPairs, SentenceSource
 from realmlm.train.gold import locate_answers
+from realmlm.train.hits import Candidates, settled_matches
 from realmlm.train.objective import Objective
 from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
-from realmlm.train.objectives.questions import Candidates, QuestionAnswering
+from realmlm.train.objectives.questions import QuestionAnswering
 from realmlm.train.pairs import QuestionPairs
+from realmlm.train.teaching import Teacher
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
+from tests.train.test_teaching import foreign
 
 CPU = torch.device("cpu")
 
@@ -242,20 +246,26 @@ def spans_of(reading: SpanReading, row: int) -> dict[tuple[int, int], float]:
         {"objective": "hard-em", "read_gold": True},
         {"refresh": Refresh(every_steps=5)},
         {"retriever": "bm25"},
+        {"scale_lr": 0.1, "optim": JointOptim(retriever_lr=0)},
         {"in_batch": 0.5, "retriever_target": "posterior"},
         {"in_batch": 0.5, "retriever_target": "perplexity", "refresh": Refresh(every_steps=5)},
         {"passage_logit": True, "title_answers": True, "judging": 0.5},
         {"passage_logit": True, "title_answers": True, "reading": "paper"},
+        {"passage_logit": True, "title_answers": True, "teacher": "given", "retriever_target": "teacher"},
+        {"passage_logit": True, "title_answers": True, "teacher": "foreign", "retriever_target": "teacher"},
     ],
     ids=[
         "frozen index",
         "hard EM",
         "both towers",
         "matched words",
+        "found once",
         "in batch",
         "in batch, both towers",
         "judged",
         "judged within passages",
+        "taught",
+        "taught in other wordpieces",
     ],
 )
 def test_the_same_fine_tuning(
@@ -281,16 +291,41 @@ def test_the_same_fine_tuning(
     if settings.retriever == "bm25":
         ids = np.tile(knowledge.ids[:30], (len(gold), 1))
         matched = Candidates(ids, np.tile(np.linspace(3, 0, 30, dtype=np.float32), (len(gold), 1)))
+    if settings.scale_lr:
+        model.learn_scale()
+        everyone = np.arange(len(gold))
+        matched = settled_matches(
+            model, live.index, knowledge, gold, everyone, candidates=30, scale_learns=True
+        )
+
+    teacher = None
+    if settings.teacher:
+        if settings.teacher.name == "foreign":
+            pieces = Wordpieces.train([knowledge.text(number) for number in knowledge.ids[:40].tolist()], 150)
+            other = judging(foreign(pieces, tmp_path))
+        else:
+            other = judging(
+                create_model(corpus=knowledge.folder, out=tmp_path / "given", **how | {"seed": 7})
+            )
+        other.allow_title_answers()
+        # it reads as long passages as its student, whatever it was made for
+        other.config = replace(other.config, reading="paper", trained_on_questions=True, max_passage=300)
+        teacher = Teacher(other, model, gold.corpus, name="teacher")
+        assert teacher.same_wordpieces == (settings.teacher.name == "given")
 
     def one_step(packed: bool) -> Stepped:
         objective = QuestionAnswering(settings, model, knowledge, live, gold, learning=[], given=matched)
+        objective.teacher = teacher
         objective.prepare(model)
         objective.resident = resident_of(model, gold.corpus) if packed else None
         return stepped(model, objective, np.arange(len(gold)))
 
-    numbers = same_step(one_step(packed=False), one_step(packed=True))
+    padded = one_step(packed=False)
+    numbers = same_step(padded, one_step(packed=True))
+    assert ("query.log_scale" in padded[2]) == (settings.scale_lr > 0)
     assert numbers["gold_read"] > 0
     assert ("judged" in numbers) == settings.passage_logit
+    assert (numbers.get("from_teacher", 0) > 0) == bool(settings.teacher)
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("modernbert", "mean"), ("bert", "cls")])

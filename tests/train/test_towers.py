@@ -345,6 +345,9 @@ def test_what_does_not_learn_does_not_waver(knowledge: Corpus, tmp_path: Path) -
     model.free_query("projection")
     model.train()
     assert torch.equal(model.query(inputs), model.query(inputs))
+    before = [module.training for module in model.modules()]
+    DocumentEncoder.of(model)(knowledge, knowledge.ids[:1])
+    assert [module.training for module in model.modules()] == before, "embedding passages changes nothing"
     assert model.reader.encoder.training
     assert not model.eval().reader.encoder.training
 

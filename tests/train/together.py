@@ -76,6 +76,18 @@ def some_stages(root: Path, loop: Loop = LOOP) -> dict[str, Stage]:
             ),
             **given,
         ),
+        "finetune-settled": lambda out, **given: stages.finetune(
+            Finetune(
+                **common,
+                **asked,
+                out=out,
+                read=2,
+                scale_lr=1e-3,
+                optim=replace(OPTIM, retriever_lr=0),
+                refresh=Refresh(every_steps=0),
+            ),
+            **given,
+        ),
     }
 
 

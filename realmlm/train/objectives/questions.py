@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realmlm.corpus.store import Corpus
-from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Index
 from realmlm.index.hybrid import Hybrid
 from realmlm.log import Clock
-from realmlm.model.inputs import Masked, mask_queries, send
+from realmlm.model.inputs import Inputs, Masked, mask_queries, send
 from realmlm.model.marginal import (
     answer_log_likelihood,
     best_span_log_likelihood,
@@ -29,13 +28,13 @@ from realmlm.model.marginal import (
     judged_log_likelihood,
     marginal_log_likelihood,
     mean_where,
+    posterior,
     span_mask,
     taught_apart,
 )
 from realmlm.model.packed import Size
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Resident
-from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.packed import (
     MaskedBatch,
     embed_seen,
@@ -53,19 +52,11 @@ from realmlm.reading.retrieve import Offered, embed_documents
 from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
+from realmlm.train.hits import Candidates, given_vectors, hybrid_over
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
-
-_EMBEDDED = 512  # paragraphs at once
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Candidates of a retriever that does not learn, best first, and their scores [questions, C]."""
-
-    ids: np.ndarray
-    scores: np.ndarray
+from realmlm.train.teaching import Teacher, lesson
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,8 @@ class QuestionAnswering(Objective):
         learning: list[nn.Parameter],
         given: Candidates | None = None,
     ) -> None:
-        """`learning` are the retriever's weights that learn; `given` are another retriever's candidates."""
+        """`learning` are the retriever's weights that learn; `given` are candidates found before: by another
+        retriever, or by the model's own towers where they do not learn."""
         self.settings = settings
         self.model = model
         self.corpus = corpus
@@ -105,31 +97,26 @@ class QuestionAnswering(Objective):
         self._given = given
         self._candidates = min(settings.candidates, len(corpus))
         self._told_GD: Tensor | None = None  # vectors of the paragraphs that questions came with
-        self._first_told = 0  # the first one's id
         self.resident: Resident | None = None
         """The corpus on the device, where everything is read packed."""
+        self.teacher: Teacher | None = None
+        """Who else reads, for the model to learn from."""
         self._embed: Work = self._embed_seen
         self._hybrid: Hybrid | None = None
 
     def prepare(self, model: Realm) -> None:
-        """Embed the paragraphs that questions came with: no index has them."""
+        """Lay the corpus out on the device; embed the paragraphs that questions came with."""
         super().prepare(model)
         if type(self).loss is QuestionAnswering.loss:
-            encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
+            encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
+            encoders += [] if self.teacher is None else self.teacher.encoders
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
+        if self._given is not None:
+            return
         if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, model.device)
-        if model.config.hybrid and self._given is None:
-            # the paragraphs that questions came with are scored, never found
-            words = BM25Index(self.gold.corpus, device=model.device, only=self.corpus.ids)
-            self._hybrid = Hybrid(words, model.config.hybrid)
-        told_G = np.unique(self.gold.given_Q[self.gold.given_Q >= 0])
-        if len(told_G) and self._given is None:
-            encode = DocumentEncoder.of(model)
-            self._first_told = int(told_G[0])
-            ids_G = np.arange(self._first_told, int(told_G[-1]) + 1)
-            parts = np.array_split(ids_G, -(-len(ids_G) // _EMBEDDED))
-            self._told_GD = torch.cat([encode(self.gold.corpus, some) for some in parts])
+        self._hybrid = hybrid_over(model, self.corpus, self.gold)
+        self._told_GD = given_vectors(model, self.gold)
 
     def groups(self) -> dict[str, Group]:
         optim = self.settings.optim
@@ -151,10 +138,17 @@ class QuestionAnswering(Objective):
         questions = [self.gold.questions[number] for number in numbers]
         found = self._retrieve(numbers, questions, clock)
         clock("read")
-        reading, gold_NLW = self._read(numbers, questions, found)
+        inputs, gold_N3 = self._to_read(numbers, questions, found)
+        scores_N = found.scores_BC[:, : self.settings.read].flatten()
+        reading = read_spans(self.model, inputs, scores_N)
+        theirs = None
+        if self.teacher is not None:
+            texts = [self.gold.texts[number] for number in numbers]
+            theirs = self.teacher.read(texts, found.ids_BK, inputs, reading, scores_N)
+        gold_NLW = span_mask(gold_N3, reading.allowed_NLW)
         memory_B = self._closed_book(numbers)
         holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
-        loss, row = self._taught(reading, gold_NLW, found.scores_BC, holds_BC, memory_B, found.batch)
+        loss, row = self._taught(reading, gold_NLW, found.scores_BC, holds_BC, memory_B, found.batch, theirs)
         return loss, row | {"recall@1": torch.from_numpy(found.first_B).float().mean()}
 
     def _taught(
@@ -165,9 +159,11 @@ class QuestionAnswering(Objective):
         holds_BC: Tensor,
         memory_B: Tensor,
         batch: tuple[Tensor, Tensor] | None,
+        theirs: SpanReading | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics from what was read and where answers stand in it, f(x,z) of the candidates and
-        which of them hold an answer, log p(y|∅,x), and the same two of all that the batch reads."""
+        which of them hold an answer, log p(y|∅,x), the same two of all that the batch reads, and what a
+        teacher read."""
         scores_BK = scores_BC[:, : self.settings.read]
         holds_BK = holds_BC[:, : self.settings.read]
         weight_BK = reading.weight_N.view_as(scores_BK)
@@ -177,26 +173,36 @@ class QuestionAnswering(Objective):
         some_B = holds_BC.any(-1)
         # a question without its answer teaches nothing: no gradient, no NaN
         readable_BK = reader_BK.masked_fill(~any_B[:, None], 0.0)
-        weight_BK, apart_B = taught_apart(weight_BK, scores_BK, readable_BK, self.settings.retriever_target)
+        teacher_BK = None
+        if theirs is not None and self.settings.retriever_target == "teacher":
+            known_BK = self._likelihood(theirs.log_NLW, gold_NLW).view_as(scores_BK)
+            known_BK = known_BK.masked_fill((known_BK == -torch.inf).all(-1, keepdim=True), 0.0)
+            teacher_BK = posterior(theirs.weight_N.view_as(scores_BK), known_BK)
+        weight_BK, apart_B = taught_apart(
+            weight_BK, scores_BK, readable_BK, self.settings.retriever_target, teacher_BK
+        )
         answer_B = marginal_log_likelihood(weight_BK, readable_BK)
         # divided by all examples, not those with an answer: a batch in parts must give the same gradient
         taught_B = torch.where(any_B, answer_B - apart_B, 0.0) + torch.where(some_B, retriever_B, 0.0)
         taught_B = taught_B + self.settings.closed_book * memory_B
         if batch is not None:
             taught_B = taught_B + self.settings.in_batch * evidence_log_likelihood(*batch)
-        judged = {}
+        more: dict[str, Tensor] = {}
+        if theirs is not None:
+            told_B, more = lesson(theirs, reading, self.settings.read)
+            taught_B = taught_B - self.settings.teaching * told_B
         if reading.logit_N is not None:
             logit_BK = reading.logit_N.view_as(scores_BK)
             judged_B = judged_log_likelihood(logit_BK, holds_BK)
             taught_B = taught_B + self.settings.judging * judged_B
             best_B1 = weight_BK.argmax(-1, keepdim=True)
-            judged = {
+            more |= {
                 "judged": judged_B.mean(),
                 "reranked@1": mean_where(holds_BK.any(-1), holds_BK.gather(1, best_B1)[:, 0].float()),
             }
         return -taught_B.mean(), {
             **scale_of(self.model),
-            **judged,
+            **more,
             "log_p": mean_where(any_B, answer_B),
             "retriever": mean_where(some_B, retriever_B),
             "closed_book": memory_B.mean(),
@@ -210,7 +216,7 @@ class QuestionAnswering(Objective):
         if self._given is not None:
             ids_BC, given_BC, holds_BC, first_B = self._matched(numbers)
             offered = Offered(self.gold.corpus, ids_BC[:, :read], null=False)
-            scores_BC = torch.from_numpy(given_BC).to(model.device)
+            scores_BC = self._scaled(torch.from_numpy(given_BC).to(model.device))
         else:
             clock("embed")
             query_BD = model.query(model.query_inputs(questions).to(model.device))
@@ -260,14 +266,22 @@ class QuestionAnswering(Objective):
         return self._hybrid.weight * self._hybrid.words.scores(questions, torch.from_numpy(ids_BC))
 
     def _matched(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Another retriever's candidates in the order they are read, their scores, which hold an answer, and
-        whether the first found does."""
+        """Candidates found before in the order they are read, their scores, which hold an answer, and whether
+        the first found does."""
         assert self._given is not None
-        ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, self._given.ids[numbers])
-        scores_BC = np.take_along_axis(self._given.scores[numbers], order_BC, axis=1)
+        found_BC, scores_BC, given_B = self._given.of(numbers)
+        ids_BC, order_BC, holds_BC, first_B = self._first_to_read(numbers, found_BC)
+        scores_BC = np.take_along_axis(scores_BC, order_BC, axis=1)
         told_B = self.gold.given_Q[numbers] >= 0
-        scores_BC[told_B, 0] = scores_BC[told_B].max(1)  # as good as the best: no one has scored it
+        # as good as the best, if no one has scored it
+        scores_BC[told_B, 0] = scores_BC[told_B].max(1) if given_B is None else given_B[told_B]
         return ids_BC, scores_BC, holds_BC, first_B
+
+    def _scaled(self, scores_BC: Tensor) -> Tensor:
+        """Scores found before, by the learned scale of f(x,z) if they are without it."""
+        scale = self.model.query.log_scale
+        assert self._given is not None
+        return scores_BC * scale.exp() if self._given.scale_learns and scale is not None else scores_BC
 
     def _first_to_read(
         self, numbers: np.ndarray, ids_BC: np.ndarray
@@ -304,27 +318,27 @@ class QuestionAnswering(Objective):
         """Of candidates [B, C, D]: the index's, or in column 0 those of given paragraphs."""
         if self._told_GD is None:
             return index.vectors(torch.from_numpy(ids_BC.flatten())).view(*ids_BC.shape, -1)
-        told_B = ids_BC[:, 0] >= self._first_told
+        first = self.gold.first_given
+        told_B = ids_BC[:, 0] >= first
         there_BC = ids_BC.copy()
         there_BC[told_B, 0] = self.corpus.ids[0]  # one that the index has
         vectors_BCD = index.vectors(torch.from_numpy(there_BC.flatten())).view(*ids_BC.shape, -1).clone()
-        places = torch.from_numpy(ids_BC[told_B, 0] - self._first_told).to(self._told_GD.device)
+        places = torch.from_numpy(ids_BC[told_B, 0] - first).to(self._told_GD.device)
         rows = torch.from_numpy(np.flatnonzero(told_B)).to(vectors_BCD.device)
         vectors_BCD[rows, 0] = self._told_GD[places].to(vectors_BCD)
         return vectors_BCD
 
-    def _read(
+    def _to_read(
         self, numbers: np.ndarray, questions: list[np.ndarray], found: _Retrieved
-    ) -> tuple[SpanReading, Tensor]:
-        """What was read, and where the answers stand in it [N, L, W]."""
-        scores_BK = found.scores_BC[:, : self.settings.read]
+    ) -> tuple[Inputs, np.ndarray]:
+        """Questions joined with what was found, and where answers stand in it: (pair, column, width − 1) of
+        each place [spans, 3]."""
         inputs = join(self.model, questions, found.offered)
         gold_N3 = self._gold_spans(numbers, found.ids_BK)
         gold_N3[:, 1] -= np.where(gold_N3[:, 1] < 0, len(inputs.layout.between), 0)  # the title ends before
         gold_N3[:, 1] += inputs.second_N.numpy()[gold_N3[:, 0]]
         gold_N3 = gold_N3[gold_N3[:, 1] < inputs.tokens_NL.shape[1]]
-        reading = read_spans(self.model, inputs.to(self.model.device), scores_BK.flatten())
-        return reading, span_mask(gold_N3, reading.allowed_NLW)
+        return inputs.to(self.model.device), gold_N3
 
     @property
     def _likelihood(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -407,6 +421,9 @@ class QuestionAnswering(Objective):
         filled_S3[: len(spans_S3)] = spans_S3
         filled_S3[: len(spans_S3), 1] += title_columns(model)
         tensors["spans"] = send(torch.from_numpy(filled_S3), device)
+        if self.teacher is not None:
+            clock("teacher")
+            tensors |= self.teacher.stage([self.gold.texts[number] for number in numbers], ids_BK)
         batch = MaskedBatch.of(flat, shape)
         size = pair_size(model, self.gold.corpus, asked, ids_BK)
         pairs = batch.fitting(size.total, longest=size.longest, more=size.filling)
@@ -428,7 +445,7 @@ class QuestionAnswering(Objective):
         read = ids_BK.shape[1]
         together = None
         if "scores" in tensors:
-            scores_BC = tensors["scores"]
+            scores_BC = self._scaled(tensors["scores"])
         else:
             query_BD = embed_seen(model, resident, batch)
             scores_BC = inner_products(query_BD, tensors["vectors"].to(query_BD.dtype))
@@ -444,11 +461,14 @@ class QuestionAnswering(Objective):
         scores_BK = scores_BC[:, :read]
         packed = resident.pairs(batch.seen, rows_of(ids_BK), ids_BK.flatten(), pair_room)
         reading = read_spans_packed(model, packed, scores_BK.flatten())
+        theirs = None
+        if self.teacher is not None:
+            theirs = self.teacher.read_packed(packed, tensors, reading, scores_BK.flatten())
         gold_NJW = torch.zeros_like(F.pad(reading.allowed_NLW, (0, 0, 0, 0, 0, 1)))
         gold_NJW = gold_NJW.index_put(tensors["spans"].unbind(1), torch.ones_like(gold_NJW[0, 0, 0]))[:-1]
         memory_B = self._recalled(resident, batch)
         gold_NJW = gold_NJW & reading.allowed_NLW
-        loss, row = self._taught(reading, gold_NJW, scores_BC, tensors["holds"], memory_B, together)
+        loss, row = self._taught(reading, gold_NJW, scores_BC, tensors["holds"], memory_B, together, theirs)
         return loss, row | {"recall@1": tensors["first"].float().mean()}
 
     def _recalled(self, resident: Resident, batch: MaskedBatch) -> Tensor:
