@@ -39,6 +39,11 @@ _WEEKDAYS = (
 )
 _WEEKDAY = rf"(?:{'|'.join(_WEEKDAYS.split())})\b"
 _DAY = r"(?:3[01]|[12]\d|0?[1-9])(?:st|nd|rd|th)?\b"
+_ORDINALS = "first second third fourth fifth sixth seventh eighth ninth"
+_DAY_IN_WORDS = (  # but not a third of May
+    rf"(?<!\b[Aa]{_})(?<!\b[Oo]ne{_})(?:(?:twenty-)?(?:{'|'.join(_ORDINALS.split())})|tenth|eleventh|twelfth"
+    "|(?:thir|four|fif|six|seven|eigh|nine)teenth|twentieth|thirtieth|thirty-first)"
+)
 _YEAR = r"(?:1\d|20)\d\d\b"
 _SIGN = "[$£€¥₹₩₽₺]"
 _CODE = "(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK)"
@@ -90,7 +95,8 @@ _KINDS = (
     _Kind(
         "date",
         _MONTH_SIGNS,
-        rf"\b(?:{_WEEKDAY},?{_})?{_DAY}{_}(?:of{_})?{_MONTH}(?:,?{_}{_YEAR})?"
+        rf"\b(?:{_WEEKDAY},?{_}(?:the{_})?)?(?:{_DAY}{_}(?:of{_})?|{_DAY_IN_WORDS}{_}of{_}){_MONTH}"
+        rf"(?:,?{_}{_YEAR})?"
         rf"|\b(?:{_WEEKDAY},?{_})?{_MONTH}{_}{_DAY}(?:,?{_}{_YEAR})?"
         rf"|\b{_MONTH},?{_}{_YEAR}",
     ),
