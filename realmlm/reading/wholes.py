@@ -174,17 +174,28 @@ _MAY_END = re.compile(r"[\n\r\u2028\u2029;.!?。！？]")  # perhaps a clause or
 _CLAUSE = re.compile(r";(?=\s)")
 _BREAK = re.compile(r"[^\n]*\n")
 _STOP = re.compile(r"(?<=\d)[.,;:](?!\d)")  # after a number it belongs to the sentence; that of "D.C." stays
+_MARK = re.compile(r"(?:^|(?<=\n)|(?<= › ))[ \t]*((?:\d{1,3}\.)*\d{1,3}[.)])(?=\s)")
 _NEAR = 60  # characters on both sides of a span in which the whole of it is looked for
 
 
 def borders(text: str) -> list[int]:
     """The places between sentences, clauses that a semicolon divides, and lines of a list."""
     ends = {end for _, end in split_sentences(text)[:-1]}
-    wrapped = (
-        line for line in _BREAK.finditer(text) if len(line[0]) > _WRAPPED and line[0][-2] not in ".!?:;"
-    )
     clauses = {clause.start() for clause in _CLAUSE.finditer(text)}
-    return sorted(ends - {line.end() - 1 for line in wrapped} | clauses)
+    return sorted(ends - {end - 1 for end in _wrapped_ends(text)} | clauses)
+
+
+def _wrapped_ends(text: str) -> set[int]:
+    """Where lines end that may have been broken within a sentence, each with its line break."""
+    lines = _BREAK.finditer(text)
+    return {line.end() for line in lines if len(line[0]) > _WRAPPED and line[0][-2] not in ".!?:;"}
+
+
+def marks(text: str) -> list[tuple[int, int]]:
+    """The numbers before headings and items of lists, "3." of "3. Rent": they count, and answer nothing."""
+    found = list(_MARK.finditer(text))
+    wrapped = _wrapped_ends(text) if found else ()
+    return [mark.span(1) for mark in found if mark.start() not in wrapped]
 
 
 def within_borders(start: int, end: int, text: str) -> tuple[int, int]:

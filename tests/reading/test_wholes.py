@@ -1,11 +1,14 @@
 """Answers are whole things and run across no border."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realmlm.corpus.store import Passage
+from realmlm.reading.combine import Spans, Way, combine, without_marks
 from realmlm.reading.units import widened
-from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, wholes, within_borders
+from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, marks, wholes, within_borders
 
 
 @pytest.mark.parametrize(
@@ -176,3 +179,26 @@ def test_what_is_bounded_is_a_part_without_borders(text: str, data: st.DataObjec
     first, past = within_borders(start, end, text)
     assert start <= first <= past <= end
     assert not [place for place in borders(text) if first < place < past]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("3. Rent and deposit\nThe rent is £5.", ["3."]),
+        ("Lease › 3. Rent", ["3."]),
+        ("Rules\n  1. Come.\n  2) Stay.\n2.1. Leave.", ["1.", "2)", "2.1."]),
+        ("3.5 kg of flour\n12 eggs\n1995. It was hot.", []),
+        (f"{'x ' * 30}came in all\n57. Then it began.", []),
+    ],
+)
+def test_numbers_of_headings_and_items_are_marks(text: str, found: list[str]) -> None:
+    assert [text[start:end] for start, end in marks(text)] == found
+
+
+def test_the_number_of_a_heading_is_no_answer() -> None:
+    passage = Passage(0, "Lease › 3. Rent", "3. Rent\nThe rent is £1,245.00.")
+    starts = np.array([[0, -7, passage.text.index("£")]])
+    spans = Spans(starts, starts + np.array([[1, 2, 9]]), np.array([[0.5, 0.2, 0.1]]))
+    answer = combine([passage], np.ones(1), without_marks(spans, [passage]), Way())
+    assert (answer.answer, answer.probability) == ("£1,245.00", pytest.approx(0.8))
+    assert spans.p_KS.tolist() == [[0.5, 0.2, 0.1]]
