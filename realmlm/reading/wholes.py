@@ -200,7 +200,7 @@ def marks(text: str) -> list[tuple[int, int]]:
 
 def within_borders(start: int, end: int, text: str) -> tuple[int, int]:
     """The longest part of a span that runs across no border, the first of several."""
-    may_cross = _MAY_END.search(text, start, end)
+    may_cross = text[start:end].endswith((" ", "\t")) or _MAY_END.search(text, start, end)
     inside = [place for place in borders(text) if start < place < end] if may_cross else []
     if not inside:
         return start, end

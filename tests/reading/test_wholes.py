@@ -164,6 +164,7 @@ def test_wholes_are_in_one_line_and_what_was_made_whole_stays(text: str) -> None
         (f"{'x ' * 30}by Alan\nTuring.", "Alan\nTuring", "Alan\nTuring"),
         (f"{'x ' * 30}by Alan.\nTuring too.", "Alan.\nTuring", "Turing"),
         ("a heron", "a heron", "a heron"),
+        ("a heron \nOtters", "a heron ", "a heron"),
     ],
 )
 def test_an_answer_runs_across_no_clause_and_no_line_of_a_list(text: str, span: str, bounded: str) -> None:
