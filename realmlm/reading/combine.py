@@ -6,7 +6,7 @@ spans of each, U different passages, T wordpieces.
 
 import re
 import string
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from realmlm.reading.language import looks_english
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
 from realmlm.reading.tables import look_up
 from realmlm.reading.units import all_widened, widened
-from realmlm.reading.wholes import ALL, kept_whole, made_whole
+from realmlm.reading.wholes import ALL, kept_whole, made_whole, marks
 
 OTHERS = 5  # answers named beside the best
 CAUTIONS = {"unsure": "check it in the passage", "not found": "the documents may not say this"}
@@ -119,6 +119,7 @@ class Combiner:
             way = Way(self.released, self.overlapping == "merged", kept)
             found = spans.rows(pairs)
             if not self.released:
+                found = without_marks(found, offered)
                 found = Spans(*look_up(question, [passage.text for passage in offered], *found))
             answer = combine(offered, read.p_BK[row], found, way, logit_K=logit_K)
             if read.searched_2BK is not None:
@@ -186,6 +187,20 @@ class Spans(NamedTuple):
     def rows(self, some: slice) -> "Spans":
         """Those of some of the passages."""
         return Spans(*(part_KS[some] for part_KS in self))
+
+
+def without_marks(spans: Spans, passages: Sequence[Passage]) -> Spans:
+    """The spans but for numbers of headings and items; what p these lose goes to others of their passage."""
+    p_KS = spans.p_KS.copy()
+    for number, passage in enumerate(passages):
+        in_title = [
+            (start - len(passage.title), end - len(passage.title)) for start, end in marks(passage.title)
+        ]
+        for start, end in marks(passage.text) + in_title:
+            p_KS[number, (spans.starts_KS[number] >= start) & (spans.ends_KS[number] <= end)] = 0
+        if (stays := p_KS[number].sum()) > 0:
+            p_KS[number] *= spans.p_KS[number].sum() / stays
+    return spans._replace(p_KS=p_KS)
 
 
 class Way(NamedTuple):

@@ -13,7 +13,10 @@ from realmlm.rows import Cell, Row, rows
 _LONGEST = 80  # characters of a cell that is an answer as a whole
 _SHORTEST = 3  # characters of a cell that names its row
 _STEM = 5  # letters that two words have in common at their beginning, "Supplier" and "supplies"
-_BESIDE = 0.02  # what the reader's p counts for outside the cells that were asked for
+# what the reader's p counts for outside the cells that were asked for, by their row alone or by their column,
+# too: the reader is often sure of the cell below or above
+_BESIDE = 0.02
+_BESIDE_NAMED = 0.0001
 
 
 def look_up(
@@ -23,8 +26,8 @@ def look_up(
 
     A span in a cell is the whole cell, if that is short; one that runs across cells is the cell it is most
     in. Where the question has the words of a cell, it asks about that row, and where it has a column's name,
-    about that column: other spans in rows count for little, and what p they lose goes to those of their
-    passage that stay.
+    about that column: other spans in rows count for little, with both names for next to nothing, and what p
+    they lose goes to those of their passage that stay.
     """
     tables = [list(rows(text)) if "; " in text else [] for text in texts]
     if not any(tables):
@@ -33,10 +36,13 @@ def look_up(
     ends_KS = ends_KS.copy()
     weights_KS = np.where(p_KS > 0, 1.0, np.nan)
     asked = _Asked(question)
-    named = any(asked.names(row, text) for text, table in zip(texts, tables, strict=True) for row in table)
-    for number, (text, table) in enumerate(zip(texts, tables, strict=True)):
+    wanted = [
+        {cell for row in table for cell in asked.cells(row, text)}
+        for text, table in zip(texts, tables, strict=True)
+    ]
+    beside = _BESIDE_NAMED if any(map(asked.names_column, set().union(*wanted))) else _BESIDE
+    for number, table in enumerate(tables):
         for row in table:
-            wanted = set(asked.cells(row, text))
             within_S = (starts_KS[number] < row.end) & (ends_KS[number] > row.start) & (p_KS[number] > 0)
             for span in np.flatnonzero(within_S).tolist():
                 cell = _cell_of(row, int(starts_KS[number, span]), int(ends_KS[number, span]))
@@ -44,8 +50,8 @@ def look_up(
                     starts_KS[number, span], ends_KS[number, span] = _in_cell(
                         cell, int(starts_KS[number, span]), int(ends_KS[number, span])
                     )
-                if named and cell not in wanted:
-                    weights_KS[number, span] = _BESIDE
+                if any(wanted) and cell not in wanted[number]:
+                    weights_KS[number, span] = beside
     weighed_KS = np.where(p_KS > 0, p_KS * weights_KS, 0.0)
     for number in np.flatnonzero((weights_KS == 1).any(1) & (weights_KS < 1).any(1)).tolist():
         weighed_KS[number] *= p_KS[number].sum() / weighed_KS[number].sum()
@@ -72,25 +78,22 @@ class _Asked:
         self._question = question.casefold()
         self._words = re.findall(r"\w+", self._question)
 
-    def names(self, row: Row, text: str) -> bool:
-        return any(self._has(text[cell.start : cell.end]) for cell in row.cells)
-
     def cells(self, row: Row, text: str) -> list[Cell]:
         """The cells of a row that the question may ask for: none if it does not name the row."""
         others = [cell for cell in row.cells if not self._has(text[cell.start : cell.end])]
         if len(others) == len(row.cells):
             return []
-        return [cell for cell in others if self._has_column(cell.name)] or others
+        return [cell for cell in others if self.names_column(cell)] or others
+
+    def names_column(self, cell: Cell) -> bool:
+        return any(
+            word[:_STEM] == other[:_STEM]
+            for word in re.findall(r"\w{4,}", cell.name.casefold())
+            for other in self._words
+        )
 
     def _has(self, words: str) -> bool:
         words = words.casefold()
         return len(words) >= _SHORTEST and bool(
             re.search(rf"(?<!\w){re.escape(words)}(?:e?s)?(?!\w)", self._question)
-        )
-
-    def _has_column(self, name: str) -> bool:
-        return any(
-            word[:_STEM] == other[:_STEM]
-            for word in re.findall(r"\w{4,}", name.casefold())
-            for other in self._words
         )

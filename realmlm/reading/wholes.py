@@ -39,6 +39,11 @@ _WEEKDAYS = (
 )
 _WEEKDAY = rf"(?:{'|'.join(_WEEKDAYS.split())})\b"
 _DAY = r"(?:3[01]|[12]\d|0?[1-9])(?:st|nd|rd|th)?\b"
+_ORDINALS = "first second third fourth fifth sixth seventh eighth ninth"
+_DAY_IN_WORDS = (  # but not a third of May
+    rf"(?<!\b[Aa]{_})(?<!\b[Oo]ne{_})(?:(?:twenty-)?(?:{'|'.join(_ORDINALS.split())})|tenth|eleventh|twelfth"
+    "|(?:thir|four|fif|six|seven|eigh|nine)teenth|twentieth|thirtieth|thirty-first)"
+)
 _YEAR = r"(?:1\d|20)\d\d\b"
 _SIGN = "[$£€¥₹₩₽₺]"
 _CODE = "(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK)"
@@ -90,7 +95,8 @@ _KINDS = (
     _Kind(
         "date",
         _MONTH_SIGNS,
-        rf"\b(?:{_WEEKDAY},?{_})?{_DAY}{_}(?:of{_})?{_MONTH}(?:,?{_}{_YEAR})?"
+        rf"\b(?:{_WEEKDAY},?{_}(?:the{_})?)?(?:{_DAY}{_}(?:of{_})?|{_DAY_IN_WORDS}{_}of{_}){_MONTH}"
+        rf"(?:,?{_}{_YEAR})?"
         rf"|\b(?:{_WEEKDAY},?{_})?{_MONTH}{_}{_DAY}(?:,?{_}{_YEAR})?"
         rf"|\b{_MONTH},?{_}{_YEAR}",
     ),
@@ -167,22 +173,34 @@ _WRAPPED = 55  # characters of a line that may have been broken within a sentenc
 _MAY_END = re.compile(r"[\n\r\u2028\u2029;.!?。！？]")  # perhaps a clause or a line of a list
 _CLAUSE = re.compile(r";(?=\s)")
 _BREAK = re.compile(r"[^\n]*\n")
+_STOP = re.compile(r"(?<=\d)[.,;:](?!\d)")  # after a number it belongs to the sentence; that of "D.C." stays
+_MARK = re.compile(r"(?:^|(?<=\n)|(?<= › ))[ \t]*((?:\d{1,3}\.)*\d{1,3}[.)])(?=\s)")
 _NEAR = 60  # characters on both sides of a span in which the whole of it is looked for
 
 
 def borders(text: str) -> list[int]:
     """The places between sentences, clauses that a semicolon divides, and lines of a list."""
     ends = {end for _, end in split_sentences(text)[:-1]}
-    wrapped = (
-        line for line in _BREAK.finditer(text) if len(line[0]) > _WRAPPED and line[0][-2] not in ".!?:;"
-    )
     clauses = {clause.start() for clause in _CLAUSE.finditer(text)}
-    return sorted(ends - {line.end() - 1 for line in wrapped} | clauses)
+    return sorted(ends - {end - 1 for end in _wrapped_ends(text)} | clauses)
+
+
+def _wrapped_ends(text: str) -> set[int]:
+    """Where lines end that may have been broken within a sentence, each with its line break."""
+    lines = _BREAK.finditer(text)
+    return {line.end() for line in lines if len(line[0]) > _WRAPPED and line[0][-2] not in ".!?:;"}
+
+
+def marks(text: str) -> list[tuple[int, int]]:
+    """The numbers before headings and items of lists, "3." of "3. Rent": they count, and answer nothing."""
+    found = list(_MARK.finditer(text))
+    wrapped = _wrapped_ends(text) if found else ()
+    return [mark.span(1) for mark in found if mark.start() not in wrapped]
 
 
 def within_borders(start: int, end: int, text: str) -> tuple[int, int]:
     """The longest part of a span that runs across no border, the first of several."""
-    may_cross = _MAY_END.search(text, start, end)
+    may_cross = text[start:end].endswith((" ", "\t")) or _MAY_END.search(text, start, end)
     inside = [place for place in borders(text) if start < place < end] if may_cross else []
     if not inside:
         return start, end
@@ -194,8 +212,10 @@ def within_borders(start: int, end: int, text: str) -> tuple[int, int]:
 
 
 def made_whole(start: int, end: int, text: str, kept: Collection[str] = ALL) -> tuple[int, int]:
-    """The span within its borders, made longer by the things of these kinds that it begins or ends within."""
+    """The span within its borders, made longer by the things of these kinds that it begins or ends within,
+    without the stop after a number."""
     start, end = within_borders(start, end, text)
+    end -= end > start + 1 and bool(_STOP.match(text, end - 1))
     near = max(0, start - _NEAR)
     near = text.find(" ", near, start) + 1 if near else 0
     for first, past, kind in wholes(text[near : end + _NEAR]):

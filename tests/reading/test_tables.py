@@ -66,6 +66,12 @@ def test_the_cell_of_the_row_and_the_column_asked_for_is_the_answer(question: st
     assert probability <= sum(read.values()) + 1e-9
 
 
+def test_with_row_and_column_named_a_reader_that_is_sure_of_the_row_below_is_overruled() -> None:
+    below = {"Locke": 0.9, "Harris": 0.005}
+    assert answer("Who is the supplier of window putty?", below)[0] == "Harris & Sons"
+    assert answer("Who sells window putty?", below)[0] == "Locke Ironmongers"
+
+
 def test_a_span_across_cells_is_one_cell_and_prose_stays_as_it_is() -> None:
     assert answer("Who?", {"putty; Supplier: Harris & Sons; Pr": 0.4})[0] == "Harris & Sons"
     prose = "Window putty is made of chalk; it hardens in air."

@@ -1,11 +1,14 @@
 """Answers are whole things and run across no border."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realmlm.corpus.store import Passage
+from realmlm.reading.combine import Spans, Way, combine, without_marks
 from realmlm.reading.units import widened
-from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, wholes, within_borders
+from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, marks, wholes, within_borders
 
 
 @pytest.mark.parametrize(
@@ -20,6 +23,13 @@ from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, wholes,
         ("on Sept. 11, 2001", "11", "Sept. 11, 2001"),
         ("since April 2007,", "2007", "April 2007"),
         ("by 31 December, or", "December", "31 December"),
+        ("made on the third of February 2025 by", "February 2025", "third of February 2025"),
+        ("on Saturday the twentieth of June.", "Saturday", "Saturday the twentieth of June"),
+        ("on Friday, the 5th of July 2024,", "Friday", "Friday, the 5th of July 2024"),
+        ("due on the twenty-first of May", "May", "twenty-first of May"),
+        ("A third of May was wet.", "May", "May"),
+        ("one third of May was wet", "May", "May"),
+        ("the third March in a row", "March", "March"),
         ("In 1995, 300 came in May.", "1995", "1995"),
         ("He may 3 times go", "3", "3"),
         ("30 September 20261", "30", "30 September"),
@@ -35,6 +45,9 @@ from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, wholes,
         ("5 million US dollars", "5", "5 million US dollars"),
         ("about 20 percent", "20", "20"),
         ("3 centuries", "3", "3"),
+        ("The balance is £11,204.75. It", "£11,204.75.", "£11,204.75"),
+        ("It has 57, or", "57,", "57"),
+        ("in Washington, D.C. today", "D.C.", "D.C."),
         # telephone numbers
         ("call 0117 496 0182 now", "496 0182", "0117 496 0182"),
         ("call (0117) 496 0182.", "496", "(0117) 496 0182"),
@@ -151,6 +164,7 @@ def test_wholes_are_in_one_line_and_what_was_made_whole_stays(text: str) -> None
         (f"{'x ' * 30}by Alan\nTuring.", "Alan\nTuring", "Alan\nTuring"),
         (f"{'x ' * 30}by Alan.\nTuring too.", "Alan.\nTuring", "Turing"),
         ("a heron", "a heron", "a heron"),
+        ("a heron \nOtters", "a heron ", "a heron"),
     ],
 )
 def test_an_answer_runs_across_no_clause_and_no_line_of_a_list(text: str, span: str, bounded: str) -> None:
@@ -166,3 +180,26 @@ def test_what_is_bounded_is_a_part_without_borders(text: str, data: st.DataObjec
     first, past = within_borders(start, end, text)
     assert start <= first <= past <= end
     assert not [place for place in borders(text) if first < place < past]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("3. Rent and deposit\nThe rent is £5.", ["3."]),
+        ("Lease › 3. Rent", ["3."]),
+        ("Rules\n  1. Come.\n  2) Stay.\n2.1. Leave.", ["1.", "2)", "2.1."]),
+        ("3.5 kg of flour\n12 eggs\n1995. It was hot.", []),
+        (f"{'x ' * 30}came in all\n57. Then it began.", []),
+    ],
+)
+def test_numbers_of_headings_and_items_are_marks(text: str, found: list[str]) -> None:
+    assert [text[start:end] for start, end in marks(text)] == found
+
+
+def test_the_number_of_a_heading_is_no_answer() -> None:
+    passage = Passage(0, "Lease › 3. Rent", "3. Rent\nThe rent is £1,245.00.")
+    starts = np.array([[0, -7, passage.text.index("£")]])
+    spans = Spans(starts, starts + np.array([[1, 2, 9]]), np.array([[0.5, 0.2, 0.1]]))
+    answer = combine([passage], np.ones(1), without_marks(spans, [passage]), Way())
+    assert (answer.answer, answer.probability) == ("£1,245.00", pytest.approx(0.8))
+    assert spans.p_KS.tolist() == [[0.5, 0.2, 0.1]]
