@@ -2,7 +2,7 @@
 "0117 496 0182", "9 am to 5 pm", "Dr. Jane Smith"; and the borders that no answer runs across."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from realmlm.sentences import split_sentences
@@ -174,7 +174,7 @@ _MAY_END = re.compile(r"[\n\r\u2028\u2029;.!?。！？]")  # perhaps a clause or
 _CLAUSE = re.compile(r";(?=\s)")
 _BREAK = re.compile(r"[^\n]*\n")
 _STOP = re.compile(r"(?<=\d)[.,;:](?!\d)")  # after a number it belongs to the sentence; that of "D.C." stays
-_MARK = re.compile(r"(?:^|(?<=\n)|(?<= › ))[ \t]*((?:\d{1,3}\.)*\d{1,3}[.)])(?=\s)")
+_MARK = re.compile(r"[ \t]*((?:\d{1,3}\.)*\d{1,3}[.)])(?=\s)")
 _NEAR = 60  # characters on both sides of a span in which the whole of it is looked for
 
 
@@ -193,9 +193,19 @@ def _wrapped_ends(text: str) -> set[int]:
 
 def marks(text: str) -> list[tuple[int, int]]:
     """The numbers before headings and items of lists, "3." of "3. Rent": they count, and answer nothing."""
-    found = list(_MARK.finditer(text))
+    found = [mark for place in _beginnings(text) if (mark := _MARK.match(text, place))]
     wrapped = _wrapped_ends(text) if found else ()
     return [mark.span(1) for mark in found if mark.start() not in wrapped]
+
+
+def _beginnings(text: str) -> Iterator[int]:
+    """Where lines and the parts of a path of headings begin."""
+    yield 0
+    for before in ("\n", " › "):
+        place = text.find(before)
+        while place >= 0:
+            yield place + len(before)
+            place = text.find(before, place + 1)
 
 
 def within_borders(start: int, end: int, text: str) -> tuple[int, int]:
