@@ -22,7 +22,7 @@ world: install ## from text to answers on a fictional world, everything trained 
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash runs/world.sh
 
 test: install ## the test suite (under 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: install ## the long tests too: three seeds of the small world and the like
 	$(BIN)/python -m pytest -q -m slow

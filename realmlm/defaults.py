@@ -14,5 +14,7 @@ ENGINE: Literal["local", "ray"] = "local"
 """What does bulk work: processes of this machine, or the actors of a Ray cluster."""
 OVERLAPPING: Literal["merged", "separate"] = "separate"
 """Whether spans that overlap in one place are one answer or several."""
+ADAPTING = "adapting"
+"""Where in its folder `adapt` has the run of its training."""
 SHARED = ("lance", "postgres")
 """Systems that hold an index for others too."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from realmlm.settings.stages import ADAPTING
+from realmlm.defaults import ADAPTING
 
 _PARTS = ("reader", "retriever", ADAPTING)  # of a run: alone they do not say of which
 

@@ -25,6 +25,25 @@ else:
 # tiny models: a second thread costs more than it brings, above all beside another process
 torch.set_num_threads(1)
 
+# minutes alone; begun last, they would keep one process busy while the others have nothing left to do
+LONGEST = (
+    "test_recipe.py",
+    "train/test_kill.py",
+    "train/test_learning.py",
+    "test_campaign.py",
+    "test_mini.py",
+    "test_own.py",
+    "serve/test_page.py",
+    "serve/test_running.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first, the others in their order."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 TINY_MODEL = {
     "checkpoint": None,
     "family": "modernbert",

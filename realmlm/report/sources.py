@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from realmlm.defaults import ADAPTING
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput
 from realmlm.names import short_names
-from realmlm.settings.stages import ADAPTING
 from realmlm.storage.files import json_lines, read_text
 
 MOST_POINTS = 300  # of a curve: as many as a chart has columns

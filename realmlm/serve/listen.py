@@ -92,6 +92,8 @@ class Server(uvicorn.Server):
                 self._log.flush()
         if errors:
             raise errors[0]
+        if not self._front.ready:  # where whoever started it ignores SIGINT, no interrupt comes
+            raise KeyboardInterrupt
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:

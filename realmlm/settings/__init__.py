@@ -21,7 +21,7 @@ from realmlm.settings.model import (
     MakeModel,
     TrainTagger,
 )
-from realmlm.settings.stages import ADAPTING, Adapt, Finetune, Pretrain, TrainTowers, Warmup
+from realmlm.settings.stages import Adapt, Finetune, Pretrain, TrainTowers, Warmup
 from realmlm.settings.training import JoinRun, JointOptim, Loop, Optim, Refresh, TrainObjective
 from realmlm.settings.use import (
     Align,
@@ -46,7 +46,6 @@ STAGES: dict[str, type[Settings]] = {
 """Commands whose runs can be resumed."""
 
 __all__ = [
-    "ADAPTING",
     "STAGES",
     "Adapt",
     "Align",

@@ -9,7 +9,6 @@ from realmlm.defaults import READ
 from realmlm.settings.base import DocumentPlaces, ModelPlace, Settings, arg, ensure, optional, required
 from realmlm.settings.training import JointOptim, Loop, Optim, Refresh
 
-ADAPTING = "adapting"  # where in its folder `adapt` has the run of its training
 MASKING = Literal["salient", "random-span", "uniform", "whole-word"]
 TARGET = Literal["marginal", "posterior", "perplexity"]
 

@@ -26,6 +26,7 @@ from realmlm.corpus.documents import DOCUMENT_WORDPIECES, open_documents
 from realmlm.corpus.questions import Question, read_questions, write_questions
 from realmlm.corpus.spans import Spans, mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
+from realmlm.defaults import ADAPTING
 from realmlm.device import pick_device
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.evaluation.clozes import make_clozes
@@ -37,7 +38,7 @@ from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
 from realmlm.reading.retrieve import LearnedRetriever, hybrid_of, index_of
-from realmlm.settings import ADAPTING, Adapt, BuildCorpus, Finetune, JointOptim, Loop, Optim, together
+from realmlm.settings import Adapt, BuildCorpus, Finetune, JointOptim, Loop, Optim, together
 from realmlm.sources.readers import apart
 from realmlm.storage.artefacts import discard, refuse_existing, write_text
 from realmlm.train.budget import (
