@@ -60,6 +60,7 @@ def run(script: str, *arguments: str | Path, **environment: str) -> str:
     return done.stderr + done.stdout
 
 
+@pytest.mark.scale
 def test_the_warm_track_ends_with_answers_and_resumes(data: Path, world: Path, tmp_path: Path) -> None:
     pieces = Wordpieces.load(world / "tokenizer.json")
     shape = {
