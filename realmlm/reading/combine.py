@@ -261,9 +261,13 @@ def combine(
                 stands[number] = whole(number, start, end)
     logits = [None] * len(passages) if logit_K is None else logit_K.tolist()
     evidence = map(evidence_of, passages, stands, p_K.tolist(), reading, logits)
+    likeliest: dict[str, int] = {}  # of the places of the same words: two dates may have one month
+    for place, word in enumerate(own):
+        if word not in likeliest or weighed[place] > weighed[likeliest[word]]:
+            likeliest[word] = place
     said: dict[str, Words] = {}
     for word in ordered:
-        number, start, end = places[own.index(word)]
+        number, start, end = places[likeliest[word]]
         whole_of = whole(number, start, end)
         surface = _text_at(passages[number], *whole_of)
         key = word if whole_of == (start, end) else same_words([surface])[0]

@@ -427,6 +427,19 @@ def test_spans_that_overlap_are_one_answer() -> None:
     assert len(combine(*read, Way(merged=False)).others) == 5
 
 
+def test_an_answer_is_whole_as_it_is_in_its_likeliest_place() -> None:
+    """ "February" is one answer of two places, but the dates there are not one."""
+    texts = ["It was signed on 28 February 2028.", "It was signed on 3 February 2025."]
+    passages = [Passage(number, "", text) for number, text in enumerate(texts)]
+    starts = np.array([[text.index("February")] for text in texts])
+    spans = Spans(starts, starts + len("February"), np.array([[0.5], [0.9]]))
+    answer = combine(passages, np.array([0.5, 0.5]), spans, Way())
+    assert answer.answer == "3 February 2025"
+    first = answer.evidence[0]
+    assert first.start is not None
+    assert first.passage[first.start : first.end] == answer.answer
+
+
 def test_a_long_span_does_not_make_its_parts_one() -> None:
     read = turing("Paris, Rome and Oslo", ("Paris", 0.4), ("Oslo", 0.3), ("Paris, Rome and Oslo", 0.1))
     answer = combine(*read, Way(merged=True))
