@@ -1,5 +1,7 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Both make their own environment in .venv.
 PYTHON ?= python3
+# flags for pip where torch is to come from elsewhere, its CPU build for instance
+TORCH_FROM ?=
 BIN := .venv/bin
 
 .PHONY: help install demo world test test-slow test-scale test-lowest campaign encoders check bench docs clean
@@ -11,7 +13,7 @@ install: .venv/.installed ## make the environment (.venv) with everything the pr
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH_FROM) torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
