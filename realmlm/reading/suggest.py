@@ -65,11 +65,11 @@ _BEFORE = {  # the word asked with -> what stands before its answer
     "Who": ("name", re.compile(r"(?:^| )by(?: the)? $")),
 }
 _CLAUSE = re.compile(r"[\w’'/&–-]+(?:\.[\w’'/&–-]+)*(?: [\w’'/&–-]+(?:\.[\w’'/&–-]+)*)*")  # no stop, no comma
-# what can only be understood with other sentences, or begins another clause
+# what can only be understood with other sentences, or begins or needs another clause
 _ELSEWHERE = re.compile(
     r"\b(?:he|she|it|they|we|you|i|him|her|them|us|his|hers|its|their|our|your|my|this|that|these|those|here"
     r"|there|then|who|whom|whose|which|what|when|where|while|because|if|and|but|or|later|also|former|latter"
-    r"|same|other|another|below|above|following)\b",
+    r"|same|other|another|below|above|following|between|both|either|neither)\b",
     re.IGNORECASE,
 )
 

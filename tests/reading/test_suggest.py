@@ -59,6 +59,7 @@ def test_a_sentence_becomes_the_question_it_answers(text: str, question: str, an
         "Ada Orvan painted her brother in Nerrow.",  # whose?
         "Later Ada Orvan died in 1790.",
         "Ada Orvan discovered in 1771 that salt burns.",  # what?
+        "Ada Orvan conquered Nerrow between 1758 and 1760.",  # "Who conquered Nerrow between 1758?"
         "It is the largest island there.",
         "Olkhon is the same as the other one: large",
         "limits: 3; sizes: 4",  # "What is the sizes of 3?"
