@@ -5,7 +5,7 @@ triviaqa/train.tsv, webquestions/{trainmodel,val}.json, curatedtrec/train.tsv,
 squad/{train-qa,train-reading}.jsonl.xz, entityquestions/{train,dev}.jsonl.xz, opentrivia/train.jsonl.xz.
 OUT gets questions/NAME-{train,reading,dev}.* for runs/small.sh and, for answering from few documents, small/:
 300 paragraphs of SQuAD that nothing is trained on, and the questions asked of them. Small sets are repeated,
-large ones sampled: 144,000 questions in all.
+large ones sampled: 217,000 questions in all.
 """
 
 import argparse
@@ -78,11 +78,11 @@ def squad(raw: Path, out: Path, dice: random.Random) -> None:
     write(out / "questions/squad-dev.jsonl", dev)
     seen |= {letters(row["question"]) for row in dev}
     reading = [row for row in reading if letters(row["question"]) not in seen]
-    write(out / "questions/squad-reading.jsonl", reading)
+    write(out / "questions/squad-reading.jsonl", 2 * reading)
     seen |= {letters(row["question"]) for row in reading}
     write(
         out / "questions/squad-train.jsonl",
-        [row for row in others[DEV:] if letters(row["question"]) not in seen][:24000],
+        [row for row in others[DEV:] if letters(row["question"]) not in seen][:40000],
     )
 
 
@@ -97,19 +97,19 @@ def main() -> None:
     questions = out / "questions"
     dice = random.Random(17)
     squad(raw, out, dice)
-    for name, rows in (
-        ("nq", listed(raw / "nq/train.tsv", quoted=False)),
-        ("triviaqa", listed(raw / "triviaqa/train.tsv", quoted=True)),
+    for name, times, rows in (
+        ("nq", 4, listed(raw / "nq/train.tsv", quoted=False)),
+        ("triviaqa", 3, listed(raw / "triviaqa/train.tsv", quoted=True)),
     ):
         write(questions / f"{name}-dev.jsonl", rows[-DEV:])
-        write(questions / f"{name}-train.jsonl", 3 * rows[:-DEV])
+        write(questions / f"{name}-train.jsonl", times * rows[:-DEV])
     web = json.loads((raw / "webquestions/trainmodel.json").read_text(encoding="utf-8"))
-    (questions / "webquestions-train.json").write_text(json.dumps(3 * web), encoding="utf-8")
+    (questions / "webquestions-train.json").write_text(json.dumps(5 * web), encoding="utf-8")
     (questions / "webquestions-dev.json").write_bytes((raw / "webquestions/val.json").read_bytes())
     trec = (raw / "curatedtrec/train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
-    (questions / "curatedtrec-train.tsv").write_text("".join(3 * trec[:-300]), encoding="utf-8")
+    (questions / "curatedtrec-train.tsv").write_text("".join(5 * trec[:-300]), encoding="utf-8")
     (questions / "curatedtrec-dev.tsv").write_text("".join(trec[-300:]), encoding="utf-8")
-    write(questions / "nq-reading.jsonl", 2 * packed(raw / "nq/train-reading.jsonl.xz"))
+    write(questions / "nq-reading.jsonl", 3 * packed(raw / "nq/train-reading.jsonl.xz"))
     for name, place, count in (
         ("trivia-train", "opentrivia/train", 16000),
         ("entities-train", "entityquestions/train", 10000),

@@ -10,6 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 from transformers import BertConfig, BertModel
 
 from realmlm.cli import COMMANDS, main, parse
@@ -236,29 +240,70 @@ def test_the_small_model_is_made_by_commands_that_exist(joint: str, data: Path, 
     settings = {"ENCODER": str(tmp_path), "SCALE": "0.01", "JOINT": joint}
     settings |= {"TEACHER": str(tmp_path / "large")} if joint == "0" else {}
     asked = commands_of("small.sh", tmp_path / "base", tmp_path / "data", **settings)
-    given = {name: parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked}
-    assert given["finetune"].teacher == (tmp_path / "large" if joint == "0" else None)
+    given = [(name, parse(name, COMMANDS[name][0], arguments)) for name, *arguments in asked]
+    answering = [settings for name, settings in given if name == "finetune"]
+    of = tmp_path / "base" / ("plain-0" if joint == "0" else "realm-0")
+    assert [read.model for read in answering] == [of / "hybrid", of / "reading" / "model"][: len(answering)]
+    assert [read.teacher for read in answering] == ([None, tmp_path / "large"] if joint == "0" else [None])
     stages = [name for name, *_ in asked if name != "evaluate"]
     pretrained = ["warmup"] if joint == "0" else ["warmup", "pretrain"]
     made = ["corpus", "spans", "corpus", "model"]
-    assert stages == [*made, *pretrained, "towers", "finetune", "hybrid"]
-    assert len(asked) == len(stages) + 2 * 3 + 1  # both dev sets three times, and the small documents
+    assert stages == [*made, *pretrained, "towers", "hybrid", *["finetune"] * len(answering)]
+    # both dev sets at the start and after each reading, then the small documents too
+    assert len(asked) == len(stages) + 2 + (2 + 1) * len(answering)
 
 
-@pytest.mark.parametrize("chosen", ["corpus warmup towers reading", "reading"])
+def test_a_model_that_has_learned_goes_on(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
+    settings = {"ENCODER": str(tmp_path), "START": "mini", "STAGES": "towers hybrid reading", "JOINT": "0"}
+    asked = commands_of("small.sh", tmp_path / "base", tmp_path / "data", **settings)
+    assert [name for name, *_ in asked if name != "evaluate"] == ["towers", "hybrid", "finetune"]
+    assert asked[0][1:3] == ["--from", "mini"]
+
+
+@pytest.mark.parametrize("chosen", ["corpus model towers hybrid reading", "reading"])
 def test_the_large_reader_is_made_by_commands_that_exist(chosen: str, data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
-    settings = {"ENCODER": str(tmp_path), "SCALE": "0.01", "SEED": "3", "COMPILE": "1", "STAGES": chosen}
+    settings = {"ENCODER": str(tmp_path), "SEED": "3", "COMPILE": "1", "STAGES": chosen}
     asked = commands_of("base.sh", tmp_path / "base", tmp_path / "data", **settings)
     given = {name: parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked}
     stages = [name for name, *_ in asked if name != "evaluate"]
-    made = ["corpus", "spans", "corpus", "model", "warmup", "towers"] * (chosen != "reading")
+    made = ["corpus", "spans", "corpus", "model", "towers", "hybrid"] * (chosen != "reading")
     assert stages == [*made, "finetune"]
-    assert len(asked) == len(stages) + 2 * (1 + bool(made)) + 1  # both dev sets, and the small documents
+    assert len(asked) == len(stages) + 2 + 1  # both dev sets, and the small documents
     read = given["finetune"]
-    assert (read.loop.seed, read.loop.compile, read.optim.batch, read.optim.retriever_lr) == (3, True, 2, 0)
-    assert read.model == tmp_path / "base" / "base-3" / "towers" / "model"
+    assert (read.loop.seed, read.loop.compile, read.optim.batch, read.optim.retriever_lr) == (3, True, 64, 0)
+    assert read.model == tmp_path / "base" / "base" / "plain-3" / "hybrid"
+
+
+def test_an_encoder_is_renumbered_to_the_wordpieces_of_another(tmp_path: Path) -> None:
+    words = ["river", "heron", "##s"]
+    numbered = {
+        "mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *reversed(words), "more"],
+        "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words],
+    }
+    for name, vocabulary in numbered.items():
+        places = {word: number for number, word in enumerate(vocabulary)}
+        (tmp_path / name).mkdir()
+        Tokenizer(WordPiece(places, unk_token="[UNK]")).save(str(tmp_path / name / "tokenizer.json"))
+    rows = torch.arange(9.0)[:, None]
+    weights = {"embeddings.word_embeddings.weight": rows, "other": torch.ones(2)}
+    save_file(weights, tmp_path / "mpnet" / "model.safetensors")
+    (tmp_path / "mpnet" / "config.json").write_text('{"vocab_size": 9, "hidden_size": 1}')
+    script = [sys.executable, str(RUNS / "renumber.py")]
+    folders = [str(tmp_path / name) for name in ("mpnet", "bert", "out")]
+    subprocess.run([*script, *folders], check=True)
+    renumbered = load_file(tmp_path / "out" / "model.safetensors")
+    assert renumbered["embeddings.word_embeddings.weight"][:, 0].tolist() == [1, 3, 0, 2, 4, 7, 6, 5]
+    assert renumbered["other"].tolist() == [1, 1]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == {"vocab_size": 8, "hidden_size": 1, "pad_token_id": 0}
+    back = subprocess.run(
+        [*script, folders[1], folders[0], str(tmp_path / "back")], capture_output=True, text=True
+    )
+    assert "does not know 5 wordpieces" in back.stderr
 
 
 TAUGHT = ["own", "bm25", "both", "own-fixed", "own-more", "own-again", "ict", "recurring"]

@@ -55,6 +55,8 @@ def fit_hybrid(settings: FitHybrid) -> str:
     for place in (settings.out, settings.report):
         if place is not None:
             refuse_existing(place)
+    if settings.report is not None:  # found out before the work
+        settings.report.parent.mkdir(parents=True, exist_ok=True)
     realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device)).eval()
     corpus = Corpus.open(settings.corpus)
     check_readable(realm, corpus, name=str(settings.model))
