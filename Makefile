@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH_FROM ?=
 BIN := .venv/bin
 
-.PHONY: help install demo world test test-slow test-scale test-lowest campaign encoders check bench docs clean
+.PHONY: help install install-hashed demo world test test-slow test-scale test-lowest campaign encoders check bench docs clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -16,6 +16,13 @@ install: .venv/.installed ## make the environment (.venv) with everything the pr
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH_FROM) torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+install-hashed: ## the same, and of every package but torch only files with the checksums in hashes.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH_FROM) torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r hashes.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch .venv/.installed
 
 demo: install ## questions answered from a small encyclopedia, then adapting to it, in minutes on a CPU; SERVE=1 leaves the page running
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash runs/demo.sh

@@ -102,6 +102,14 @@ def test_a_damaged_record_of_a_run_is_named(
     assert (code, str(record) in said) == (2, True), said
 
 
+def test_a_digit_of_a_runs_settings_that_changed_is_named(laboratory: Path) -> None:
+    """Nothing but the checksum tells."""
+    record = laboratory / "pretrain" / "run.json"
+    with damaged(record, lambda whole: whole.replace(b'"seed": 0', b'"seed": 1')):
+        code, said = run(resume_pretrain(laboratory))
+    assert (code, f"{record} is damaged (its checksum does not match)" in said) == (2, True), said
+
+
 def test_an_index_that_knows_of_a_lost_edit_is_named(laboratory: Path, tmp_path: Path) -> None:
     folder = copy_of(laboratory, tmp_path)
     shutil.rmtree(folder / "corpus" / "edits")

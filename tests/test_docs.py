@@ -53,6 +53,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_tests_that_documents_name_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", (ROOT / "docs" / "reliability.md").read_text("utf-8"))
+    assert len(named) > 40
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text("utf-8"), f"{file}::{test}"
+
+
 def test_the_page_of_commands_is_current() -> None:
     made = load_tool("commands_doc").page()
     assert (ROOT / "docs" / "commands.md").read_text("utf-8") == made, "run: python tools/commands_doc.py"

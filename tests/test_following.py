@@ -115,6 +115,20 @@ def test_a_bad_file_is_left_out_until_it_is_whole(
     assert "The stork is the bird of the town." in answered(following)
 
 
+def test_a_file_that_no_reader_expects_keeps_no_other_change_away(
+    following: Engine, notes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "dump.xml").write_text('<?xml version="1.0" encoding="x-nope"?><mediawiki></mediawiki>')
+    (notes / "new.txt").write_text("A new note.")
+    for _ in range(2):
+        assert answered(following) == ["A new note.", BADGER, FOX, HERON, OTTER]
+    said = [line for line in capsys.readouterr().err.split("\n") if "dump.xml" in line]
+    assert ["cannot be read (LookupError: unknown encoding: x-nope)" in line for line in said] == [
+        True,
+        False,
+    ]
+
+
 def test_while_nothing_can_be_read_the_former_state_answers(
     following: Engine,
     notes: Path,

@@ -15,6 +15,7 @@ from shutil import copytree, ignore_patterns
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import realmlm
@@ -104,7 +105,8 @@ def test_a_folder_of_the_same_name_does_not_hide_an_editable_install(tmp_path: P
     (work / "realmlm").mkdir(parents=True)
     use = "import site, sys; site.addsitedir(sys.argv[1]); import realmlm; print(realmlm.__version__)"
     done = subprocess.run(
-        [sys.executable, "-c", use, str(site)],
+        # -S: the tests' own environment may hold an install of this project, which would be found
+        [sys.executable, "-S", "-c", use, str(site)],
         cwd=work,
         capture_output=True,
         text=True,
@@ -238,6 +240,36 @@ def test_what_is_pinned_is_in_the_stated_range_and_all_of_it_is_pinned() -> None
             "tensorflow-cpu",
         ):  # these two are not developed with
             assert requirement.specifier.contains(pinned[requirement.name]), requirement
+
+
+def test_every_package_of_the_environment_has_its_checksums() -> None:
+    lines = (ROOT / "hashes.txt").read_text("utf-8").replace("\\\n", "").splitlines()
+    hashed = {}
+    for line in lines:
+        if not line.startswith("#"):
+            package, *checksums = line.split()
+            assert checksums
+            assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in checksums), line
+            name, _, hashed[name] = package.partition("==")
+    tool = load_tool("hashes")
+    direct = {canonicalize_name(name) for name in [*distributions("dev"), "setuptools"]}
+    assert {name for name in direct if not tool.ELSEWHERE.fullmatch(name)} <= hashed.keys()
+    for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines():
+        name, _, pinned = line.partition("==")
+        assert hashed.get(canonicalize_name(name), pinned) == pinned, "run: tools/hashes.py > hashes.txt"
+
+
+def test_checksums_are_those_of_the_versions_files() -> None:
+    tool = load_tool("hashes")
+    files = [
+        "a_b-1.2-py3-none-any.whl",
+        "a_b-1.20-py3-none-any.whl",
+        "a_b-1.2.tar.gz",
+        "a-1.2-py3-none-any.whl",
+    ]
+    files += ["a_b-1.2-cp311-cp311-manylinux_2_28_x86_64.whl", "a_b-1.2-cp311-cp311-win_amd64.whl"]
+    page = "\n".join(f'<a href="x#sha256={number:064d}">{name}</a>' for number, name in enumerate(files))
+    assert [int(one) for one in tool.checksums("a-b", "1.2", page)] == [0, 4]
 
 
 def test_lowest_versions_are_pinned_for_the_tests() -> None:

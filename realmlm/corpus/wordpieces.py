@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from realmlm.errors import BadInput, Mismatch
-from realmlm.hub import split_revision
+from realmlm.hub import say_revision, split_revision
 
 _SPECIAL = {
     "cls": ("[CLS]", "<s>", "<cls>"),
@@ -127,8 +127,7 @@ class Wordpieces:
         try:
             if is_file:
                 return cls(Tokenizer.from_file(str(file)))
-            name, revision = split_revision(str(source))
-            return cls(Tokenizer.from_pretrained(name, revision=revision))
+            return cls(Tokenizer.from_file(str(_fetched(str(source)))))
         except BadInput:
             raise
         except Exception as error:  # the Rust library raises bare Exception
@@ -283,3 +282,13 @@ def check_same_tokenizer(first: Wordpieces, second: Wordpieces, *, first_name: s
             f"{first_name} and {second_name} were made with different tokenizers; make the corpus again with "
             f"--tokenizer {second_name}, or use a model that was trained with the corpus's own"
         )
+
+
+def _fetched(source: str) -> Path:
+    """The `tokenizer.json` of a model on the hub, at the revision that is named."""
+    from huggingface_hub import hf_hub_download
+
+    name, revision = split_revision(source)
+    file = Path(hf_hub_download(name, "tokenizer.json", revision=revision))
+    say_revision(source, file.parent.name)
+    return file

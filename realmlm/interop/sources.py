@@ -99,6 +99,8 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
                 raise BadInput(f"{folder / whole}.index.json names files elsewhere: {listing(wrong)}")
             if not parts:
                 raise BadInput(f"{folder / whole}.index.json names no file; fetch it again")
+            if lost := [part for part in parts if not (folder / part).is_file()]:  # or a pipe, to wait for
+                raise BadInput(f"{folder} lacks {listing(lost)}, which its index names; fetch it again")
             return {key: tensor for part in parts for key, tensor in read(folder / part).items()}
     raise BadInput(f"no weights in {folder}: it has neither {_SAFE} nor {_TORCH}")
 

@@ -52,19 +52,13 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = 
     """
     settings = dict(config)
     name = settings.pop("model_type", None)
-    for key, value in settings.items():
-        if type(value) is int and value > (_MOST_LAYERS if "layers" in key or key == "n_layer" else _LARGEST):
-            raise BadInput(f"no encoder can be built with {key} = {value}; is the config damaged?")
+    _refuse_impossible(settings)
     if not draw and name == "bert" and not pooler and (own := BertSettings.of(settings)):
         return Bert(own)
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
     try:
-        usual = AutoConfig.for_model(name)
-        known = usual.to_dict().keys() | usual.attribute_map.keys() | _FORMER_NAMES
-        # no others: attn_implementation, say, may name a repository whose code would be fetched and run
-        family = AutoConfig.for_model(name, **{key: settings[key] for key in settings.keys() & known})
+        family = _known_settings(name, settings)
         with nullcontext() if draw else _no_initial_weights():
             return _body(_auto_class(family).from_config(family, **pooling_layer(family, pooler)))
     except (*_REFUSALS, StrictDataclassError) as error:
@@ -75,21 +69,43 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = 
         ) from error
 
 
+def _refuse_impossible(settings: dict[str, Any]) -> None:
+    """Raise for sizes that no encoder has: building one would take all memory, or for ever."""
+    for key, value in settings.items():
+        if type(value) is int and value > (_MOST_LAYERS if "layers" in key or key == "n_layer" else _LARGEST):
+            raise BadInput(f"no encoder can be built with {key} = {value}; is the config damaged?")
+
+
+def _known_settings(name: str | None, settings: dict[str, Any]) -> Any:
+    """The config of a family with those of these settings that it knows and no others: attn_implementation,
+    say, may name a repository whose code would be fetched and run."""
+    from transformers import AutoConfig
+
+    usual = AutoConfig.for_model(name)
+    known = (usual.to_dict().keys() | usual.attribute_map.keys() | _FORMER_NAMES) - {"model_type"}
+    return AutoConfig.for_model(name, **{key: settings[key] for key in settings.keys() & known})
+
+
 def load_encoder(source: str | Path) -> Any:
     """A published encoder with its weights, from a folder or the hub."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, logging
 
     logging.set_verbosity_error()  # it would report the pooler and the heads that REALM leaves out
     try:
         is_folder = Path(source).exists()
         name, revision = (str(source), "main") if is_folder else split_revision(str(source))
-        family = AutoConfig.from_pretrained(name, revision=revision)
+        stated = AutoConfig.from_pretrained(name, revision=revision)
         if not is_folder:
-            say_revision(str(source), getattr(family, "_commit_hash", None))
+            commit = getattr(stated, "_commit_hash", None)
+            say_revision(str(source), commit)
+            revision = commit or revision  # the weights that belong to this config
+        _refuse_impossible(stated.to_dict())
+        family = _known_settings(stated.model_type, stated.to_dict())
         given = {"config": family, "revision": revision, "use_safetensors": True}
         given |= pooling_layer(family, False)
         return _body(_auto_class(family).from_pretrained(name, **given)).float()
-    except (OSError, ValueError) as error:
+    except (OSError, *_REFUSALS, StrictDataclassError) as error:
         if "`realm`" in str(error) or "'realm'" in str(error):
             command = f"realmlm import-hf {source}"
             raise BadInput(

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -284,6 +285,8 @@ def _verify_files(path: Path, manifest: Manifest) -> None:
             status = file.stat()
         except OSError as error:
             raise ArtefactDamaged(f"{file} is missing; {_again(path)}") from error
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise ArtefactDamaged(f"{file} is no plain file; {_again(path)}")
         size = status.st_size
         if size != entry["bytes"]:
             raise ArtefactDamaged(
@@ -389,8 +392,9 @@ def _without_ctime(stamp: list[int]) -> list[int]:
 
 
 def _read_stamps(path: Path) -> dict[str, list[int]]:
+    file = path / _STAMPS
     try:
-        stamps = json.loads((path / _STAMPS).read_text("utf-8"))
+        stamps = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         return stamps if isinstance(stamps, dict) else {}
     except (OSError, ValueError):
         return {}

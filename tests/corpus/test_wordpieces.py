@@ -72,6 +72,24 @@ def test_loading_what_is_no_tokenizer(tmp_path):
         Wordpieces.load(tmp_path)
 
 
+def test_a_revision_is_asked_for_and_said(tmp_path, monkeypatch, capsys):
+    commit = tmp_path / "0123abc"
+    commit.mkdir()
+    Wordpieces.from_pieces(PIECES).save(commit / "tokenizer.json")
+    asked = []
+
+    def fetch(name, file, *, revision):
+        asked.append((name, revision))
+        return str(commit / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    Wordpieces.load("someone/encoder@v1.2")
+    assert capsys.readouterr().err == ""
+    Wordpieces.load("someone/encoder")
+    assert "name someone/encoder@0123abc" in capsys.readouterr().err
+    assert asked == [("someone/encoder", "v1.2"), ("someone/encoder", "main")]
+
+
 def test_ids_fit_the_dtype():
     assert Wordpieces.from_pieces(PIECES).dtype is np.uint16
 

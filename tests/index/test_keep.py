@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from realmlm.corpus.store import Corpus
-from realmlm.errors import ArtefactMissing, Mismatch
+from realmlm.errors import ArtefactDamaged, ArtefactMissing, Mismatch
 from realmlm.index import keep
 from realmlm.index.build import embed_passages
 from realmlm.model.realm import Realm
@@ -42,6 +42,24 @@ def test_models_that_share_the_document_tower_share_the_index(tiny_model: Model,
     assert len(list((own.folder / "index").glob("[!.]*"))) == 1
     index_of(other(model), own)
     assert len(list((own.folder / "index").glob("[!.]*"))) == 2
+
+
+def test_locks_of_a_foreign_corpus_that_are_links_empty_nothing(
+    tiny_model: Model, own: Corpus, tmp_path: Path
+) -> None:
+    index_of(tiny_model, own)
+    (index,) = (own.folder / "index").glob("[!.]*")
+    shutil.rmtree(index)
+    mine = tmp_path / "mine.txt"
+    mine.write_text("three years of notes")
+    for lock in (index.with_name(f".{index.name}.lock"), own.folder / ".edits.lock"):
+        lock.unlink(missing_ok=True)
+        lock.symlink_to(mine)
+    with pytest.raises(ArtefactDamaged, match=r"-exact\.lock is a link"):
+        index_of(tiny_model, own)
+    with pytest.raises(ArtefactDamaged, match=r"\.edits\.lock is a link"):
+        own.edit(add=[Article("new", "The new passage tells of a heron.")])
+    assert mine.read_text() == "three years of notes"
 
 
 def test_another_models_index_is_refused_and_stays_as_it_is(

@@ -580,6 +580,11 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(
     os.mkfifo(tmp_path / "config.json")
     said = refused(tmp_path, str(tmp_path), capsys=capsys)
     assert "config.json cannot be read" in said
+    (tmp_path / "config.json").unlink()
+    shutil.copy(Path(SCORER) / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "part.bin"}}')
+    os.mkfifo(tmp_path / "part.bin")
+    assert "lacks part.bin, which its index names" in refused(tmp_path, str(tmp_path), capsys=capsys)
 
 
 def test_a_revision_is_asked_for_and_said(

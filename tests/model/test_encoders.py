@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModel
 
 from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import MAX_TITLE, Corpus
@@ -20,7 +22,7 @@ from realmlm.corpus.taggers import PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
 from realmlm.model.create import fresh_encoder
-from realmlm.model.encoders import build_encoder, longest_input
+from realmlm.model.encoders import build_encoder, load_encoder, longest_input
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
 from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood
 from realmlm.model.quick import BFLOAT16, Way
@@ -441,6 +443,66 @@ def test_a_config_names_no_code_that_would_be_fetched(family: str, name: str) ->
     body = build_encoder({"model_type": family, **sizes, name: "org/repo"})
     assert body.config.hidden_size == 16
     assert "org/repo" not in vars(body.config).values()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published encoder, as its folder."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    folder = tmp_path_factory.mktemp("checkpoint")
+    build_encoder({"model_type": "bert", **sizes, "intermediate_size": 16}).save_pretrained(folder)
+    return folder
+
+
+def with_setting(checkpoint: Path, folder: Path, name: str, value: object) -> Path:
+    """A copy whose config says something else, too."""
+    copytree(checkpoint, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_nor_does_the_config_of_a_checkpoint(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    body = load_encoder(with_setting(checkpoint, tmp_path, name, "org/repo"))
+    assert "org/repo" not in vars(body.config).values()
+    assert body.config.hidden_size == 16
+
+
+def test_a_revision_is_asked_for_and_said(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And weights are those of the commit whose config was read, even if a newer one comes meanwhile."""
+    asked: list[str] = []
+
+    def fetch(kind: Any) -> Callable[..., Any]:
+        load = kind.from_pretrained
+
+        def loaded(name: str, *, revision: str, **options: Any) -> Any:
+            asked.append(f"{name} {revision}")
+            found = load(checkpoint, **options)
+            getattr(found, "config", found)._commit_hash = "0123abc"
+            return found
+
+        return loaded
+
+    for kind in (AutoConfig, AutoModel):
+        monkeypatch.setattr(kind, "from_pretrained", fetch(kind))
+    load_encoder("someone/encoder@v1.2")
+    assert "revision" not in capsys.readouterr().err
+    load_encoder("someone/encoder")
+    assert "name someone/encoder@0123abc" in capsys.readouterr().err
+    assert asked == [f"someone/encoder {commit}" for commit in ("v1.2", "0123abc", "main", "0123abc")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_hidden_layers", 2**20), ("hidden_size", "wide"), ("hidden_act", "loud")]
+)
+def test_a_checkpoint_that_cannot_be_built_is_refused(
+    checkpoint: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    with pytest.raises(BadInput, match=r"no encoder (to load|can be built)"):
+        load_encoder(with_setting(checkpoint, tmp_path, name, value))
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "vocab_size"])

@@ -361,7 +361,12 @@ def test_stamps_are_renewed_where_other_links_to_the_files_went(
 
 
 @pytest.mark.parametrize(
-    "copy", [["cp", "-a", "a", "b"], ["sh", "-c", "mkdir b && tar c -C a . | tar x -C b"]]
+    "copy",
+    [
+        ["cp", "-a", "a", "b"],
+        # a format that keeps times to the nanosecond
+        ["sh", "-c", "mkdir b && tar c --format=posix -C a . | tar x -C b"],
+    ],
 )
 def test_stamps_of_a_copy_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: list[str]
@@ -524,3 +529,16 @@ def test_a_file_of_an_artefact_is_no_link(tmp_path: Path) -> None:
     (path / "more.txt").symlink_to(elsewhere)
     with pytest.raises(ArtefactDamaged, match=r"more\.txt is a link"):
         open_artefact(path, kind="note")
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_an_artefact_is_not_waited_for(tmp_path: Path) -> None:
+    with publish(tmp_path / "a", kind="note") as draft:
+        (draft.path / "empty.txt").touch()
+    (tmp_path / "a" / ".verified.json").unlink()
+    os.mkfifo(tmp_path / "a" / ".verified.json")
+    open_artefact(tmp_path / "a", kind="note")
+    (tmp_path / "a" / "empty.txt").unlink()
+    os.mkfifo(tmp_path / "a" / "empty.txt")  # no bytes, as the manifest says
+    with pytest.raises(ArtefactDamaged, match=r"empty\.txt is no plain file"):
+        open_artefact(tmp_path / "a", kind="note")
