@@ -13,6 +13,7 @@ from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.model.realm import Realm
+from realmlm.parallel import cores
 from realmlm.worlds import write_world
 from tests.browser import open_browser
 from tests.calls import build_corpus, create_model
@@ -33,12 +34,20 @@ torch.set_num_threads(1)
 LONGEST = (
     "train/test_kill.py",
     "train/test_learning.py",
+    "test_damage.py",
+    "train/test_resume.py",
+    "test_own.py",
     "test_campaign.py",
     "test_mini.py",
-    "test_own.py",
     "serve/test_page.py",
     "serve/test_running.py",
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: for a third of the time a test waits for something."""
+    return cores() + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
