@@ -1,7 +1,10 @@
 """Small things every test can build on: a tiny world, its corpus and a tiny model."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,9 @@ from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.model.realm import Realm
+from realmlm.parallel import cores
 from realmlm.worlds import write_world
+from tests.browser import open_browser
 from tests.calls import build_corpus, create_model
 
 try:
@@ -29,18 +34,31 @@ torch.set_num_threads(1)
 LONGEST = (
     "train/test_kill.py",
     "train/test_learning.py",
+    "test_damage.py",
+    "train/test_resume.py",
+    "test_own.py",
     "test_campaign.py",
     "test_mini.py",
-    "test_own.py",
     "serve/test_page.py",
     "serve/test_running.py",
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: for a third of the time a test waits for something."""
+    return cores() + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest first, the others in their order."""
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so nobody need look through it for garbage, as every training does in the end."""
+    gc.freeze()
 
 
 TINY_MODEL = {
@@ -105,6 +123,12 @@ def tiny_model_folder(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def tiny_model(tiny_model_folder: Path) -> Realm:
     return Realm.from_pretrained(tiny_model_folder)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with open_browser() as started:
+        yield started
 
 
 @pytest.fixture

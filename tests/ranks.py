@@ -1,6 +1,5 @@
 """Real processes that train or search together: as torchrun starts them, or sooner."""
 
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -11,9 +10,9 @@ from typing import Any
 
 import torch
 
+from tests.forked import CONTEXT
+
 ROOT = Path(__file__).parents[1]
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.train.together", "transformers.models.modernbert"])
 
 
 def together(ranks: int, work: Callable[..., None], *arguments: Any) -> None:

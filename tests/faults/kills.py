@@ -3,7 +3,6 @@ to make is there in the end as if nothing had happened, and of what a service ha
 
 import http.client
 import json
-import multiprocessing
 import random
 import shutil
 import socket
@@ -15,6 +14,7 @@ from typing import Any
 from realmlm.corpus.store import Corpus
 from realmlm.settings import JointOptim, Loop, Refresh
 from realmlm.storage.artefacts import open_artefact, sha256_of
+from tests.forked import CONTEXT
 from tests.laboratory import copy_of, resume_finetune, spans
 from tests.train import killers
 from tests.train.killers import Death
@@ -22,8 +22,6 @@ from tests.train.killers import Death
 LONGEST_S = 300
 JSON = {"content-type": "application/json"}
 STEPS = 12
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.train.killers", "transformers.models.modernbert"])
 
 
 def lived(life: Callable[..., None], *arguments: Any) -> int:

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import open_browser
 from tests.report.made import EVIL, make_run, report, rows
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with open_browser() as started:
-        yield started
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import need_browser, open_browser
+from tests.browser import need_browser
 
 need_browser()
 uvicorn = pytest.importorskip("uvicorn", reason="the service is not installed: pip install 'realmlm[serve]'")
@@ -120,11 +120,16 @@ def _guess(question: str) -> Answer:
 
 
 @pytest.fixture
-def browser(address: str) -> Iterator[Any]:
-    with open_browser() as driver:
-        driver.get(address)
-        yield driver
-        severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+def browser(chromium: Any, address: str) -> Iterator[Any]:
+    """The page in a tab of its own, in a browser that remembers nothing of it."""
+    first = chromium.current_window_handle
+    chromium.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": address, "storageTypes": "all"})
+    chromium.switch_to.new_window("tab")
+    chromium.get(address)
+    yield chromium
+    severe = [entry["message"] for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"]
+    chromium.close()
+    chromium.switch_to.window(first)
     assert [message for message in severe if "Failed to load resource" not in message] == []
 
 

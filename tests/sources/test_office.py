@@ -253,10 +253,10 @@ def test_a_page_of_countless_pieces_is_refused() -> None:
 
 def test_many_lines_of_one_width_take_no_longer_than_they_must() -> None:
     lines = [f"{number:06d} every line of this log is of the same width" for number in range(20_000)]
-    begun = time.monotonic()
+    begun = time.process_time()
     pages = [lines[first : first + 400] for first in range(0, len(lines), 400)]
     assert len(said(pdf_document(pdf(*pages, ["x" * 40_000])))) > 900_000
-    assert time.monotonic() - begun < 5, "it took minutes"
+    assert time.process_time() - begun < 5, "it took minutes"
 
 
 def test_a_word_document_is_read_in_its_order(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from realmlm.cli import main
 from realmlm.index import refresh
 from tests.calls import pretrain
+from tests.forked import CONTEXT
 
 _WATCHED = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
 
@@ -63,9 +65,15 @@ def train(arguments: dict[str, Any], death: Death | None, log: Path) -> None:
 def train_with_doomed_refreshers(arguments: dict[str, Any], plan: Path) -> None:
     """A trainer whose refreshers die one after the other, each by the next line of the plan."""
     torch.set_num_threads(1)
+    _doom_refreshers(plan)
+    pretrain(**arguments)
+
+
+def _doom_refreshers(plan: Path) -> None:
+    """Those that this process starts; they begin with the imports made, so that many can die in a short time."""
     os.environ["REFRESHER_DEATHS"] = str(plan)
     refresh.serve_refreshes = serve_and_die  # type: ignore[assignment]
-    pretrain(**arguments)
+    refresh.multiprocessing = SimpleNamespace(get_context=lambda _: CONTEXT)  # type: ignore[assignment]
 
 
 _serve = refresh.serve_refreshes
@@ -82,8 +90,7 @@ def serve_and_die(folder: Path, *rest: Any) -> None:
 
 def train_with_both_doomed(arguments: dict[str, Any], death: Death | None, plan: Path) -> None:
     """A trainer that dies, with refreshers that do."""
-    os.environ["REFRESHER_DEATHS"] = str(plan)
-    refresh.serve_refreshes = serve_and_die  # type: ignore[assignment]
+    _doom_refreshers(plan)
     train(arguments, death, plan.with_suffix(".trainer"))
 
 

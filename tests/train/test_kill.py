@@ -1,4 +1,4 @@
-"""Trainer and refresher are killed (SIGKILL) at ten moments each, in the middle of checkpoints and
+"""Trainer and refresher are killed (SIGKILL) at several moments each, in the middle of checkpoints and
 publications among them.
 
 The run goes on and ends with the same weights as an undisturbed deterministic run.
@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,11 @@ from realmlm.model.snapshot import load_snapshot
 from realmlm.parallel import sheltered
 from realmlm.settings import JointOptim, Loop, Refresh
 from realmlm.train.run import Run
+from tests.forked import CONTEXT
 from tests.train import killers
 from tests.train.killers import Death
 from tests.train.test_resume import same
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.train.killers", "transformers.models.modernbert"])
 STEPS = 44
 
 
@@ -55,28 +53,8 @@ def arguments(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus) -> 
 
 
 @pytest.fixture(scope="module")
-def doomed(arguments: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
-    """A run whose refreshers are killed, and its folder. It is under way beside the others: each of them
-    leaves a core idle."""
-    folder = tmp_path_factory.mktemp("doomed")
-    rng = random.Random(1)
-    deaths = [
-        *(["/index/.step", rng.randint(1, 12)] for _ in range(4)),  # shards of the build
-        *([".tmp/", number] for number in (1, 3, 6)),  # in the middle of publishing
-        ["/snapshots/step", rng.randint(1, 3)],
-        *(["", rng.randint(1, 30)] for _ in range(2)),
-    ]
-    rng.shuffle(deaths)
-    (folder / "plan").write_text(json.dumps(deaths))
-    run = {**arguments, "out": folder / "run"}
-    process = begun(killers.train_with_doomed_refreshers, run, folder / "plan")
-    yield process, folder
-    process.kill()
-
-
-@pytest.fixture(scope="module")
 def undisturbed(
-    arguments: dict[str, Any], doomed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory
+    arguments: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], list[str]]:
     """Weights of a run that nobody killed, and the file operations of its trainer."""
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -88,40 +66,31 @@ def undisturbed(
 
 def live(life: Any, *arguments: Any) -> int | None:
     """Run a life in a process of its own to its end; gives the exit code."""
-    return ended(begun(life, *arguments))
-
-
-def begun(life: Any, *arguments: Any) -> Any:
     process = CONTEXT.Process(target=life, args=arguments)
     process.start()
-    return process
-
-
-def ended(process: Any) -> int | None:
     process.join(120)
     assert process.exitcode is not None, "the process hangs"
     return int(process.exitcode)
 
 
-def test_the_trainer_is_killed_ten_times(
-    arguments: dict[str, Any], undisturbed: tuple[dict[str, Any], list[str]], tmp_path: Path
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.scale)])
+def test_the_trainer_is_killed(
+    kills: int, arguments: dict[str, Any], undisturbed: tuple[dict[str, Any], list[str]], tmp_path: Path
 ) -> None:
     weights, operations = undisturbed
     rng = random.Random(0)
     deaths = [
         Death("/checkpoints/.step", rng.randint(2, 6)),  # its files written, not yet renamed
-        Death("/checkpoints/.step", rng.randint(7, 12)),
         Death("/snapshots/.step", rng.randint(2, 5)),
+        Death("/checkpoints/.step", rng.randint(7, 12)),
         Death("/index/step", 1),
-        Death("/model", rng.randint(1, 4)),
         *(Death("", rng.randint(1, len(operations) // 3)) for _ in range(5)),
-    ]
+    ][: kills - 1]
     rng.shuffle(deaths)
-    # only the last life gets that far
-    deaths.append(deaths.pop(next(n for n, death in enumerate(deaths) if death.where == "/model")))
+    deaths.append(Death("/model", rng.randint(1, 4)))  # only the last life gets that far
     run = {**arguments, "out": tmp_path / "run"}
     codes = [live(killers.train, run, death, tmp_path / "log") for death in deaths]
-    assert codes == [-9] * 10, "each of the ten must have died"
+    assert codes == [-9] * kills, "each of them must have died"
     assert live(killers.train, run, None, tmp_path / "log") == 0
     assert same(load_file(tmp_path / "run" / "model" / "model.safetensors"), weights)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -130,13 +99,22 @@ def test_the_trainer_is_killed_ten_times(
 
 
 def test_the_refresher_is_killed_ten_times(
-    doomed: tuple[Any, Path], undisturbed: tuple[dict[str, Any], list[str]]
+    arguments: dict[str, Any], undisturbed: tuple[dict[str, Any], list[str]], tmp_path: Path
 ) -> None:
-    process, folder = doomed
-    assert ended(process) == 0
-    assert json.loads((folder / "plan").read_text()) == [], "each of the ten must have been started"
-    assert same(load_file(folder / "run" / "model" / "model.safetensors"), undisturbed[0])
-    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    rng = random.Random(1)
+    deaths = [
+        *(["/index/.step", rng.randint(1, 12)] for _ in range(4)),  # shards of the build
+        *([".tmp/", number] for number in (1, 3, 6)),  # in the middle of publishing
+        ["/snapshots/step", rng.randint(1, 3)],
+        *(["", rng.randint(1, 30)] for _ in range(2)),
+    ]
+    rng.shuffle(deaths)
+    plan = tmp_path / "plan"
+    plan.write_text(json.dumps(deaths))
+    assert live(killers.train_with_doomed_refreshers, {**arguments, "out": tmp_path / "run"}, plan) == 0
+    assert json.loads(plan.read_text()) == [], "each of the ten must have been started"
+    assert same(load_file(tmp_path / "run" / "model" / "model.safetensors"), undisturbed[0])
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["restarts"] == 10
 
 

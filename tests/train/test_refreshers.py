@@ -29,9 +29,8 @@ from realmlm.model.realm import Realm
 from realmlm.model.snapshot import load_snapshot, take_snapshot
 from realmlm.settings import Pretrain, Refresh
 from realmlm.train.run import Run
+from tests.forked import CONTEXT
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.train.killers", "transformers.models.modernbert"])
 SHARDS = 6
 STEP = 5
 SLOW = 0.3  # seconds for a shard
