@@ -62,7 +62,7 @@ def main() -> None:
 def answer_without(answerer: Answerer, question: Question) -> Answer:
     """What is answered where no passage that is read holds the answer."""
     queries = [answerer.query(question.text)]
-    found = answerer.retriever(queries, DEPTH)
+    found = answerer.retriever(queries, min(DEPTH, len(answerer.corpus)))
     texts = [answerer.corpus[number].text for number in found.ids_BK[0].tolist()]
     without = [not contains_answer(text, question, recall="dpr") for text in texts]
     kept = torch.tensor(without).nonzero()[:READ, 0]
@@ -86,8 +86,8 @@ def print_table(said: list[Answer], correct: list[bool], unsaid: list[Answer]) -
     )
     is_right = np.array([True] * len(right) + [False] * len(unsaid))
     names = ["probability", "relevance"]
-    names += ["confidence"] * (right[0].confidence is not None)
-    for name in names:
+    names += ["confidence"] * (said[0].confidence is not None)
+    for name in names if right else []:
         values = np.array([getattr(answer, name) for answer in right + unsaid], dtype=float)
         print(
             f"by {name:12} a right answer is the surer of two {separation(values, is_right):6.1%} of the time"
@@ -101,6 +101,8 @@ def print_table(said: list[Answer], correct: list[bool], unsaid: list[Answer]) -
 
 def middle(answers: list[Answer], name: str) -> str:
     """Lowest decile, median and highest decile."""
+    if not answers:
+        return "–"
     low, median, high = np.quantile([getattr(answer, name) for answer in answers], [0.1, 0.5, 0.9])
     return f"{median:.2f} ({low:.2f} to {high:.2f})"
 

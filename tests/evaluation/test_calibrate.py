@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from realmlm.evaluation.calibrate import separation
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
 from realmlm.reading.confidence import CAUTIONED_RIGHT, CAUTIONED_WRONG, Calibration, choose_thresholds
+from realmlm.reading.records import Evidence
 from realmlm.reading.retrieve import BM25Retriever, LearnedRetriever, index_of
 from realmlm.reading.signs import Signs
 from realmlm.storage.artefacts import open_artefact
@@ -62,6 +64,26 @@ def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpu
         Signs(math.log(answer.probability), answer.relevance or 0.0)
     )
     assert answer.confidence == pytest.approx(expected)
+
+
+def test_the_passage_logit_of_the_first_evidence_counts(model: Path, tmp_path: Path) -> None:
+    """Where p and relevance say nothing, it alone tells right from wrong; other passages' do not count."""
+
+    def read(logit: float) -> dict[str, Any]:
+        return asdict(Evidence(0, "t", "text", None, None, 0.5, 0.5, passage_logit=logit))
+
+    rows = [
+        ROWS[n % 2]
+        | {"answer": "a", "correct": n % 4 < 2, "evidence": [read(1 if n % 4 < 2 else -1), read(9)]}
+        for n in range(80)
+    ]
+    said = calibrate(
+        model=model, predictions=[judged(tmp_path / "p.jsonl", rows)], out=tmp_path / "calibrated"
+    )
+    assert "the right one is surer 100.0% of the time (by p alone 50.0%)" in said
+    found = open_artefact(tmp_path / "calibrated", kind="model").config["calibration"]
+    assert found["logit_weight"] > 1
+    assert abs(found["relevance_weight"]) < 0.1
 
 
 def test_word_matching_has_no_confidence(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
