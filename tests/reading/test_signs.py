@@ -1,6 +1,7 @@
 """What speaks for an answer and against it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,10 @@ def test_they_are_those_of_the_passage_that_the_answer_comes_from() -> None:
 )
 def test_what_is_amiss(question: str, answer: str) -> None:
     assert signs_of(question, Answer(answer, 0.7, (LEASE,))).amiss == 1
+
+
+def test_the_logit_of_a_passage_without_a_title_does_not_count() -> None:
+    assert signs_of("Who?", Answer("Solveig", 0.7, (replace(LEASE, title=""),))).logit == 0
 
 
 def test_an_answer_without_evidence_has_signs() -> None:
