@@ -4,8 +4,9 @@ RAW has the public question sets in one folder each: nq/{train.tsv,train-reading
 triviaqa/train.tsv, webquestions/{trainmodel,val}.json, curatedtrec/train.tsv,
 squad/{train-qa,train-reading}.jsonl.xz, entityquestions/{train,dev}.jsonl.xz, opentrivia/train.jsonl.xz.
 OUT gets questions/NAME-{train,reading,dev}.* for runs/small.sh and, for answering from few documents, small/:
-300 paragraphs of SQuAD that nothing is trained on, and the questions asked of them. Small sets are repeated,
-large ones sampled: 217,000 questions in all.
+300 paragraphs of SQuAD that nothing is trained on, and the questions asked of them; documents.jsonl has the
+paragraphs around them too, all with a title. Small sets are repeated, large ones sampled: 217,000 questions
+in all.
 """
 
 import argparse
@@ -15,12 +16,14 @@ import json
 import lzma
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
 PARAGRAPHS = 300  # of SQuAD, kept apart
+NEIGHBOURS = 2  # paragraphs before and after each of them, for a model to be calibrated on
 DEV = 1000  # questions of a set, its last ones, where it has no dev set of its own
 ENTITIES = 1500  # questions of EntityQuestions' dev set
 
@@ -59,6 +62,24 @@ def letters(question: str) -> str:
     return re.sub(r"\W+", "", question.lower())
 
 
+def beside(reading: list[Row], apart: set[str]) -> list[str]:
+    """These paragraphs with those of the same articles around them."""
+    order = list(dict.fromkeys(row["context"] for row in reading))
+    places = [place for place, text in enumerate(order) if text in apart]
+    near = {place + step for place in places for step in range(-NEIGHBOURS, NEIGHBOURS + 1)}
+    return [order[place] for place in sorted(near) if 0 <= place < len(order)]
+
+
+def titled(paragraphs: list[str]) -> list[Row]:
+    """Paragraphs under a title, as people's documents have one: the name that is most often in each."""
+    rows = []
+    for number, text in enumerate(paragraphs):
+        names = Counter(re.findall(r"(?<=[^.!?] )[A-Z][\w’'-]+(?: [A-Z][\w’'-]+)*", text))
+        title = names.most_common(1)[0][0] if names else " ".join(text.split()[:3])
+        rows.append({"id": f"d{number}", "title": title, "text": text})
+    return rows
+
+
 def squad(raw: Path, out: Path, dice: random.Random) -> None:
     """Paragraphs kept apart, an open dev set, and the rest: with their paragraph, and a sample without."""
     reading = packed(raw / "squad/train-reading.jsonl.xz")
@@ -69,6 +90,7 @@ def squad(raw: Path, out: Path, dice: random.Random) -> None:
         out / "small/paragraphs.jsonl",
         [{"id": f"p{number}", "title": "", "text": text} for number, text in enumerate(apart)],
     )
+    write(out / "small/documents.jsonl", titled(beside(reading, set(apart))))
     asked = [row for row in reading if row["context"] in set(apart)]
     write(out / "small/small-dev.jsonl", open_form(asked))
     seen = {letters(row["question"]) for row in asked}

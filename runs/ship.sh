@@ -1,27 +1,21 @@
 #!/usr/bin/env bash
-# From a model that answers (runs/small.sh) to the one that is bundled, FOLDER/mini: in 8 bits, its confidence calibrated on dev questions and its
-# words for it (likely, unsure, not found) chosen on the pocket questions; then its scores on the dev and test questions.
+# From a model that answers (runs/small.sh) to the one that is bundled, FOLDER/mini: in 8 bits, how sure it is and its words for it (likely, unsure,
+# not found) found from its answers to questions about few documents and the pocket encyclopedia, with and without the passages that say them; then its
+# scores on dev and test questions.
 #
-#   MODEL=folder runs/ship.sh FOLDER DATA       FOLDER has the corpus
+#   MODEL=folder runs/ship.sh FOLDER DATA       FOLDER has the corpus, DATA/small the documents (runs/questions.py)
 set -euo pipefail
 out=$1 data=$2
 name_of() { basename "${1%.*}"; }
 evaluate() { # model, questions, passages read, name
   echo "evaluate --model $1 --corpus $out/corpus --questions $2 --read $3 --report $out/reports/$4.json --predictions $out/predictions/$4.jsonl"
 }
+unanswerable() { python "$(dirname "$0")/../benchmarks/unanswerable.py" "$@"; }
+echo "compress $MODEL --out $out/packed" | realmlm batch - --log "$out/seconds.jsonl"
+unanswerable "$out/packed" --documents "$data/small/documents.jsonl" --questions "$data/small/small-dev.jsonl" --out "$out/judged-small.jsonl"
+unanswerable "$out/packed" --out "$out/judged-pocket.jsonl"
 {
-  echo "compress $MODEL --out $out/packed"
-  judged=""
-  for file in "$data"/questions/{nq,triviaqa,webquestions,curatedtrec}-dev.*; do
-    [ -e "$file" ] || continue
-    evaluate "$out/packed" "$file" 5 "calibrate-$(name_of "$file")" # as many as `ask` reads
-    judged+=" $out/predictions/calibrate-$(name_of "$file").jsonl"
-  done
-  echo "calibrate --model $out/packed --predictions$judged --out $out/calibrated"
-} | realmlm batch - --log "$out/seconds.jsonl"
-python "$(dirname "$0")/../benchmarks/unanswerable.py" "$out/calibrated" "$out/judged.jsonl"
-{
-  echo "calibrate --model $out/calibrated --thresholds $out/judged.jsonl --out $out/mini"
+  echo "calibrate --model $out/packed --predictions $out/judged-small.jsonl $out/judged-pocket.jsonl --out $out/mini"
   for file in "$data"/questions/*-dev.* "$data"/questions/*-test.*; do
     evaluate "$out/mini" "$file" 20 "mini-$(name_of "$file")"
   done

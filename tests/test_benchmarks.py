@@ -14,6 +14,7 @@ import pytest
 
 from realmlm.corpus.spans import Spans
 from realmlm.corpus.store import Corpus
+from realmlm.model.realm import Realm
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -80,6 +81,30 @@ def test_the_gpu_table_in_miniature(gpu: ModuleType, tmp_path: Path) -> None:
         ).tolist()
         assert sentence.spans.min() >= 0
         assert sentence.spans.max() < sentence.end - sentence.start
+
+
+def test_judged_answers_with_and_without_what_says_them(
+    tiny_model: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny_model.save_pretrained(tmp_path / "model", dtype="int8")
+    documents = [{"title": f"City {n}", "text": f"The symbol of city {n} is the heron."} for n in range(12)]
+    documents += [{"title": "Wood", "text": f"There is a tree in wood {n}."} for n in range(8)]
+    asked = [{"question": f"What is the symbol of city {n}?", "answer": ["heron"]} for n in range(3)]
+    for name, rows in (("documents", documents), ("questions", asked)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [f"--{name}={tmp_path / name}.jsonl" for name in ("documents", "questions", "out")]
+    monkeypatch.setattr(sys, "argv", ["unanswerable.py", str(tmp_path / "model"), *given])
+    importlib.import_module("unanswerable").main()
+    assert "3 questions" in capsys.readouterr().out
+    judged = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    without = judged[-3:]
+    assert not any(row["correct"] for row in without)
+    assert [len(row["evidence"]) for row in without] == [5, 5, 5]
+    assert not any("heron" in read["passage"] for row in without for read in row["evidence"])
+    assert {row["read"] for row in judged} == {5}
+    assert all(row["relevance"] is not None for row in judged)
 
 
 @pytest.mark.slow

@@ -87,7 +87,8 @@ def test_evidence_shows_both_parts(rerank: int, weighted: Path, knowledge: Corpu
         assert isinstance(model.reader.passage_head, torch.nn.Linear)
         torch.nn.init.normal_(model.reader.passage_head.weight)
     engine = Engine(model, knowledge.folder, rerank=rerank, device="cpu")
-    found = {one.id: one.score for one in engine.search(QUESTION, max(4, rerank))}
+    searched = engine.search(QUESTION, max(4, rerank))
+    found = {one.id: one.score for one in searched}
     answer = engine.ask(QUESTION, read=4)
     filled = engine.fill("The history of Tekebra begins in [MASK].", read=4)
     for read in answer.evidence:
@@ -95,7 +96,8 @@ def test_evidence_shows_both_parts(rerank: int, weighted: Path, knowledge: Corpu
         assert read.vector_score is not None
         assert read.word_score is not None
         assert read.vector_score + read.word_score == pytest.approx(found[read.passage_id])
-    assert answer.relevance == pytest.approx(max(found.values()))
+    # f alone: BM25 grows with the corpus
+    assert answer.relevance == pytest.approx(max(one.vector_score or 0.0 for one in searched))
     first = answer.evidence[0]
     assert f"f {first.vector_score:.1f} + words {first.word_score:.1f}" in answer.text(numbers=True)
     null = [read for read in filled.evidence if read.passage_id is None]

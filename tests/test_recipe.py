@@ -223,9 +223,6 @@ def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_p
         parse(name, COMMANDS[name][0], arguments)
     assert [name for name, *_ in shipped] == [
         "compress",
-        "evaluate",
-        "evaluate",
-        "calibrate",
         "calibrate",
         *["evaluate"] * 4,
     ]

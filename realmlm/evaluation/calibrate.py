@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from realmlm.reading.confidence import (
     fit_calibration,
 )
 from realmlm.reading.language import looks_english
+from realmlm.reading.records import Answer, Evidence
+from realmlm.reading.signs import Signs, signs_of
 from realmlm.settings import Calibrate
 from realmlm.storage.artefacts import Manifest, open_artefact, publish
 from realmlm.storage.files import json_lines, read_text
@@ -28,22 +31,22 @@ FOLDS = 5  # of the questions; each is judged by what the others say
 
 @dataclass(frozen=True)
 class Judged:
-    """Answers with p(y|x), the best f(x,z), and whether they were right."""
+    """Answers with their signs, and whether they were right."""
 
-    probability_N: np.ndarray
-    relevance_N: np.ndarray
+    signs: list[Signs]
     right_N: np.ndarray
     questions: list[str]
 
     def some(self, rows_N: np.ndarray) -> "Judged":
         """Those of some rows."""
-        questions = [question for question, there in zip(self.questions, rows_N, strict=True) if there]
-        return Judged(self.probability_N[rows_N], self.relevance_N[rows_N], self.right_N[rows_N], questions)
+        rows = np.flatnonzero(rows_N).tolist()
+        return Judged(
+            [self.signs[row] for row in rows], self.right_N[rows], [self.questions[row] for row in rows]
+        )
 
     def confidences(self, calibration: Calibration) -> np.ndarray:
         """How sure a calibration is of each."""
-        pairs = zip(self.probability_N, self.relevance_N, strict=True)
-        return np.array([calibration.confidence(p, relevance) for p, relevance in pairs])
+        return np.array([calibration.confidence(signs) for signs in self.signs])
 
 
 def calibrate(settings: Calibrate) -> str:
@@ -69,7 +72,7 @@ def calibrate(settings: Calibrate) -> str:
 
 def fit(answers: Judged) -> Calibration:
     """How sure to be, from how often such answers were right."""
-    return fit_calibration(answers.probability_N, answers.relevance_N, answers.right_N)
+    return fit_calibration(answers.signs, answers.right_N)
 
 
 def with_thresholds(calibration: Calibration, answers: Judged) -> Calibration:
@@ -120,7 +123,7 @@ def write_again(model: Path, out: Path, **changed: object) -> None:
 
 def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> Judged:
     """All answers of these files; those made otherwise than the model will answer are refused."""
-    rows: list[tuple[float, float, bool, str]] = []
+    rows: list[tuple[Signs, bool, str]] = []
     read: str | None = None
     weight = manifest.config.get("hybrid", 0.0)
     for file in files:
@@ -128,7 +131,7 @@ def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> J
         for number, row in json_lines(read_text(file)):
             try:
                 asked = str(row.get("question", f"{file}:{number}"))
-                rows.append((float(row["probability"]), float(row["relevance"]), bool(row["correct"]), asked))
+                rows.append((_signs(asked, row), bool(row["correct"]), asked))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise BadInput(
                     f"{file}:{number}: not an answer to a question; make such a file: realmlm evaluate … "
@@ -159,13 +162,24 @@ def read_answers(files: Sequence[Path], *, model: Path, manifest: Manifest) -> J
             named &= "model" in row
         if not named:
             say(f"{file} does not say which model answered, as older files do not; assuming it was {model}")
-    probability, relevance, right, asked_N = zip(*rows, strict=True) if rows else ((), (), (), ())
+    signs, right, asked_N = zip(*rows, strict=True) if rows else ((), (), ())
     if min(sum(right), len(right) - sum(right)) < LEAST_OF_EACH:
         raise NotEnough(
             f"{sum(right)} answers were right and {len(right) - sum(right)} wrong, and a calibration needs "
             f"{LEAST_OF_EACH} of each; evaluate on more questions"
         )
-    return Judged(np.array(probability), np.array(relevance), np.array(right), list(asked_N))
+    return Judged(list(signs), np.array(right), list(asked_N))
+
+
+def _signs(question: str, row: dict[str, Any]) -> Signs:
+    """Of an answer as it was written; without its evidence, p and relevance are all there is."""
+    answer = Answer(
+        row.get("answer", ""),
+        float(row["probability"]),
+        tuple(Evidence(**one) for one in row.get("evidence", ())),
+        relevance=float(row["relevance"]),
+    )
+    return signs_of(question, answer)
 
 
 def table(found: Calibration, answers: Judged) -> str:
@@ -173,7 +187,7 @@ def table(found: Calibration, answers: Judged) -> str:
     right_N = answers.right_N
     sure_N = answers.confidences(found)
     by_confidence = separation(sure_N, right_N)
-    by_p = separation(answers.probability_N, right_N)
+    by_p = separation(np.array([signs.p for signs in answers.signs]), right_N)
     lines = [
         f"{len(sure_N):,} answers, {right_N.mean():.1%} right; of a right and a wrong one, the right one is "
         f"surer {by_confidence:.1%} of the time (by p alone {by_p:.1%})",

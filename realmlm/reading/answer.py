@@ -130,7 +130,7 @@ class ReadPassages:
             questions=[query.text for query in self.queries],
             wordpieces=[len(query.tokens) for query in self.queries],
             ids_BK=ids_BK.numpy(),
-            relevance_B=self.retrieved.scores_BK.amax(1).numpy(),
+            relevance_B=self.retrieved.near_BK.amax(1).numpy(),
             p_BK=self.weight_N.view_as(ids_BK).softmax(-1).numpy(),
             logit_BK=None if self.logit_N is None else self.logit_N.view_as(ids_BK).numpy(),
             first_NS=self.first_NS.numpy(),

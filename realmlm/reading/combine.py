@@ -6,8 +6,9 @@ spans of each, U different passages, T wordpieces.
 
 import re
 import string
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +16,16 @@ import numpy as np
 from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import OVERLAPPING
 from realmlm.reading.confidence import Calibration
+from realmlm.reading.kinds import fits
 from realmlm.reading.language import looks_english
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
+from realmlm.reading.signs import signs_of
 from realmlm.reading.tables import look_up
 from realmlm.reading.units import all_widened, widened
 from realmlm.reading.wholes import ALL, kept_whole, made_whole, marks
 
 OTHERS = 5  # answers named beside the best
+GIVES_WAY = 0.1  # an answer of another kind than asked gives way to one with this share of its p
 CAUTIONS = {"unsure": "check it in the passage", "not found": "the documents may not say this"}
 MOSTLY = 0.9  # a model whose questions were English to this share is taken to know English only
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
@@ -116,7 +120,8 @@ class Combiner:
             offered = [passages[place] for place in place_N[pairs].tolist()]
             logit_K = None if read.logit_BK is None else read.logit_BK[row]
             kept = None if self.released else kept_whole(question)
-            way = Way(self.released, self.overlapping == "merged", kept)
+            kind = None if self.released else partial(fits, question)
+            way = Way(self.released, self.overlapping == "merged", kept, kind)
             found = spans.rows(pairs)
             if not self.released:
                 found = without_marks(found, offered)
@@ -156,11 +161,12 @@ class Combiner:
 
     def _judged(self, answer: Answer, question: str, wordpieces: int, relevance: float) -> Answer:
         """The answer with a caution and, if calibrated for the retriever used, its confidence."""
+        answer = replace(answer, relevance=relevance)
         cautions = []
         confidence = None
         sure = ""
         if self.calibration is not None:
-            confidence = self.calibration.confidence(answer.probability, relevance)
+            confidence = self.calibration.confidence(signs_of(question, answer))
             sure = self.calibration.word(confidence)
             cautions += [CAUTIONS[sure]] if sure in CAUTIONS else []
             if self.calibration.english >= MOSTLY and not looks_english(question):
@@ -169,9 +175,7 @@ class Combiner:
             cautions.append(f"only the first {self.max_query} wordpieces of the question were read")
         if _YES_OR_NO.match(question):
             cautions.append("yes or no is for you to say: answers are words of a passage")
-        return replace(
-            answer, relevance=relevance, confidence=confidence, sure=sure, caution="; ".join(cautions)
-        )
+        return replace(answer, confidence=confidence, sure=sure, caution="; ".join(cautions))
 
 
 class Spans(NamedTuple):
@@ -212,6 +216,8 @@ class Way(NamedTuple):
     """Spans that overlap in one place are one answer."""
     kept: Collection[str] | None = ALL
     """The kinds of things that are given whole (realmlm/reading/wholes.py); None: spans stay as they are."""
+    fits: Callable[[str], int] | None = None
+    """Is an answer of the kind that is asked for (realmlm/reading/kinds.py)? None: that does not count."""
 
 
 def combine(
@@ -225,8 +231,9 @@ def combine(
     """The likeliest answer, with the others and the evidence for it.
 
     p(y|x) is summed over passages and places with the same words; `released` takes the best place. Which is
-    the likeliest is decided by the reader's own spans, before those of the answers are made whole. `logit_K`
-    are g(x,z), for the evidence.
+    the likeliest is decided by the reader's own spans, before those of the answers are made whole; one that
+    is of another kind than was asked for gives way to the next of that kind. `logit_K` are g(x,z), for the
+    evidence.
     """
     likely_KS = spans.p_KS > 0
     numbers = np.nonzero(likely_KS)[0].tolist()
@@ -244,14 +251,28 @@ def combine(
     if not total:
         return Answer("", 0.0, ())
 
+    likeliest: dict[str, int] = {}  # of the places of the same words: two dates may have one month
+    for place, word in enumerate(own):
+        if word not in likeliest or weighed[place] > weighed[likeliest[word]]:
+            likeliest[word] = place
+
     def whole(number: int, start: int, end: int) -> tuple[int, int]:
         as_it_is = way.kept is None or start < 0
         return (start, end) if as_it_is else made_whole(start, end, passages[number].text, way.kept or ())
 
+    def given(word: str) -> tuple[str, str]:
+        """The answer as its passage has it, on one line, and what makes it the same as another."""
+        number, start, end = places[likeliest[word]]
+        whole_of = whole(number, start, end)
+        surface = _text_at(passages[number], *whole_of)
+        return _on_one_line(surface), word if whole_of == (start, end) else same_words([surface])[0]
+
     ordered = sorted(total, key=total.__getitem__, reverse=True)
-    if way.released:
-        best = words[weighed.index(max(weighed))]
-        ordered = [best, *(word for word in ordered if word != best)]
+    best = words[weighed.index(max(weighed))] if way.released else ordered[0]
+    if way.fits is not None and way.fits(given(best)[0]) < 0:
+        instead = (word for word in ordered[1 : OTHERS + 1] if total[word] >= GIVES_WAY * total[best])
+        best = next((word for word in instead if way.fits(given(word)[0]) > 0), best)
+    ordered = [best, *(word for word in ordered if word != best)]
     reading = [0.0] * len(passages)
     stands: list[Place] = [NOWHERE] * len(passages)
     for (number, start, end), likely, word, own_word in zip(places, p, words, own, strict=True):
@@ -261,17 +282,10 @@ def combine(
                 stands[number] = whole(number, start, end)
     logits = [None] * len(passages) if logit_K is None else logit_K.tolist()
     evidence = map(evidence_of, passages, stands, p_K.tolist(), reading, logits)
-    likeliest: dict[str, int] = {}  # of the places of the same words: two dates may have one month
-    for place, word in enumerate(own):
-        if word not in likeliest or weighed[place] > weighed[likeliest[word]]:
-            likeliest[word] = place
     said: dict[str, Words] = {}
     for word in ordered:
-        number, start, end = places[likeliest[word]]
-        whole_of = whole(number, start, end)
-        surface = _text_at(passages[number], *whole_of)
-        key = word if whole_of == (start, end) else same_words([surface])[0]
-        said.setdefault(key, Words(_on_one_line(surface), total[word]))
+        surface, key = given(word)
+        said.setdefault(key, Words(surface, total[word]))
         if len(said) > OTHERS:
             break
     answer, *others = said.values()

@@ -49,11 +49,14 @@ class Retrieved:
     """λ · BM25(x,z), the part of the scores that shared words give; None where the search is not hybrid."""
 
     @property
+    def near_BK(self) -> Tensor:
+        """f(x,z), without what words give."""
+        return self.scores_BK if self.words_BK is None else self.scores_BK - self.words_BK
+
+    @property
     def parts_2BK(self) -> np.ndarray | None:
         """f(x,z) and λ · BM25(x,z), where the search is hybrid."""
-        if self.words_BK is None:
-            return None
-        return torch.stack([self.scores_BK - self.words_BK, self.words_BK]).numpy()
+        return None if self.words_BK is None else torch.stack([self.near_BK, self.words_BK]).numpy()
 
     def some(self, rows: np.ndarray, k: int) -> "Retrieved":
         """The first `k` passages of some of the queries."""

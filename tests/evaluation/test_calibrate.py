@@ -1,7 +1,9 @@
 """From judged answers to a model that says how sure it is."""
 
 import json
+import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from realmlm.evaluation.calibrate import separation
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
 from realmlm.reading.confidence import CAUTIONED_RIGHT, CAUTIONED_WRONG, Calibration, choose_thresholds
+from realmlm.reading.records import Evidence
 from realmlm.reading.retrieve import BM25Retriever, LearnedRetriever, index_of
+from realmlm.reading.signs import Signs
 from realmlm.storage.artefacts import open_artefact
 from tests.calls import calibrate, graft
 
@@ -57,9 +61,29 @@ def test_the_model_stays_and_learns_how_sure_it_is(model: Path, knowledge: Corpu
     found = answerer.retriever([answerer.query("Which animal is the symbol of Tekebra?")], 3)
     assert answer.relevance == pytest.approx(found.scores_BK.max().item())
     expected = Calibration(**after.config["calibration"]).confidence(
-        answer.probability, answer.relevance or 0.0
+        Signs(math.log(answer.probability), answer.relevance or 0.0)
     )
     assert answer.confidence == pytest.approx(expected)
+
+
+def test_the_passage_logit_of_the_first_evidence_counts(model: Path, tmp_path: Path) -> None:
+    """Where p and relevance say nothing, it alone tells right from wrong; other passages' do not count."""
+
+    def read(logit: float) -> dict[str, Any]:
+        return asdict(Evidence(0, "t", "text", None, None, 0.5, 0.5, passage_logit=logit))
+
+    rows = [
+        ROWS[n % 2]
+        | {"answer": "a", "correct": n % 4 < 2, "evidence": [read(1 if n % 4 < 2 else -1), read(9)]}
+        for n in range(80)
+    ]
+    said = calibrate(
+        model=model, predictions=[judged(tmp_path / "p.jsonl", rows)], out=tmp_path / "calibrated"
+    )
+    assert "the right one is surer 100.0% of the time (by p alone 50.0%)" in said
+    found = open_artefact(tmp_path / "calibrated", kind="model").config["calibration"]
+    assert found["logit_weight"] > 1
+    assert abs(found["relevance_weight"]) < 0.1
 
 
 def test_word_matching_has_no_confidence(model: Path, knowledge: Corpus, tmp_path: Path) -> None:
@@ -146,6 +170,10 @@ def test_answers_from_other_scores_or_another_number_of_passages_are_refused(
     assert not (tmp_path / "refused").exists()
 
 
+def sure(calibration: Calibration, p: float) -> float:
+    return calibration.confidence(Signs(math.log(p), 0.0))
+
+
 def test_the_words_are_promised_for_questions_that_they_were_not_chosen_on(
     model: Path, tmp_path: Path
 ) -> None:
@@ -167,7 +195,7 @@ def test_the_words_are_promised_for_questions_that_they_were_not_chosen_on(
     config = open_artefact(tmp_path / "calibrated", kind="model").config["calibration"]
     found = Calibration(**config)
     assert found.english == 1.0
-    assert found.confidence(0.45, 0) < found.likely <= found.confidence(0.55, 0)
+    assert sure(found, 0.45) < found.likely <= sure(found, 0.55)
     wrong, right = said.splitlines()[-2:]
     shares = [float(re.findall(r"([\d.]+)% \(wanted", line)[0]) for line in (wrong, right)]
     assert shares[0] >= 80
@@ -181,7 +209,7 @@ def test_the_words_are_promised_for_questions_that_they_were_not_chosen_on(
     )
     moved = Calibration(**open_artefact(tmp_path / "moved", kind="model").config["calibration"])
     assert (moved.bias, moved.p_weight) == (found.bias, found.p_weight)
-    assert moved.confidence(0.2, 0) < moved.likely <= moved.confidence(0.3, 0)
+    assert sure(moved, 0.2) < moved.likely <= sure(moved, 0.3)
     with pytest.raises(BadInput, match="was never calibrated"):
         calibrate(model=model, thresholds=[tmp_path / "others.jsonl"], out=tmp_path / "refused")
 

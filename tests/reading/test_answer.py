@@ -5,6 +5,7 @@ import string
 import sys
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from realmlm.model.resident import Resident
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
 from realmlm.reading.combine import GAPS, OTHERS, Spans, Way, combine, merge_overlapping, same_words
+from realmlm.reading.kinds import fits
 from realmlm.reading.language import looks_english
 from realmlm.reading.records import Evidence
 from realmlm.reading.retrieve import (
@@ -358,6 +360,27 @@ def test_punctuation_alone_is_no_answer_and_white_space_is_one_space() -> None:
     assert answer.evidence[0].quote() == ("It came on ", "14  October 1687", ".")
     released = combine([passage], np.ones(1), spans, Way(released=True, kept=None))
     assert (released.answer, released.probability) == (".", 0.7)
+
+
+def test_an_answer_of_another_kind_gives_way_to_one_of_the_kind_that_is_asked_for() -> None:
+    text = "The guesthouse costs €412.50, its telephone number is 0117 496 0382, and the owner is Solveig."
+    passage = Passage(0, "", text)
+
+    def said(question: str, *p: float) -> tuple[str, float, str]:
+        places = [
+            (text.index(words), text.index(words) + len(words)) for words in ("€412.50", "496", "Solveig")
+        ]
+        starts, ends = zip(*places, strict=True)
+        spans = Spans(np.array([starts]), np.array([ends]), np.array([p]))
+        answer = combine([passage], np.ones(1), spans, Way(fits=partial(fits, question)))
+        (read,) = answer.evidence
+        return answer.answer, answer.probability, read.passage[read.start : read.end]
+
+    telephone = "What is the telephone number of the guesthouse?"
+    assert said(telephone, 0.6, 0.3, 0.1) == ("0117 496 0382", 0.3, "0117 496 0382")
+    assert said(telephone, 0.6, 0.05, 0.35) == ("€412.50", 0.6, "€412.50")  # hardly likely
+    assert said("Who owns it?", 0.6, 0.3, 0.1) == ("Solveig", 0.1, "Solveig")
+    assert said("What is good about it?", 0.6, 0.3, 0.1) == ("€412.50", 0.6, "€412.50")
 
 
 def slow_combine(

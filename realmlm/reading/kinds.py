@@ -1,0 +1,139 @@
+"""What kind of answer does a question ask for, and is an answer of that kind? A price is no telephone number.
+
+Rules for English that know little and say nothing where they do not know: most questions ask for no kind that
+can be told from the words of an answer.
+"""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from realmlm.reading.wholes import wholes
+
+_NUMBERS = re.compile(
+    r"\d|\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven"
+    r"|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundreds?|thousands?|millions?|billions?"
+    r"|trillions?|dozens?|half|quarter|thirds?|once|twice|double|triple|both|none|no|all|any|every|each|entire"
+    r"|whole|free|unlimited|most|majority|minority|few|fewer|several|many|much|little|lots?|some|couple|pair"
+    r"|single|an?|nothing|everything|decades?|centur(?:y|ies)|years?|months?|weeks?|days?|hours?|minutes?"
+    r"|seconds?)\b",
+    re.IGNORECASE,
+)
+_TIMES = re.compile(
+    r"\d|\b(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)(?:\b|[a-z]*ary\b|ch\b|il\b|ust\b"
+    r"|\w*ber\b)|\b(?:mon|tues?|wednes|thurs?|fri|satur|sun)days?\b|\b(?:spring|summer|autumn|fall|winter"
+    r"|season|century|centuries|decade|decades|years?|months?|weeks?|weekend|weekly|daily|monthly|yearly"
+    r"|annually|days?|hours?|minutes?|noon|midday|midnight|morning|afternoon|evening|night|dawn|dusk|today"
+    r"|tomorrow|yesterday|christmas|easter|eve|era|age|period|times?|reign|war|before|after|during|since"
+    r"|until|upon|once|while|early|late|later|always|never|now|immediately|every|first|second|third|fourth"
+    r"|fifth|sixth|tenth|twentieth|bc|bce|ad|ce|if|as|at|death|birth)\b",
+    re.IGNORECASE,
+)
+_MEASURE = re.compile(r"\d\s?(?:[kcm]?m|k?g|mg|m?l|lbs?|km/h|mph|min|h|hours?|minutes?|days?|miles?|°\w?)\b")
+_IS = "(?:is|are|was|were|do|does|did|has|have|had|will|would|can|could|may|must|should)"
+_ADDRESS = re.compile(r"\S@\S")
+_LETTERS = re.compile(r"[^\W\d_]{3,}")
+
+
+class _Kind(NamedTuple):
+    asked: re.Pattern[str]
+    holds: Callable[[str], bool]
+
+
+def _asks(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+def _has(answer: str, *kinds: str) -> bool:
+    return any(whole.kind in kinds for whole in wholes(answer))
+
+
+def _telephone(answer: str) -> bool:
+    digits = sum(map(str.isdigit, answer))
+    return digits >= 3 and not _LETTERS.search(answer) and not _has(answer, "date", "price", "time")
+
+
+def _price(answer: str) -> bool:
+    return bool(_NUMBERS.search(answer)) and not (
+        _has(answer, "date", "time", "telephone") or _MEASURE.search(answer) or _ADDRESS.search(answer)
+    )
+
+
+def _number(answer: str) -> bool:
+    return bool(_NUMBERS.search(answer)) and not (_has(answer, "telephone") or _ADDRESS.search(answer))
+
+
+def _time(answer: str) -> bool:
+    return bool(_TIMES.search(answer)) and not (_has(answer, "price", "telephone") or _ADDRESS.search(answer))
+
+
+def _name(answer: str) -> bool:
+    """More than a number, a date, a price or a time."""
+    for whole in reversed(wholes(answer)):
+        if whole.kind != "name":
+            answer = answer[: whole.start] + "0" + answer[whole.end :]
+    return not re.search(r"\d", answer) or bool(_LETTERS.search(answer))
+
+
+# the first that is asked for counts
+_KINDS = (
+    _Kind(
+        _asks(r"\be-?mail address", r"\bhow (?:can|do|may|should) \w+ e-?mail\b"),
+        lambda answer: bool(_ADDRESS.search(answer)),
+    ),
+    _Kind(_asks(r"\burl\b", r"\bweb address\b"), lambda answer: bool(re.search(r"\w[./]\w", answer))),
+    _Kind(
+        _asks(
+            r"\b(?:(?:tele)?phone|fax|mobile|cell) number\b",
+            r"\b(?:what|which) number\b.*\b(?:call|ring|dial|phone)\b",
+            r"\bhow (?:can|do|may|should) \w+ (?:tele)?phone\b",
+        ),
+        _telephone,
+    ),
+    _Kind(
+        _asks(
+            r"\bhow much (?:money|is an?\b|are the\b)",
+            r"\bhow much\b.*\b(?:costs?|pay|paid|charged?|spen[dt])\b",
+            r"\bwhat (?:does|do|did|will|would)\b.*\bcost\b",
+            r"\bwhat (?:is|was|are|were) the (?:\w+ )?(?:price|cost|fee|fare|rent)\b",
+        ),
+        _price,
+    ),
+    _Kind(
+        _asks(
+            r"\bhow (?:many|much|old|tall|high|far|deep|wide|heavy|long|large|big)\b",
+            r"\bwhat (?:percent|percentage|proportion|fraction)\b",
+            r"\bwhat (?:is|was) the (?:\w+ )?(?:population|percentage)\b",
+        ),
+        _number,
+    ),
+    _Kind(
+        _asks(
+            rf"^(?:\w+ )?when {_IS}\b",
+            r"\b(?:what|which) (?:year|date|day|month|decade|century|time)\b",
+            r"\bwhat (?:is|was) the (?:\w+ )?date\b",
+        ),
+        _time,
+    ),
+    _Kind(_asks(r"^(?:\w+ )?(?:whom?|whose|where)\b(?!.*\brank)", r"\bwhat (?:is|was) the name\b"), _name),
+)
+
+
+def fits(question: str, answer: str) -> int:
+    """Is the answer of the kind that the question asks for? 1: yes; −1: no; 0: it asks for none of these."""
+    kind = next((kind for kind in _KINDS if kind.asked.search(question)), None)
+    if kind is None:
+        return 0
+    return 1 if kind.holds(answer) else -1
+
+
+_WORD = re.compile(r"\w+")
+_ARTICLES = frozenset(("a", "an", "the", "of", "and", "in"))
+
+
+def repeats(question: str, answer: str) -> bool:
+    """Does the answer say nothing but words of the question? "Who is the landlord?" "The landlord". Of
+    "red or blue" it may."""
+    said = {word.casefold() for word in _WORD.findall(answer)} - _ARTICLES
+    asked = {word.casefold() for word in _WORD.findall(question)}
+    return bool(said) and said <= asked and "or" not in asked

@@ -1,0 +1,36 @@
+"""What speaks for an answer and against it: the signs that a calibration weighs."""
+
+import math
+from typing import NamedTuple
+
+from realmlm.reading.kinds import fits, repeats
+from realmlm.reading.records import Answer
+
+LEAST_P = 1e-6  # an answer less likely counts as this likely
+
+
+class Signs(NamedTuple):
+    """Of one answer."""
+
+    p: float
+    """log p(y|x)."""
+    relevance: float
+    """max f(x,z): how well the question fits the best passage at all."""
+    logit: float = 0.0
+    """g(x,z) of the passage that the answer comes from most: does it answer the question? 0 if the model has
+    not learned to say, or the passage has no title."""
+    amiss: float = 0.0
+    """1: the answer is of another kind than was asked for, or says nothing but words of the question."""
+
+
+def signs_of(question: str, answer: Answer) -> Signs:
+    """The signs of an answer to a question."""
+    first = answer.evidence[0] if answer.evidence else None
+    # mini's reader says yes to every passage without a title, as those of SQuAD were (docs/log.md)
+    logit = first.passage_logit if first and first.title else None
+    return Signs(
+        p=math.log(max(answer.probability, LEAST_P)),
+        relevance=answer.relevance or 0.0,
+        logit=logit or 0.0,
+        amiss=float(fits(question, answer.answer) < 0 or repeats(question, answer.answer)),
+    )
