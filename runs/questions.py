@@ -70,14 +70,10 @@ def beside(reading: list[Row], apart: set[str]) -> list[str]:
     return [order[place] for place in sorted(near) if 0 <= place < len(order)]
 
 
-def titled(paragraphs: list[str]) -> list[Row]:
-    """Paragraphs under a title, as people's documents have one: the name that is most often in each."""
-    rows = []
-    for number, text in enumerate(paragraphs):
-        names = Counter(re.findall(r"(?<=[^.!?] )[A-Z][\w’'-]+(?: [A-Z][\w’'-]+)*", text))
-        title = names.most_common(1)[0][0] if names else " ".join(text.split()[:3])
-        rows.append({"id": f"d{number}", "title": title, "text": text})
-    return rows
+def title_of(text: str) -> str:
+    """What might stand above a paragraph, as in people's documents: the name that is most often in it."""
+    names = Counter(re.findall(r"(?<=[^.!?] )[A-Z][\w’'-]+(?: [A-Z][\w’'-]+)*", text))
+    return names.most_common(1)[0][0] if names else " ".join(text.split()[:3])
 
 
 def squad(raw: Path, out: Path, dice: random.Random) -> None:
@@ -90,7 +86,11 @@ def squad(raw: Path, out: Path, dice: random.Random) -> None:
         out / "small/paragraphs.jsonl",
         [{"id": f"p{number}", "title": "", "text": text} for number, text in enumerate(apart)],
     )
-    write(out / "small/documents.jsonl", titled(beside(reading, set(apart))))
+    near = beside(reading, set(apart))
+    write(
+        out / "small/documents.jsonl",
+        [{"id": f"d{number}", "title": title_of(text), "text": text} for number, text in enumerate(near)],
+    )
     asked = [row for row in reading if row["context"] in set(apart)]
     write(out / "small/small-dev.jsonl", open_form(asked))
     seen = {letters(row["question"]) for row in asked}
@@ -100,7 +100,9 @@ def squad(raw: Path, out: Path, dice: random.Random) -> None:
     write(out / "questions/squad-dev.jsonl", dev)
     seen |= {letters(row["question"]) for row in dev}
     reading = [row for row in reading if letters(row["question"]) not in seen]
-    write(out / "questions/squad-reading.jsonl", 2 * reading)
+    # once under a title and once without: a passage that has none need not hold the answer
+    under = [row | {"title": title_of(row["context"])} for row in reading]
+    write(out / "questions/squad-reading.jsonl", under + reading)
     seen |= {letters(row["question"]) for row in reading}
     write(
         out / "questions/squad-train.jsonl",

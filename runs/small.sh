@@ -5,6 +5,7 @@
 # teacher, if there is one. Run it again and it continues where it stopped.
 #
 #   python runs/questions.py RAW DATA                           the questions (DATA/questions, DATA/small)
+#   python runs/tables.py WIKITABLEQUESTIONS DATA               and those about rows of tables, if wanted
 #   ENCODER=folder runs/small.sh FOLDER DATA                    DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
 #                                                               STAGES="…": some of them   SEED=n: other batches   NAME=folder: of all but the corpus
 #                                                               WARMUP, JOINT, TOWERS, READING, TAUGHT=n: steps of each; WARMUP=0, JOINT=0: without it
@@ -21,6 +22,7 @@ loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(
 open=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 given=$(ls "$data"/questions/*-reading.* | tr '\n' ' ')
 dev=$(ls "$data"/questions/*-dev.* | tr '\n' ' ')
+tables=$([ -e "$data/small/tables-dev.jsonl" ] && echo tables || true)
 own=$out${NAME:+/$NAME}
 # with joint pre-training and without it, the same stages in folders of their own
 read=$own/warmup/model before=$own/joint/model of=$own/realm-$seed
@@ -37,7 +39,9 @@ evaluate() { # name, model, flags
 answer() { # name, the model to begin with, steps, flags
   echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --optim.steps $(scaled "$3") --optim.batch $(scaled 64) --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
   evaluate "$1" "$of/$1/model" --read 20
-  echo "evaluate --model $of/$1/model --corpus $out/small --questions $data/small/small-dev.jsonl --read 5 --report $of/reports/$1-small.json --predictions $of/predictions/$1-small.jsonl"
+  for few in small $tables; do
+    echo "evaluate --model $of/$1/model --corpus $out/$few --questions $data/small/$few-dev.jsonl --read 5 --report $of/reports/$1-$few.json --predictions $of/predictions/$1-$few.jsonl"
+  done
 }
 stage() { [[ " $stages " == *" $1 "* ]]; }
 {
@@ -45,6 +49,7 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
     echo "corpus $data/articles --out $out/corpus --tokenizer $ENCODER --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
     echo "corpus $data/small/paragraphs.jsonl --out $out/small --tokenizer $ENCODER --max-wordpieces 128"
+    [ -z "$tables" ] || echo "corpus $data/small/tables.jsonl --out $out/tables --tokenizer $ENCODER --max-wordpieces 128"
   fi
   stage model && echo "model --corpus $out/corpus --out $own/begin --checkpoint $ENCODER --projection ${VECTOR:-384} --freeze-embeddings --pooling mean --reading together --read-titles --seed $seed"
   if stage warmup && [ "$warmup" != 0 ]; then

@@ -275,6 +275,41 @@ def test_the_large_reader_is_made_by_commands_that_exist(chosen: str, data: Path
     assert read.model == tmp_path / "base" / "base" / "plain-3" / "hybrid"
 
 
+def test_questions_about_tables_have_the_cell_that_answers_them(tmp_path: Path) -> None:
+    tables = tmp_path / "tables"
+    (tables / "data").mkdir(parents=True)
+    (tables / "csv").mkdir()
+    asked = ["id\tutterance\tcontext\ttargetValue"]
+    for number in range(103):  # three more than are kept apart
+        rows = [
+            f"Heron {number},{number} reeds,Port {number}",
+            f"Grebe {number},{number} oats,Cape {number}",
+            f"Teal {number},{number} eels,Isle {number}",
+        ]
+        (tables / "csv" / f"{number:03}.csv").write_text("Bird,Food,Home\n" + "\n".join(rows) + "\n")
+        place = f"csv/{number:03}.csv"
+        asked += [f"q{number}\twhere does the grebe live?\t{place}\tCape {number}"]
+        asked += [f"r{number}\thow many birds are there?\t{place}\t3"]
+        asked += [f"s{number}\twho eats?\t{place}\tHeron {number}|Teal {number}"]
+    (tables / "data" / "training.tsv").write_text("\n".join(asked) + "\n")
+    command = [sys.executable, str(RUNS / "tables.py"), str(tables), str(tmp_path / "data")]
+    subprocess.run(command, check=True, capture_output=True)
+    parts = ("questions/tables-reading", "small/tables", "small/tables-dev")
+    reading, documents, dev = (
+        [json.loads(line) for line in (tmp_path / "data" / f"{part}.jsonl").read_text().splitlines()]
+        for part in parts
+    )
+    assert len(documents) == 100
+    by_people = [row["question"] for row in reading + dev if row["question"].endswith("live?")]
+    assert len(by_people) == 103
+    assert not any(row["question"].startswith(("how many", "who eats")) for row in reading + dev)
+    assert len(reading) > 3
+    for row in reading:
+        (cell,) = row["answer"]
+        assert row["context"][row["start"] :].startswith(cell)
+        assert row["context"].count(cell) == 1
+
+
 def test_an_encoder_is_renumbered_to_the_wordpieces_of_another(tmp_path: Path) -> None:
     words = ["river", "heron", "##s"]
     numbered = {
