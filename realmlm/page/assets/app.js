@@ -238,8 +238,11 @@ function wordTable(masks) {
   });
 }
 
+// The passage with the answer marked in it, the answer and how sure it is, then what else was read.
 function showAnswer(place, result) {
-  place.replaceChildren(...answerHead(result));
+  const cards = evidenceCards(result);
+  const first = result.masks || !cards.length ? [] : [cards.shift()];
+  place.replaceChildren(...first, ...answerHead(result));
   if (result.others?.length) {
     const list = element("ul", { class: "others", "aria-label": "Other answers" });
     for (const { words, probability } of result.others)
@@ -250,7 +253,7 @@ function showAnswer(place, result) {
     place.append(list);
   }
   if (result.masks) place.append(...wordTable(result.masks));
-  place.append(...evidenceCards(result));
+  place.append(...cards);
   if (result.without_reading?.probability >= LITTLE) {
     const card = element("article", { class: "card null numeric" });
     card.append(element("h3", {}, "Without reading anything"));
