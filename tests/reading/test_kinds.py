@@ -24,6 +24,15 @@ from realmlm.reading.kinds import fits, repeats
         ("When does the fair begin?", "Saturday the twentieth of June", "St Aidan's Hall"),
         ("In which year was it built?", "1958", "Bergen"),
         ("By when must it be paid?", "5 May 2026", "£696.24"),
+        ("From what day is it insured?", "Sat 13 July 2024", "night"),
+        ("Which day is the market?", "Saturday", "day or night"),
+        ("What is her starting salary?", "£47,350", "07700 900 133"),
+        ("What do students pay in August?", "€80", "Fees"),
+        ("How much were the tickets?", "12 euros", "20 £239"),
+        ("How much water fits in the tank?", "4.5 l", "20 £239"),
+        ("How much memory does it need?", "4400k", "£239"),
+        ("How much memory does it need with -5?", "4400k", "-5"),
+        ("How can I ring the office?", "01496 555 300 ext. 327", "e-mail"),
         ("Who won the final?", "Sir Nigel Pemberton", "1998"),
         ("Where was it signed?", "Linz", "3 February 2025"),
         ("To whom was it sent?", "the head teacher", "8:30"),
@@ -31,6 +40,18 @@ from realmlm.reading.kinds import fits, repeats
 )
 def test_an_answer_of_another_kind_is_told(question: str, fitting: str, other: str) -> None:
     assert (fits(question, fitting), fits(question, other)) == (1, -1)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What does the hydrangea cost?", "1025"),
+        ("What is the phone number of the office?", "5000"),
+        ("How much water fits in the tank?", "6"),
+    ],
+)
+def test_a_bare_number_may_be_of_the_kind(question: str, answer: str) -> None:
+    assert fits(question, answer) == 0
 
 
 @pytest.mark.parametrize(
