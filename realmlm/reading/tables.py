@@ -34,8 +34,9 @@ def look_up(
 
     A span in a cell is the whole cell, if that is short; one that runs across cells is the cell it is most
     in. Where the question has the words of a cell, it asks about that row, and where it has a column's name,
-    about that column: other spans in rows count for little, with both names for next to nothing, and what p
-    they lose goes to those of their passage that stay.
+    about that column: other spans in rows, in the line before them and in the title count for little, with
+    both names for next to nothing, and what p they lose goes to those of their passage that stay. A cell that
+    is named by both takes the place of the least likely span, if the reader has none in it.
     """
     tables = [list(rows(text)) if "; " in text else [] for text in texts]
     if not any(tables):
@@ -45,10 +46,19 @@ def look_up(
     weights_KS = np.where(p_KS > 0, 1.0, np.nan)
     wanted, beside = _Asked(question).cells(texts, tables)
     for number, table in enumerate(tables):
+        there_S = p_KS[number] > 0
         if wanted[number]:
-            weights_KS[number, (starts_KS[number] < 0) & (p_KS[number] > 0)] = beside  # words of its title
+            start, end = _caption(texts[number], table)
+            caption_S = (starts_KS[number] >= start) & (ends_KS[number] <= end)
+            weights_KS[number, there_S & (caption_S | (starts_KS[number] < 0))] = beside
+        if len(wanted[number]) == 1 and beside == _BESIDE_NAMED and there_S.any():
+            (cell,) = wanted[number]
+            if not (there_S & (starts_KS[number] < cell.end) & (ends_KS[number] > cell.start)).any():
+                least = np.flatnonzero(there_S)[-1]
+                starts_KS[number, least], ends_KS[number, least] = cell.start, cell.end
+                weights_KS[number, least] = 1.0
         for row in table:
-            within_S = (starts_KS[number] < row.end) & (ends_KS[number] > row.start) & (p_KS[number] > 0)
+            within_S = (starts_KS[number] < row.end) & (ends_KS[number] > row.start) & there_S
             for span in np.flatnonzero(within_S).tolist():
                 cell = _cell_of(row, int(starts_KS[number, span]), int(ends_KS[number, span]))
                 if cell is not None:
@@ -61,6 +71,12 @@ def look_up(
     for number in np.flatnonzero((weights_KS == 1).any(1) & (weights_KS < 1).any(1)).tolist():
         weighed_KS[number] *= p_KS[number].sum() / weighed_KS[number].sum()
     return starts_KS, ends_KS, weighed_KS
+
+
+def _caption(text: str, table: list[Row]) -> tuple[int, int]:
+    """The line before the first row."""
+    end = max(0, table[0].start - 1)
+    return text.rfind("\n", 0, end) + 1, end
 
 
 def _cell_of(row: Row, start: int, end: int) -> Cell | None:
