@@ -16,6 +16,7 @@ import numpy as np
 from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import OVERLAPPING
 from realmlm.reading.confidence import Calibration
+from realmlm.reading.entries import in_named_entry
 from realmlm.reading.kinds import fits
 from realmlm.reading.language import looks_english
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
@@ -129,6 +130,7 @@ class Combiner:
             if not self.released:
                 found = without_marks(found, offered)
                 found = Spans(*look_up(question, [passage.text for passage in offered], *found))
+                found = found._replace(p_KS=in_named_entry(question, offered, *found))
             answer = combine(offered, read.p_BK[row], found, way, logit_K=logit_K)
             if read.searched_2BK is not None:
                 answer = with_scores(answer, read.ids_BK[row], read.searched_2BK[:, row])
