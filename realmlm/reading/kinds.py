@@ -56,6 +56,8 @@ class _Kind(NamedTuple):
     """Is an answer of this kind?"""
     may: Callable[[str], bool] = lambda answer: False
     """Could it be, if nothing better is there?"""
+    repeats: bool = False
+    """May it say nothing but words of the question? "Where was the Battle of Hastings?"."""
 
 
 def _asks(*patterns: str) -> re.Pattern[str]:
@@ -147,11 +149,18 @@ _KINDS = (
             r"\bwhat (?:is|was) the (?:\w+ )?date\b",
         ),
         lambda answer: _time(answer) and bool(_DAYS.search(answer)),
+        repeats=True,
     ),
     _Kind(
-        _asks(rf"^(?:\w+ )?when {_IS}\b", r"\b(?:what|which) (?:year|day|month|decade|century|time)\b"), _time
+        _asks(rf"^(?:\w+ )?when {_IS}\b", r"\b(?:what|which) (?:year|day|month|decade|century|time)\b"),
+        _time,
+        repeats=True,
     ),
-    _Kind(_asks(r"^(?:\w+ )?(?:whom?|whose|where)\b(?!.*\brank)", r"\bwhat (?:is|was) the name\b"), _name),
+    _Kind(
+        _asks(r"^(?:\w+ )?(?:whom?|whose|where)\b(?!.*\brank)", r"\bwhat (?:is|was) the name\b"),
+        _name,
+        repeats=True,
+    ),
 )
 
 
@@ -161,13 +170,13 @@ def asks_price(question: str) -> bool:
 
 
 def fits(question: str, answer: str) -> int:
-    """Is the answer of the kind that the question asks for? 1: yes; −1: no, or it says nothing but words of
-    the question; 0: it may be, or the question asks for none of these."""
-    if repeats(question, answer):
-        return -1
+    """Is the answer of the kind that the question asks for? 1: yes; −1: no; 0: it may be, or the question
+    asks for none of these. A number that is in the question is none that it asks for."""
     kind = next((kind for kind in _KINDS if kind.asked.search(question)), None)
     if kind is None:
         return 0
+    if not kind.repeats and repeats(question, answer):
+        return -1
     return 1 if kind.holds(answer) else 0 if kind.may(answer) else -1
 
 

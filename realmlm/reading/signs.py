@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from realmlm.reading.kinds import fits
+from realmlm.reading.kinds import fits, repeats
 from realmlm.reading.records import Answer
 
 LEAST_P = 1e-6  # an answer less likely counts as this likely
@@ -32,5 +32,5 @@ def signs_of(question: str, answer: Answer) -> Signs:
         p=math.log(max(answer.probability, LEAST_P)),
         relevance=answer.relevance or 0.0,
         logit=logit or 0.0,
-        amiss=float(fits(question, answer.answer) < 0),
+        amiss=float(fits(question, answer.answer) < 0 or repeats(question, answer.answer)),
     )

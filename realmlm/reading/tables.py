@@ -52,10 +52,10 @@ def look_up(
             caption_S = (starts_KS[number] >= start) & (ends_KS[number] <= end)
             weights_KS[number, there_S & (caption_S | (starts_KS[number] < 0))] = beside
         if len(wanted[number]) == 1 and beside == _BESIDE_NAMED and there_S.any():
-            (cell,) = wanted[number]
-            if not (there_S & (starts_KS[number] < cell.end) & (ends_KS[number] > cell.start)).any():
+            (named,) = wanted[number]
+            if not (there_S & (starts_KS[number] < named.end) & (ends_KS[number] > named.start)).any():
                 least = np.flatnonzero(there_S)[-1]
-                starts_KS[number, least], ends_KS[number, least] = cell.start, cell.end
+                starts_KS[number, least], ends_KS[number, least] = named.start, named.end
                 weights_KS[number, least] = 1.0
         for row in table:
             within_S = (starts_KS[number] < row.end) & (ends_KS[number] > row.start) & there_S

@@ -62,6 +62,12 @@ def test_most_questions_ask_for_no_kind_that_can_be_told(question: str, answer: 
     assert fits(question, answer) == 0
 
 
+def test_a_place_may_be_in_the_question_and_a_number_that_is_asked_for_is_not() -> None:
+    assert fits("Where was the Battle of Hastings?", "Hastings") == 1
+    assert fits("Which city is the capital of Panama?", "Panama City") == 0
+    assert fits("How many are there beside the 20 of 1999?", "20") == -1
+
+
 def test_an_answer_that_repeats_the_question_says_nothing() -> None:
     assert repeats("Who is the landlord of the flat?", "The landlord")
     assert not repeats("Who is the landlord of the flat?", "the landlord’s sister")
