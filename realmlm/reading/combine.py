@@ -26,9 +26,7 @@ from realmlm.reading.units import all_widened, widened
 from realmlm.reading.wholes import ALL, headings, kept_whole, made_whole, marks
 
 OTHERS = 5  # answers named beside the best
-# an answer of another kind than was asked for (-1), or that only may be of it (0), gives way to one that fits
-# better and has this share of its p
-GIVES_WAY = {-1: 0.05, 0: 0.3}
+GIVES_WAY = 0.02  # an answer of another kind than asked gives way to one with this share of its p
 HEADING = 0.05  # what the reader's p counts for in a section's heading
 CAUTIONS = {"unsure": "check it in the passage", "not found": "the documents may not say this"}
 MOSTLY = 0.9  # a model whose questions were English to this share is taken to know English only
@@ -242,7 +240,7 @@ def combine(
 
     p(y|x) is summed over passages and places with the same words; `released` takes the best place. Which is
     the likeliest is decided by the reader's own spans, before those of the answers are made whole; one that
-    is of another kind than was asked for gives way to the next of that kind. `logit_K` are g(x,z), for the
+    is of another kind than was asked for gives way to the next that fits best. `logit_K` are g(x,z), for the
     evidence.
     """
     likely_KS = spans.p_KS > 0
@@ -279,9 +277,9 @@ def combine(
 
     ordered = sorted(total, key=total.__getitem__, reverse=True)
     best = words[weighed.index(max(weighed))] if way.released else ordered[0]
-    if (fits_ := way.fits) is not None and (fit := fits_(given(best)[0])) < 1:
-        likely = [word for word in ordered[1 : OTHERS + 1] if total[word] >= GIVES_WAY[fit] * total[best]]
-        best = max([best, *likely], key=lambda word: fits_(given(word)[0]))  # of equals the likeliest
+    if (kind := way.fits) is not None and kind(given(best)[0]) < 0:
+        likely = [word for word in ordered[1 : OTHERS + 1] if total[word] >= GIVES_WAY * total[best]]
+        best = max([best, *likely], key=lambda word: kind(given(word)[0]))  # of equals the likeliest
     ordered = [best, *(word for word in ordered if word != best)]
     reading = [0.0] * len(passages)
     stands: list[Place] = [NOWHERE] * len(passages)

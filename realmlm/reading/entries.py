@@ -38,7 +38,8 @@ def in_named_entry(
 
 def _named(names: set[str], text: str) -> tuple[int, int] | None:
     """The entry of a list that has most of the names that no other has; None if that is not one alone."""
-    if not names or next(rows(text), None) is not None:
+    few = text.count("\n") + text.count("; ") < _FEWEST - 1
+    if few or not names & _words(text) or next(rows(text), None) is not None:
         return None
     between = [place for place in borders(text) if re.search(r"[;\n]", text[place - 1 : place + 1])]
     entries = list(zip([0, *between], [*between, len(text)], strict=True))

@@ -33,10 +33,10 @@ def look_up(
     """The spans of passages that were read, and p(s|z,x), with the cells of tables in view.
 
     A span in a cell is the whole cell, if that is short; one that runs across cells is the cell it is most
-    in. Where the question has the words of a cell, it asks about that row, and where it has a column's name,
-    about that column: other spans in rows, in the line before them and in the title count for little, with
-    both names for next to nothing, and what p they lose goes to those of their passage that stay. A cell that
-    is named by both takes the place of the least likely span, if the reader has none in it.
+    in. Where the question has the words of cells, it asks about the row with most of them, and where it has
+    words of a column's name, about that column: other spans in rows, and in the title above them, count for
+    little, with both names for next to nothing, and what p they lose goes to those of their passage that
+    stay. A cell that is named by both takes the place of the least likely span, if the reader has none in it.
     """
     tables = [list(rows(text)) if "; " in text else [] for text in texts]
     if not any(tables):
@@ -48,9 +48,7 @@ def look_up(
     for number, table in enumerate(tables):
         there_S = p_KS[number] > 0
         if wanted[number]:
-            start, end = _caption(texts[number], table)
-            caption_S = (starts_KS[number] >= start) & (ends_KS[number] <= end)
-            weights_KS[number, there_S & (caption_S | (starts_KS[number] < 0))] = beside
+            weights_KS[number, there_S & (starts_KS[number] < 0)] = beside
         if len(wanted[number]) == 1 and beside == _BESIDE_NAMED and there_S.any():
             (named,) = wanted[number]
             if not (there_S & (starts_KS[number] < named.end) & (ends_KS[number] > named.start)).any():
@@ -71,12 +69,6 @@ def look_up(
     for number in np.flatnonzero((weights_KS == 1).any(1) & (weights_KS < 1).any(1)).tolist():
         weighed_KS[number] *= p_KS[number].sum() / weighed_KS[number].sum()
     return starts_KS, ends_KS, weighed_KS
-
-
-def _caption(text: str, table: list[Row]) -> tuple[int, int]:
-    """The line before the first row."""
-    end = max(0, table[0].start - 1)
-    return text.rfind("\n", 0, end) + 1, end
 
 
 def _cell_of(row: Row, start: int, end: int) -> Cell | None:
