@@ -16,16 +16,18 @@ import numpy as np
 from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import OVERLAPPING
 from realmlm.reading.confidence import Calibration
+from realmlm.reading.entries import in_named_entry
 from realmlm.reading.kinds import fits
 from realmlm.reading.language import looks_english
 from realmlm.reading.records import CONTROL, Answer, Evidence, Words
 from realmlm.reading.signs import signs_of
 from realmlm.reading.tables import look_up
 from realmlm.reading.units import all_widened, widened
-from realmlm.reading.wholes import ALL, kept_whole, made_whole, marks
+from realmlm.reading.wholes import ALL, headings, kept_whole, made_whole, marks
 
 OTHERS = 5  # answers named beside the best
-GIVES_WAY = 0.1  # an answer of another kind than asked gives way to one with this share of its p
+GIVES_WAY = 0.02  # an answer of another kind than asked gives way to one with this share of its p
+HEADING = 0.05  # what the reader's p counts for in a section's heading
 CAUTIONS = {"unsure": "check it in the passage", "not found": "the documents may not say this"}
 MOSTLY = 0.9  # a model whose questions were English to this share is taken to know English only
 _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…"
@@ -126,6 +128,7 @@ class Combiner:
             if not self.released:
                 found = without_marks(found, offered)
                 found = Spans(*look_up(question, [passage.text for passage in offered], *found))
+                found = found._replace(p_KS=in_named_entry(question, offered, *found))
             answer = combine(offered, read.p_BK[row], found, way, logit_K=logit_K)
             if read.searched_2BK is not None:
                 answer = with_scores(answer, read.ids_BK[row], read.searched_2BK[:, row])
@@ -194,14 +197,19 @@ class Spans(NamedTuple):
 
 
 def without_marks(spans: Spans, passages: Sequence[Passage]) -> Spans:
-    """The spans but for numbers of headings and items; what p these lose goes to others of their passage."""
+    """The spans but for numbers of headings and items, those of a section's heading counting for little; what
+    p these lose goes to others of their passage."""
     p_KS = spans.p_KS.copy()
     for number, passage in enumerate(passages):
-        in_title = [
-            (start - len(passage.title), end - len(passage.title)) for start, end in marks(passage.title)
+        in_title, in_text = headings(passage.title, passage.text)
+        weights = [(place, HEADING) for place in in_text] + [(place, 0.0) for place in marks(passage.text)]
+        weights += [
+            ((start - len(passage.title), end - len(passage.title)), weight)
+            for places, weight in ((in_title, HEADING), (marks(passage.title), 0.0))
+            for start, end in places
         ]
-        for start, end in marks(passage.text) + in_title:
-            p_KS[number, (spans.starts_KS[number] >= start) & (spans.ends_KS[number] <= end)] = 0
+        for (start, end), weight in weights:
+            p_KS[number, (spans.starts_KS[number] >= start) & (spans.ends_KS[number] <= end)] *= weight
         if (stays := p_KS[number].sum()) > 0:
             p_KS[number] *= spans.p_KS[number].sum() / stays
     return spans._replace(p_KS=p_KS)
@@ -232,7 +240,7 @@ def combine(
 
     p(y|x) is summed over passages and places with the same words; `released` takes the best place. Which is
     the likeliest is decided by the reader's own spans, before those of the answers are made whole; one that
-    is of another kind than was asked for gives way to the next of that kind. `logit_K` are g(x,z), for the
+    is of another kind than was asked for gives way to the next that fits best. `logit_K` are g(x,z), for the
     evidence.
     """
     likely_KS = spans.p_KS > 0
@@ -269,9 +277,9 @@ def combine(
 
     ordered = sorted(total, key=total.__getitem__, reverse=True)
     best = words[weighed.index(max(weighed))] if way.released else ordered[0]
-    if way.fits is not None and way.fits(given(best)[0]) < 0:
-        instead = (word for word in ordered[1 : OTHERS + 1] if total[word] >= GIVES_WAY * total[best])
-        best = next((word for word in instead if way.fits(given(word)[0]) > 0), best)
+    if (kind := way.fits) is not None and kind(given(best)[0]) < 0:
+        likely = [word for word in ordered[1 : OTHERS + 1] if total[word] >= GIVES_WAY * total[best]]
+        best = max([best, *likely], key=lambda word: kind(given(word)[0]))  # of equals the likeliest
     ordered = [best, *(word for word in ordered if word != best)]
     reading = [0.0] * len(passages)
     stands: list[Place] = [NOWHERE] * len(passages)

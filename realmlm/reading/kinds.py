@@ -19,25 +19,45 @@ _NUMBERS = re.compile(
     r"|seconds?)\b",
     re.IGNORECASE,
 )
-_TIMES = re.compile(
+_DAY = (
     r"\d|\b(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)(?:\b|[a-z]*ary\b|ch\b|il\b|ust\b"
-    r"|\w*ber\b)|\b(?:mon|tues?|wednes|thurs?|fri|satur|sun)days?\b|\b(?:spring|summer|autumn|fall|winter"
-    r"|season|century|centuries|decade|decades|years?|months?|weeks?|weekend|weekly|daily|monthly|yearly"
-    r"|annually|days?|hours?|minutes?|noon|midday|midnight|morning|afternoon|evening|night|dawn|dusk|today"
-    r"|tomorrow|yesterday|christmas|easter|eve|era|age|period|times?|reign|war|before|after|during|since"
-    r"|until|upon|once|while|early|late|later|always|never|now|immediately|every|first|second|third|fourth"
-    r"|fifth|sixth|tenth|twentieth|bc|bce|ad|ce|if|as|at|death|birth)\b",
+    r"|\w*ber\b)|\b(?:mon|tues?|wednes|thurs?|fri|satur|sun)days?\b|\b(?:today|tomorrow|yesterday|christmas"
+    r"|easter|eve|every|first|second|third|fourth|fifth|sixth|tenth|twentieth)\b"
+)
+_DAYS = re.compile(_DAY, re.IGNORECASE)
+_TIMES = re.compile(
+    rf"{_DAY}|\b(?:spring|summer|autumn|fall|winter|season|century|centuries|decade|decades|years?|months?"
+    r"|weeks?|weekend|weekly|daily|monthly|yearly|annually|days?|hours?|minutes?|noon|midday|midnight|morning"
+    r"|afternoon|evening|night|dawn|dusk|era|age|period|times?|reign|war|before|after|during|since|until|upon"
+    r"|once|while|early|late|later|always|never|now|immediately|bc|bce|ad|ce|if|as|at|death|birth)\b",
     re.IGNORECASE,
 )
-_MEASURE = re.compile(r"\d\s?(?:[kcm]?m|k?g|mg|m?l|lbs?|km/h|mph|min|h|hours?|minutes?|days?|miles?|°\w?)\b")
+_MEASURE = re.compile(
+    r"\d\s?(?:(?:[kcm]?m|k?g|mg|[mcd]?l|lbs?|oz|km/h|mph|min|h|k?W|V|[kKMGT](?:i?B)?|bytes?|(?:minute|hour|day|week"
+    r"|month|year)s?|miles?|lit(?:er|re)s?|cups?|grams?|spoons?)\b|°\w?)"
+)
+_AMOUNT = re.compile(
+    r"(?<![\d.,])\d+(?:[.,]\d{3})*[.,]\d\d(?![\d.,]*\d)|\b(?:free|nothing|dollars?|euros?|pounds?|pence|cents?)\b",
+    re.IGNORECASE,
+)
+_TWO = re.compile(r"\d\s+[$£€¥₹]\s?\d")  # the end of something else, and a price
 _IS = "(?:is|are|was|were|do|does|did|has|have|had|will|would|can|could|may|must|should)"
 _ADDRESS = re.compile(r"\S@\S")
 _LETTERS = re.compile(r"[^\W\d_]{3,}")
+_SUBSTANCE = (
+    "water|milk|flour|sugar|salt|butter|oil|fuel|petrol|gas|memory|ram|space|storage|energy|power|time|rain"
+    "|snow|food|light|weight"
+)
 
 
 class _Kind(NamedTuple):
     asked: re.Pattern[str]
     holds: Callable[[str], bool]
+    """Is an answer of this kind?"""
+    may: Callable[[str], bool] = lambda answer: False
+    """Could it be, if nothing better is there?"""
+    repeats: bool = False
+    """May it say nothing but words of the question? "Where was the Battle of Hastings?"."""
 
 
 def _asks(*patterns: str) -> re.Pattern[str]:
@@ -48,19 +68,25 @@ def _has(answer: str, *kinds: str) -> bool:
     return any(whole.kind in kinds for whole in wholes(answer))
 
 
-def _telephone(answer: str) -> bool:
+def _digits(answer: str) -> bool:
     digits = sum(map(str.isdigit, answer))
     return digits >= 3 and not _LETTERS.search(answer) and not _has(answer, "date", "price", "time")
 
 
+def _sum(answer: str) -> bool:
+    """A number that could be a sum of money."""
+    return _number(answer) and not (_has(answer, "date", "time") or _MEASURE.search(answer))
+
+
 def _price(answer: str) -> bool:
-    return bool(_NUMBERS.search(answer)) and not (
-        _has(answer, "date", "time", "telephone") or _MEASURE.search(answer) or _ADDRESS.search(answer)
-    )
+    """One that says so: with its currency, or with cents."""
+    return _sum(answer) and bool(_has(answer, "price") or _AMOUNT.search(answer))
 
 
 def _number(answer: str) -> bool:
-    return bool(_NUMBERS.search(answer)) and not (_has(answer, "telephone") or _ADDRESS.search(answer))
+    return bool(_NUMBERS.search(answer)) and not (
+        _has(answer, "telephone") or _ADDRESS.search(answer) or _TWO.search(answer)
+    )
 
 
 def _time(answer: str) -> bool:
@@ -76,6 +102,17 @@ def _name(answer: str) -> bool:
 
 
 # the first that is asked for counts
+_PRICE = _Kind(
+    _asks(
+        r"\bhow much (?:money|(?:is|are|was|were) (?:an?|the|one|each)\b)",
+        r"\bhow much\b.*\b(?:costs?|pay|paid|charged?|spen[dt])\b",
+        r"\bwhat (?:does|do|did|will|would)\b.*\b(?:costs?|pay|charge)\b(?! attention| tribute|.* with\b)",
+        r"\bwhat(?: (?:is|was|are|were)|['’]s) (?:(?!of|for|that)[\w'’-]+ ){0,4}"
+        r"(?:price|cost|fee|fare|rent|salary)\b(?! of living)",
+    ),
+    _price,
+    _sum,
+)
 _KINDS = (
     _Kind(
         _asks(r"\be-?mail address", r"\bhow (?:can|do|may|should) \w+ e-?mail\b"),
@@ -84,21 +121,19 @@ _KINDS = (
     _Kind(_asks(r"\burl\b", r"\bweb address\b"), lambda answer: bool(re.search(r"\w[./]\w", answer))),
     _Kind(
         _asks(
-            r"\b(?:(?:tele)?phone|fax|mobile|cell) number\b",
+            r"\b(?:(?:tele)?phone|fax|mobile|cell|emergency) number\b",
             r"\b(?:what|which) number\b.*\b(?:call|ring|dial|phone)\b",
-            r"\bhow (?:can|do|may|should) \w+ (?:tele)?phone\b",
+            r"\bhow (?:can|do|may|should) \w+ (?:(?:tele)?phone|ring)\b",
         ),
-        _telephone,
+        lambda answer: _has(answer, "telephone"),
+        _digits,
     ),
     _Kind(
-        _asks(
-            r"\bhow much (?:money|is an?\b|are the\b)",
-            r"\bhow much\b.*\b(?:costs?|pay|paid|charged?|spen[dt])\b",
-            r"\bwhat (?:does|do|did|will|would)\b.*\bcost\b",
-            r"\bwhat (?:is|was|are|were) the (?:\w+ )?(?:price|cost|fee|fare|rent)\b",
-        ),
-        _price,
+        _asks(rf"\bhow much (?:\w+ )?(?:{_SUBSTANCE})\b"),
+        lambda answer: _number(answer) and bool(_MEASURE.search(answer)),
+        lambda answer: _number(answer) and not _has(answer, "price"),
     ),
+    _PRICE,
     _Kind(
         _asks(
             r"\bhow (?:many|much|old|tall|high|far|deep|wide|heavy|long|large|big)\b",
@@ -109,22 +144,40 @@ _KINDS = (
     ),
     _Kind(
         _asks(
-            rf"^(?:\w+ )?when {_IS}\b",
-            r"\b(?:what|which) (?:year|date|day|month|decade|century|time)\b",
+            r"\b(?:what|which) (?:date|day)\b(?! of the week)",
+            r"^(?:by|from|since|until) when\b",
             r"\bwhat (?:is|was) the (?:\w+ )?date\b",
         ),
-        _time,
+        lambda answer: _time(answer) and bool(_DAYS.search(answer)),
+        repeats=True,
     ),
-    _Kind(_asks(r"^(?:\w+ )?(?:whom?|whose|where)\b(?!.*\brank)", r"\bwhat (?:is|was) the name\b"), _name),
+    _Kind(
+        _asks(rf"^(?:\w+ )?when {_IS}\b", r"\b(?:what|which) (?:year|day|month|decade|century|time)\b"),
+        _time,
+        repeats=True,
+    ),
+    _Kind(
+        _asks(r"^(?:\w+ )?(?:whom?|whose|where)\b(?!.*\brank)", r"\bwhat (?:is|was) the name\b"),
+        _name,
+        repeats=True,
+    ),
 )
 
 
+def asks_price(question: str) -> bool:
+    """Does the question ask what something costs, or someone earns?"""
+    return bool(_PRICE.asked.search(question))
+
+
 def fits(question: str, answer: str) -> int:
-    """Is the answer of the kind that the question asks for? 1: yes; −1: no; 0: it asks for none of these."""
+    """Is the answer of the kind that the question asks for? 1: yes; −1: no; 0: it may be, or the question
+    asks for none of these. A number that is in the question is none that it asks for."""
     kind = next((kind for kind in _KINDS if kind.asked.search(question)), None)
     if kind is None:
         return 0
-    return 1 if kind.holds(answer) else -1
+    if not kind.repeats and repeats(question, answer):
+        return -1
+    return 1 if kind.holds(answer) else 0 if kind.may(answer) else -1
 
 
 _WORD = re.compile(r"\w+")

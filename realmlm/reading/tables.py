@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from realmlm.reading.kinds import asks_price
 from realmlm.rows import Cell, Row, rows
 
 # K passages, S spans of each
 
 _LONGEST = 80  # characters of a cell that is an answer as a whole
 _SHORTEST = 3  # characters of a cell that names its row
+_WORD = re.compile(r"\w+")
+_COMMON = frozenset(
+    re.findall(r"\w+", "a an and at by do for from has have how i in is it no of on or the to was")
+)
+_PRICES = re.compile(
+    r"(?i:price|cost|fee|fare|rent|charge|salary|wage)|\b(?:GBP|EUR|USD|CHF|AUD|CAD)\b|[$£€]"
+)
 _STEM = 5  # letters that two words have in common at their beginning, "Supplier" and "supplies"
 # what the reader's p counts for outside the cells that were asked for, by their row alone or by their column,
 # too: the reader is often sure of the cell below or above
@@ -25,9 +33,10 @@ def look_up(
     """The spans of passages that were read, and p(s|z,x), with the cells of tables in view.
 
     A span in a cell is the whole cell, if that is short; one that runs across cells is the cell it is most
-    in. Where the question has the words of a cell, it asks about that row, and where it has a column's name,
-    about that column: other spans in rows count for little, with both names for next to nothing, and what p
-    they lose goes to those of their passage that stay.
+    in. Where the question has the words of cells, it asks about the row with most of them, and where it has
+    words of a column's name, about that column: other spans in rows, and in the title above them, count for
+    little, with both names for next to nothing, and what p they lose goes to those of their passage that
+    stay. A cell that is named by both takes the place of the least likely span, if the reader has none in it.
     """
     tables = [list(rows(text)) if "; " in text else [] for text in texts]
     if not any(tables):
@@ -35,15 +44,19 @@ def look_up(
     starts_KS = starts_KS.copy()
     ends_KS = ends_KS.copy()
     weights_KS = np.where(p_KS > 0, 1.0, np.nan)
-    asked = _Asked(question)
-    wanted = [
-        {cell for row in table for cell in asked.cells(row, text)}
-        for text, table in zip(texts, tables, strict=True)
-    ]
-    beside = _BESIDE_NAMED if any(map(asked.names_column, set().union(*wanted))) else _BESIDE
+    wanted, beside = _Asked(question).cells(texts, tables)
     for number, table in enumerate(tables):
+        there_S = p_KS[number] > 0
+        if wanted[number]:
+            weights_KS[number, there_S & (starts_KS[number] < 0)] = beside
+        if len(wanted[number]) == 1 and beside == _BESIDE_NAMED and there_S.any():
+            (named,) = wanted[number]
+            if not (there_S & (starts_KS[number] < named.end) & (ends_KS[number] > named.start)).any():
+                least = np.flatnonzero(there_S)[-1]
+                starts_KS[number, least], ends_KS[number, least] = named.start, named.end
+                weights_KS[number, least] = 1.0
         for row in table:
-            within_S = (starts_KS[number] < row.end) & (ends_KS[number] > row.start) & (p_KS[number] > 0)
+            within_S = (starts_KS[number] < row.end) & (ends_KS[number] > row.start) & there_S
             for span in np.flatnonzero(within_S).tolist():
                 cell = _cell_of(row, int(starts_KS[number, span]), int(ends_KS[number, span]))
                 if cell is not None:
@@ -76,24 +89,45 @@ class _Asked:
 
     def __init__(self, question: str) -> None:
         self._question = question.casefold()
-        self._words = re.findall(r"\w+", self._question)
+        self._words = {_stem(word) for word in re.findall(r"\w+", self._question)} - _COMMON
+        self._price = asks_price(question)
 
-    def cells(self, row: Row, text: str) -> list[Cell]:
-        """The cells of a row that the question may ask for: none if it does not name the row."""
-        others = [cell for cell in row.cells if not self._has(text[cell.start : cell.end])]
-        if len(others) == len(row.cells):
-            return []
-        return [cell for cell in others if self.names_column(cell)] or others
+    def cells(self, texts: Sequence[str], tables: list[list[Row]]) -> tuple[list[set[Cell]], float]:
+        """The cells of each passage that the question may ask for, and what the others of rows count for:
+        those of the rows of which it names most cells, none if it names no row."""
+        named = [
+            [[cell for cell in row.cells if self._has(text[cell.start : cell.end])] for row in table]
+            for text, table in zip(texts, tables, strict=True)
+        ]
+        most = max(len(cells) for rows_ in named for cells in rows_)
+        wanted = []
+        beside = _BESIDE
+        for table, rows_ in zip(tables, named, strict=True):
+            wanted.append(set[Cell]())
+            for row, cells in zip(table, rows_, strict=True):
+                if most and len(cells) == most:
+                    others = [cell for cell in row.cells if cell not in cells]
+                    columns = self._columns(others)
+                    beside = _BESIDE_NAMED if columns else beside
+                    wanted[-1].update(columns or others)
+        return wanted, beside
 
-    def names_column(self, cell: Cell) -> bool:
-        return any(
-            word[:_STEM] == other[:_STEM]
-            for word in re.findall(r"\w{4,}", cell.name.casefold())
-            for other in self._words
-        )
+    def _columns(self, cells: list[Cell]) -> list[Cell]:
+        """The cells with most words of the question in their column's name; else, of one that asks what
+        something costs, those of prices."""
+        shared = [
+            len(self._words & {_stem(word) for word in _WORD.findall(cell.name.casefold())}) for cell in cells
+        ]
+        if most := max(shared, default=0):
+            return [cell for cell, words in zip(cells, shared, strict=True) if words == most]
+        return [cell for cell in cells if self._price and _PRICES.search(cell.name)]
 
     def _has(self, words: str) -> bool:
         words = words.casefold()
         return len(words) >= _SHORTEST and bool(
             re.search(rf"(?<!\w){re.escape(words)}(?:e?s)?(?!\w)", self._question)
         )
+
+
+def _stem(word: str) -> str:
+    return word[:_STEM] if len(word) > _STEM else word.removesuffix("s")

@@ -17,7 +17,8 @@ class Whole(NamedTuple):
 
 
 def _telephone(found: str) -> bool:
-    return 8 <= sum(map(str.isdigit, found)) <= 15
+    number, _, _ = found.partition("x")  # what follows is an extension
+    return 8 <= sum(map(str.isdigit, number)) <= 15
 
 
 def _ascends(found: str) -> bool:
@@ -90,6 +91,7 @@ _COIN_SIGNS = "dollar|euro|pound|cent|pence|yen|yuan|rupee|ble|franc|kron|shilli
 _TIME_SIGNS = ":|am|pm|a.m.|p.m.|noon|midnight"
 _PARTICLES = "(?:von|van|de|der|den|du|da|di|la|le|al|bin)"
 _IN = rf"(?:{_}|[-./])"  # between the digits of a telephone number
+_EXTENSION = rf"(?:,?{_}(?:ext(?:ension|n)?\b\.?|x){_}?\d{{1,5}}\b)?"
 # what is within another comes before it
 _KINDS = (
     _Kind(
@@ -117,14 +119,25 @@ _KINDS = (
         "range", "–|—|-", rf"{_ALONE}\d{{1,3}}(?:[.,]\d+)?{_DASH}\d{{1,3}}(?:[.,]\d+)?{_NOT_BEFORE}", _ascends
     ),
     _Kind("range", _MONEY_SIGNS, rf"{_ALONE}{_PRICE}{_DASH}(?:{_SIGN})?{_NUMBER}{_LARGE}"),
-    _Kind("telephone", "+", rf"(?<![\w+])\+\d{{1,3}}(?:{_}?\(0\))?(?:{_IN}?\(?\d{{2,}}\)?)+\b", _telephone),
+    _Kind(
+        "telephone",
+        "+",
+        rf"(?<![\w+])\+\d{{1,3}}(?:{_}?\(0\))?(?:{_IN}?\(?\d{{2,}}\)?)+\b{_EXTENSION}",
+        _telephone,
+    ),
     _Kind(
         "telephone",
         "0",
-        rf"{_ALONE}(?:\(0\d{{1,5}}\)|0\d{{1,5}})(?:{_IN}{{1,2}}\d{{2,8}}){{1,5}}\b",
+        rf"{_ALONE}(?:(?:\(0\d{{1,5}}\)|0\d{{1,5}})(?:{_IN}{{1,2}}\d{{2,8}}){{1,5}}"
+        rf"|1[389]00(?:{_IN}\d{{3}}){{2}})\b{_EXTENSION}",
         _telephone,
     ),
-    _Kind("telephone", "-|.| ", rf"{_ALONE}(?:1[ -])?(?:\(\d{{3}}\){_}?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}\b"),
+    _Kind(
+        "telephone",
+        "-|.| ",
+        rf"{_ALONE}(?:1[-. ])?(?:\(\d{{3}}\){_}?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}\b{_EXTENSION}",
+    ),
+    _Kind("telephone", "xt", rf"\b[Ee]xt(?:n\b\.?|\b\.?|ension{_}(?:no\.?|number)){_}?\d{{2,5}}\b"),
     _Kind(
         "name",
         "Dr|Prof|Mr|Ms|Mx|Miss|Rev|Sir|Dame",
@@ -175,6 +188,7 @@ _CLAUSE = re.compile(r";(?=\s)")
 _BREAK = re.compile(r"[^\n]*\n")
 _STOP = re.compile(r"(?<=\d)[.,;:](?!\d)")  # after a number it belongs to the sentence; that of "D.C." stays
 _MARK = re.compile(r"[ \t]*((?:\d{1,3}\.)*\d{1,3}[.)])(?=\s)")
+_FILE_NAME = re.compile(r"\.\w{2,4}$")
 _NEAR = 60  # characters on both sides of a span in which the whole of it is looked for
 
 
@@ -196,6 +210,22 @@ def marks(text: str) -> list[tuple[int, int]]:
     found = [mark for place in _beginnings(text) if (mark := _MARK.match(text, place))]
     wrapped = _wrapped_ends(text) if found else ()
     return [mark.span(1) for mark in found if mark.start() not in wrapped]
+
+
+def headings(title: str, text: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Where a passage has the heading of its section, in its title, the last of "Programme › Fees", and as
+    the first lines of its text. A document's own title is none, nor is it after the name of a file."""
+    path = title.split(" › ")
+    if len(path) < 2 + bool(_FILE_NAME.search(path[0])):
+        return [], []
+    in_text = []
+    start = 0
+    for line in text.split("\n"):
+        if line.strip() not in path[1:]:
+            break
+        in_text.append((start, start + len(line)))
+        start += len(line) + 1
+    return [(len(title) - len(path[-1]), len(title))], in_text
 
 
 def _beginnings(text: str) -> Iterator[int]:

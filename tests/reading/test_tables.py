@@ -72,6 +72,48 @@ def test_with_row_and_column_named_a_reader_that_is_sure_of_the_row_below_is_ove
     assert answer("Who sells window putty?", below)[0] == "Locke Ironmongers"
 
 
+def test_a_row_of_which_two_cells_are_named_is_meant_rather_than_one_of_which_one_is() -> None:
+    text = "\n".join(
+        row_line(("No", "Plant", "Variety", "Each GBP", "In stock"), cells)
+        for cells in (
+            ("1025", "Hydrangea", "Limelight", "28", "41"),
+            ("1026", "Hydrangea", "Vanille", "30", "18"),
+        )
+    )
+    read = {"1026": 0.4, "1025": 0.3, "30": 0.1, "28": 0.02, "41": 0.05}
+    assert answer("What does a Limelight hydrangea cost?", read, text)[0] == "28"  # a column of prices
+    assert answer("How many Limelight hydrangeas are in stock?", read, text)[0] == "41"
+    assert answer("What about Limelight?", read, text)[0] == "1025"
+
+
+def test_the_column_that_shares_most_words_is_meant() -> None:
+    text = row_line(("Property", "DryMate 12", "DryMate 20"), ("Tank", "2.4 l", "4.5 l"))
+    read = {"2.4 l": 0.6, "4.5 l": 0.1}
+    assert answer("How much water fits in the tank of the DryMate 20?", read, text)[0] == "4.5 l"
+    assert answer("How much fits in the tank?", read, text)[0] == "2.4 l"
+    ids = row_line(("UID", "Purpose"), ("61184", "service users")) + "; Listed in: nss-systemd"
+    assert answer("Which UIDs have service users?", {"nss-systemd": 0.6, "61184": 0.1}, ids)[0] == "61184"
+
+
+def test_of_a_passage_with_the_row_that_is_named_the_title_counts_for_little() -> None:
+    starts = np.array([[-6, TABLE.index("Harris")]])
+    p = np.array([[0.6, 0.1]])
+    _, _, weighed = look_up("Who sells window putty?", [TABLE], starts, starts + 6, p)
+    assert weighed[0, 0] < weighed[0, 1]
+    assert weighed.sum() == pytest.approx(p.sum())
+    _, _, weighed = look_up("Who sells it?", [TABLE], starts, starts + 6, p)
+    assert weighed.tolist() == p.tolist()
+
+
+def test_the_cell_of_the_row_and_the_column_is_the_answer_even_if_the_reader_has_no_span_in_it() -> None:
+    text = f"{TABLE}\nGlue is sold out."
+    read = {"Locke": 0.2, "carpenter": 0.05, "plumber": 0.01}
+    assert answer("Who is the supplier of window putty?", read, text)[0] == "Harris & Sons"
+    assert answer("Who sells window putty?", read, text)[0] == "carpenter"  # the row alone
+    prose = {"Glue": 0.7, "Locke": 0.2, "plumber": 0.01}
+    assert answer("Who is the supplier of window putty?", prose, text)[0] == "Glue"
+
+
 def test_a_span_across_cells_is_one_cell_and_prose_stays_as_it_is() -> None:
     assert answer("Who?", {"putty; Supplier: Harris & Sons; Pr": 0.4})[0] == "Harris & Sons"
     prose = "Window putty is made of chalk; it hardens in air."

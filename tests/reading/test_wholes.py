@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from realmlm.corpus.store import Passage
 from realmlm.reading.combine import Spans, Way, combine, without_marks
 from realmlm.reading.units import widened
-from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, marks, wholes, within_borders
+from realmlm.reading.wholes import (
+    ALL,
+    borders,
+    headings,
+    kept_whole,
+    made_whole,
+    marks,
+    wholes,
+    within_borders,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +71,16 @@ from realmlm.reading.wholes import ALL, borders, kept_whole, made_whole, marks, 
         ("call (555) 010-9999.", "010", "(555) 010-9999"),
         ("call 555-010-9999.", "9999", "555-010-9999"),
         ("call 1-800-555-0199.", "800", "1-800-555-0199"),
+        ("call 1800 645 515 toll free", "1800", "1800 645 515"),
+        ("call 1800 645 515 toll free", "645", "1800 645 515"),
+        ("call 0800 096 0095.", "0800", "0800 096 0095"),
+        ("call 1.800.555.0199.", "555", "1.800.555.0199"),
+        ("call 01496 555 300 ext. 327 or", "01496", "01496 555 300 ext. 327"),
+        ("call 01496 555 300, extension 327.", "327", "01496 555 300, extension 327"),
+        ("call (555) 010-9999 x12.", "12", "(555) 010-9999 x12"),
+        ("Mrs Hall, ext. 327", "327", "ext. 327"),
+        ("from 1800 to 1850, or 1800-1850", "1850", "1850"),
+        ("with extension 12 of it", "12", "12"),
         ("room 0 12 or 14", "12", "12"),
         # ranges
         ("open 9 am to 5 pm on", "9", "9 am to 5 pm"),
@@ -194,6 +213,35 @@ def test_what_is_bounded_is_a_part_without_borders(text: str, data: st.DataObjec
 )
 def test_numbers_of_headings_and_items_are_marks(text: str, found: list[str]) -> None:
     assert [text[start:end] for start, end in marks(text)] == found
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "in_title", "in_text"),
+    [
+        ("Programme › Fees", "Fees\nStudents pay €80.", ["Fees"], ["Fees"]),
+        ("Lease › Rent › Costs", "Rent\nCosts\nRent is paid monthly.", ["Costs"], ["Rent", "Costs"]),
+        ("Programme › Fees", "Students pay the Fees.", ["Fees"], []),
+        ("Programme", "Programme\nStudents pay €80.", [], []),
+        ("bill.pdf › Dr. Lindqvist", "Dr. Lindqvist\nInvoice", [], []),
+        ("bill.pdf › Dr. Lindqvist › Fees", "Invoice", ["Fees"], []),
+    ],
+)
+def test_the_last_of_a_path_is_the_heading_of_a_section(
+    title: str, text: str, in_title: list[str], in_text: list[str]
+) -> None:
+    found_title, found_text = headings(title, text)
+    assert [title[start:end] for start, end in found_title] == in_title
+    assert [text[start:end] for start, end in found_text] == in_text
+
+
+def test_a_heading_gives_way_to_what_its_section_says() -> None:
+    def said(passage: Passage) -> str:
+        starts = np.array([[0, -4, passage.text.index("€")]])
+        spans = Spans(starts, starts + np.array([[4, 4, 3]]), np.array([[0.5, 0.2, 0.1]]))
+        return combine([passage], np.ones(1), without_marks(spans, [passage]), Way()).answer
+
+    assert said(Passage(0, "Programme › Fees", "Fees\nStudents pay €80.")) == "€80"
+    assert said(Passage(0, "Fees", "Fees\nStudents pay €80.")) == "Fees"
 
 
 def test_the_number_of_a_heading_is_no_answer() -> None:
