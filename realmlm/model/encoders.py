@@ -42,6 +42,17 @@ _FORMER_NAMES = {  # of settings, which transformers still understands
     "rope_scaling",
     "rope_theta",
 }
+_UNDECLARED = {  # settings that DeBERTa reads, though its config does not declare them
+    "attention_head_size",
+    "conv_act",
+    "conv_groups",
+    "conv_kernel_size",
+    "embedding_size",
+    "norm_rel_ebd",
+    "position_buckets",
+    "share_att_key",
+    "talking_head",
+}
 _CANNOT = {"convbert": "its convolutions read the padding", "fnet": "it cannot leave out the padding"}
 
 
@@ -83,6 +94,7 @@ def _known_settings(name: str | None, settings: dict[str, Any]) -> Any:
 
     usual = AutoConfig.for_model(name)
     known = (usual.to_dict().keys() | usual.attribute_map.keys() | _FORMER_NAMES) - {"model_type"}
+    known |= _UNDECLARED if usual.model_type.startswith("deberta") else set()
     return AutoConfig.for_model(name, **{key: settings[key] for key in settings.keys() & known})
 
 

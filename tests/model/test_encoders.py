@@ -509,3 +509,11 @@ def test_a_checkpoint_that_cannot_be_built_is_refused(
 def test_a_config_of_impossible_size_is_refused_at_once(name: str) -> None:
     with pytest.raises(BadInput, match=f"no encoder can be built with {name} = "):
         build_encoder({"model_type": "modernbert", name: 2**70})
+
+
+def test_settings_that_deberta_reads_without_declaring_them_are_kept() -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    family = {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    body = build_encoder({**sizes, **family, "position_buckets": 6, "share_att_key": True})
+    assert body.encoder.rel_embeddings.num_embeddings == 2 * 6
+    assert not any("pos_key_proj" in name for name, _ in body.named_parameters())

@@ -159,7 +159,9 @@ def ask(browser: Any, question: str) -> None:
 
 def test_a_question_shows_answer_evidence_and_on_request_numbers(browser: Any) -> None:
     ask(browser, "What is last?")
-    assert wait(lambda: one(browser, "#ask .answer + .note")).text == "probability 40%"  # there is no word for how sure
+    assert (
+        wait(lambda: one(browser, "#ask .answer + .note")).text == "probability 40%"
+    )  # there is no word for how sure
     answer = one(browser, "#ask .answer").text
     assert one(browser, "#ask article.card:has(mark) + .answer")  # the passage first, then the answer in it
     assert one(browser, "#ask mark").text == answer
