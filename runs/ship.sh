@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # From a model that answers (runs/small.sh) to the one that is bundled, FOLDER/mini: in 8 bits, how sure it is and its words for it (likely, unsure,
-# not found) found from its answers to questions about few documents, tables and the pocket encyclopedia, with and without the passages that say them; then its
+# not found) found from its answers to questions about few documents and the pocket encyclopedia, with and without the passages that say them; then its
 # scores on dev and test questions.
 #
-#   MODEL=folder runs/ship.sh FOLDER DATA       FOLDER has the corpus, DATA/small the documents (runs/questions.py, runs/tables.py)
+#   MODEL=folder runs/ship.sh FOLDER DATA       FOLDER has the corpus, DATA/small the documents (runs/questions.py)
 set -euo pipefail
 out=$1 data=$2
 name_of() { basename "${1%.*}"; }
@@ -13,10 +13,9 @@ evaluate() { # model, questions, passages read, name
 unanswerable() { python "$(dirname "$0")/../benchmarks/unanswerable.py" "$@"; }
 echo "compress $MODEL --out $out/packed" | realmlm batch - --log "$out/seconds.jsonl"
 unanswerable "$out/packed" --documents "$data/small/documents.jsonl" --questions "$data/small/small-dev.jsonl" --out "$out/judged-small.jsonl"
-unanswerable "$out/packed" --documents "$data/small/tables.jsonl" --questions "$data/small/tables-dev.jsonl" --out "$out/judged-tables.jsonl"
 unanswerable "$out/packed" --out "$out/judged-pocket.jsonl"
 {
-  echo "calibrate --model $out/packed --predictions $out/judged-small.jsonl $out/judged-tables.jsonl $out/judged-pocket.jsonl --out $out/mini"
+  echo "calibrate --model $out/packed --predictions $out/judged-small.jsonl $out/judged-pocket.jsonl --out $out/mini"
   for file in "$data"/questions/*-dev.* "$data"/questions/*-test.*; do
     evaluate "$out/mini" "$file" 20 "mini-$(name_of "$file")"
   done
