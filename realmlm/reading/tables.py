@@ -15,7 +15,7 @@ _LONGEST = 80  # characters of a cell that is an answer as a whole
 _SHORTEST = 3  # characters of a cell that names its row
 _WORD = re.compile(r"\w+")
 _COMMON = frozenset(
-    re.findall(r"\w+", "a an and at by do for from has have how i in is it no of on or the to was")
+    _WORD.findall("a an and at by do for from has have how i in is it no of on or the to was")
 )
 _PRICES = re.compile(
     r"(?i:price|cost|fee|fare|rent|charge|salary|wage)|\b(?:GBP|EUR|USD|CHF|AUD|CAD)\b|[$£€]"
@@ -89,7 +89,7 @@ class _Asked:
 
     def __init__(self, question: str) -> None:
         self._question = question.casefold()
-        self._words = {_stem(word) for word in re.findall(r"\w+", self._question)} - _COMMON
+        self._words = {_stem(word) for word in _WORD.findall(self._question)} - _COMMON
         self._price = asks_price(question)
 
     def cells(self, texts: Sequence[str], tables: list[list[Row]]) -> tuple[list[set[Cell]], float]:
