@@ -5,11 +5,12 @@
 # teacher, if there is one. Run it again and it continues where it stopped.
 #
 #   python runs/questions.py RAW DATA                           the questions (DATA/questions, DATA/small)
-#   python runs/tables.py WIKITABLEQUESTIONS DATA               and those about rows of tables, if wanted
+#   python runs/tables.py WIKITABLEQUESTIONS DATA               and those about rows of tables,
+#   python runs/everyday.py DATA                                and about letters, lists and forms, if wanted
 #   ENCODER=folder runs/small.sh FOLDER DATA                    DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
-#                                                               STAGES="…": some of them   SEED=n: other batches   NAME=folder: of all but the corpus
-#                                                               WARMUP, JOINT, TOWERS, READING, TAUGHT=n: steps of each; WARMUP=0, JOINT=0: without it
-#                                                               START=model: goes on from one that has learned already, in place of those two
+#                                                               STAGES="…": some of them, or `answers`: those of START   SEED=n: other batches   NAME=folder: of all but the corpus
+#                                                               WARMUP, JOINT, TOWERS, READING, TAUGHT=n: steps of each; WARMUP=0, JOINT=0, TOWERS=0: without it
+#                                                               START=model: goes on from one that has learned already, in place of the warm-up
 #                                                               TEACHER=model: the larger reader (runs/base.sh)
 #
 # The encoder was supervised on question pairs, Natural Questions among them: say so beside every number.
@@ -22,13 +23,16 @@ loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(
 open=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 given=$(ls "$data"/questions/*-reading.* | tr '\n' ' ')
 dev=$(ls "$data"/questions/*-dev.* | tr '\n' ' ')
-tables=$([ -e "$data/small/tables-dev.jsonl" ] && echo tables || true)
+few=small # answering from few documents
+for name in tables everyday; do [ ! -e "$data/small/$name-dev.jsonl" ] || few="$few $name"; done
 own=$out${NAME:+/$NAME}
 # with joint pre-training and without it, the same stages in folders of their own
 read=$own/warmup/model before=$own/joint/model of=$own/realm-$seed
 [ "$warmup" = 0 ] && read=$own/begin
+read=${START:-$read}
 [ "$joint" = 0 ] && before=$read of=$own/plain-$seed
-before=${START:-$before}
+found=$of/hybrid # what reading begins with
+[ "${TOWERS:-}" = 0 ] && found=$before
 mkdir -p "$own"
 evaluate() { # name, model, flags
   for file in $dev; do
@@ -36,32 +40,37 @@ evaluate() { # name, model, flags
     echo "evaluate --model $2 --corpus $out/corpus --questions $file --report $of/reports/$name.json --predictions $of/predictions/$name.jsonl ${*:3}"
   done
 }
-answer() { # name, the model to begin with, steps, flags
-  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --optim.steps $(scaled "$3") --optim.batch $(scaled 64) --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
-  evaluate "$1" "$of/$1/model" --read 20
-  for few in small $tables; do
-    echo "evaluate --model $of/$1/model --corpus $out/$few --questions $data/small/$few-dev.jsonl --read 5 --report $of/reports/$1-$few.json --predictions $of/predictions/$1-$few.jsonl"
+answered() { # name, model
+  evaluate "$1" "$2" --read 20
+  for name in $few; do
+    echo "evaluate --model $2 --corpus $out/$name --questions $data/small/$name-dev.jsonl --read 5 --report $of/reports/$1-$name.json --predictions $of/predictions/$1-$name.jsonl"
   done
+}
+answer() { # name, the model to begin with, steps, flags
+  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
+  answered "$1" "$of/$1/model"
 }
 stage() { [[ " $stages " == *" $1 "* ]]; }
 {
   if stage corpus; then
     echo "corpus $data/articles --out $out/corpus --tokenizer $ENCODER --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
-    echo "corpus $data/small/paragraphs.jsonl --out $out/small --tokenizer $ENCODER --max-wordpieces 128"
-    [ -z "$tables" ] || echo "corpus $data/small/tables.jsonl --out $out/tables --tokenizer $ENCODER --max-wordpieces 128"
+    for name in $few; do
+      echo "corpus $data/small/${name/small/paragraphs}.jsonl --out $out/$name --tokenizer $ENCODER --max-wordpieces 128"
+    done
   fi
   stage model && echo "model --corpus $out/corpus --out $own/begin --checkpoint $ENCODER --projection ${VECTOR:-384} --freeze-embeddings --pooling mean --reading together --read-titles --seed $seed"
   if stage warmup && [ "$warmup" != 0 ]; then
     echo "warmup --from $own/begin --corpus $out/corpus --out $own/warmup --pairing recurring --pointing 1 --reader.steps $(scaled "$warmup") --reader.batch $(scaled 256) --reader.lr 3e-4 --retriever.steps 0 $loop"
   fi
   if stage joint && [ "$joint" != 0 ]; then
-    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing 1 --guard $dev --scale-lr 5e-3 --freeze-retriever $(scaled 100) --optim.steps $(scaled "$joint") --optim.batch $(scaled 128) --optim.lr 1e-4 --optim.retriever-lr 1e-5 --refresh.every-steps $(scaled 500) $loop"
+    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing 1 --k ${K:-8} --guard $dev --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever $(scaled 100) --optim.steps $(scaled "$joint") --optim.batch $(scaled 128) --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $(scaled "${REFRESH:-500}") $loop"
   fi
-  stage start && evaluate start "$before" --read 0
-  stage towers && echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled "${TOWERS_BATCH:-512}") --optim.lr ${TOWERS_LR:-2e-5} $loop"
-  stage hybrid && echo "hybrid --model $of/towers/model --corpus $out/corpus --questions $dev --limit $(scaled 700) --out $of/hybrid --report $of/reports/weights.json"
-  stage reading && answer reading "$of/hybrid" "${READING:-2250}"
+  stage start && evaluate start "$before" --read 0 --hybrid 0
+  stage answers && answered answers "$before"
+  stage towers && [ "${TOWERS:-}" != 0 ] && echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled "${TOWERS_BATCH:-512}") --optim.lr ${TOWERS_LR:-2e-5} $loop"
+  stage hybrid && [ "${TOWERS:-}" != 0 ] && echo "hybrid --model $of/towers/model --corpus $out/corpus --questions $dev --limit $(scaled 700) --out $of/hybrid --report $of/reports/weights.json"
+  stage reading && answer reading "$found" "${READING:-2250}"
   stage taught && [ -n "${TEACHER:-}" ] && answer taught "$of/reading/model" "${TAUGHT:-2250}" --teacher "$TEACHER"
   true
 } | realmlm batch - --log "$own/seconds.jsonl"

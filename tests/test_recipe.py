@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +18,9 @@ from tokenizers.models import WordPiece
 from transformers import BertConfig, BertModel
 
 from realmlm.cli import COMMANDS, main, parse
+from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.model.realm import Realm
 from realmlm.storage.artefacts import read_manifest
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
@@ -358,3 +361,64 @@ def test_a_folder_that_was_named_is_never_removed(tmp_path: Path, script: str) -
     assert done.returncode == 2
     assert "already exists" in done.stderr
     assert (tmp_path / "letters.txt").exists()
+
+
+def test_what_joint_training_is_worth_is_measured_by_commands_that_exist(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
+    asked = {
+        part: commands_of("joint.sh", tmp_path / part, tmp_path / "data", part)
+        for part in ("without", "joint", "with")
+    }
+    given = {
+        part: [(name, parse(name, COMMANDS[name][0], arguments)) for name, *arguments in lines]
+        for part, lines in asked.items()
+    }
+    assert [name for name, _ in given["joint"]] == ["pretrain"]
+    joint = given["joint"][0][1]
+    assert (joint.model.name, joint.k, joint.pointing) == ("mini", 5, 1)
+    for part, before in (("without", joint.model), ("with", tmp_path / "with/with/joint/model")):
+        stages = [(name, settings) for name, settings in given[part] if name != "evaluate"]
+        assert [name for name, _ in stages] == ["towers", "hybrid", *["finetune"] * 3]
+        assert stages[0][1].model == before
+        reading = [settings for name, settings in stages if name == "finetune"]
+        assert {settings.model for settings in reading} == {tmp_path / part / part / "plain-0" / "hybrid"}
+        assert {settings.loop.seed for settings in reading} == {0, 1, 2}
+        # both dev sets as they are found at the start; then those and the small documents, three times
+        assert len(given[part]) == len(stages) + 2 + 3 * (2 + 1)
+
+
+def test_questions_about_everyday_papers_have_one_answer_each(tmp_path: Path) -> None:
+    command = [sys.executable, str(RUNS / "everyday.py"), str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    parts = ("questions/everyday-reading", "small/everyday", "small/everyday-dev")
+    reading, documents, dev = (
+        [json.loads(line) for line in (tmp_path / f"{part}.jsonl").read_text("utf-8").splitlines()]
+        for part in parts
+    )
+    assert len(reading) >= 10_000
+    for row in reading:
+        (answer,) = row["answer"]
+        assert row["context"][row["start"] :].startswith(answer)
+        assert len(re.findall(rf"(?<!\w){re.escape(answer)}(?!\w)", row["context"])) == 1
+        assert row["title"]
+    texts = [document["text"] for document in documents]
+    assert all(any(row["answer"][0] in text for text in texts) for row in dev)
+    # kept apart: no paper, and no person of one
+    assert not {text[:80] for text in texts} & {row["context"][:80] for row in reading}
+    assert not any("Lindholm" in row["context"] for row in reading)
+    assert any("Lindholm" in text for text in texts)
+
+
+def test_the_mean_of_models_is_that_of_their_weights(knowledge: Corpus, tmp_path: Path) -> None:
+    models = [
+        create_model(corpus=knowledge.folder, out=tmp_path / f"{seed}", **TINY_MODEL | {"seed": seed})
+        for seed in range(3)
+    ]
+    places = [tmp_path / f"{seed}" for seed in range(3)]
+    run("average.py", tmp_path / "mean", *places)
+    run("average.py", tmp_path / "same", *places[:1] * 3)
+    made, same = (Realm.from_pretrained(tmp_path / name) for name in ("mean", "same"))
+    for mean, again, *weights in zip(*(model.parameters() for model in (made, same, *models)), strict=True):
+        torch.testing.assert_close(mean, torch.stack(weights).mean(0))
+        assert torch.equal(again, weights[0]), "not a bit of what is the same changes"

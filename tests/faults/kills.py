@@ -22,6 +22,9 @@ from tests.train.killers import Death
 LONGEST_S = 300
 JSON = {"content-type": "application/json"}
 STEPS = 12
+_FIRST_EDIT = (
+    40  # file operations within which a service has stored and acknowledged its first edit (24 to 30)
+)
 
 
 def lived(life: Callable[..., None], *arguments: Any) -> int:
@@ -178,7 +181,7 @@ class Kills:
         texts = [corpus.text(number) for number in corpus.ids.tolist()]
         lost = [text for text in acknowledged if texts.count(text) != 1]
         twice = [text for text in sent if texts.count(text) > 1]
-        if not acknowledged and death.number > 20:
+        if not acknowledged and death.number > _FIRST_EDIT:
             return f"{death}: nothing was acknowledged"
         return f"{death}: lost {lost[:3]}, twice {twice[:3]}" if lost or twice else None
 
