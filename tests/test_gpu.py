@@ -153,7 +153,7 @@ def test_a_packed_step_is_a_padded_one_within_what_bfloat16_allows(
     gradients = []
     losses = []
     for packed in (False, True):
-        live = SimpleNamespace(index=index)
+        live = SimpleNamespace(index=index, asker=None)
         objective = JointPretraining(settings, model, knowledge, source, live)  # type: ignore[arg-type]
         if packed:
             objective.prepare(model)
@@ -169,16 +169,18 @@ def test_a_packed_step_is_a_padded_one_within_what_bfloat16_allows(
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
 
-@pytest.mark.parametrize("frozen", [0, 4])
+@pytest.mark.parametrize(("frozen", "every"), [(0, 0), (4, 0), (0, 4)])
 def test_recorded_steps_learn_what_steps_as_they_are_learn(
-    frozen: int, joint: dict[str, Any], tmp_path: Path
+    frozen: int, every: int, joint: dict[str, Any], tmp_path: Path
 ) -> None:
-    joint = {**joint, "freeze_retriever": frozen}
+    """Also where an index is searched by its own query tower, a copy that recorded steps must find again."""
+    joint = {**joint, "freeze_retriever": frozen, "search_with": "index" if every else "current"}
 
     def losses(name: str, compiled: bool) -> list[float]:
         loop = Loop(log_every=1, threads=1, device="cuda", compile=compiled)
         optim = JointOptim(steps=12, batch=8, lr=1e-3, retriever_lr=1e-4)
-        pretrain(out=tmp_path / name, optim=optim, loop=loop, refresh=Refresh(every_steps=0), **joint)
+        refresh = Refresh(every_steps=every, process=False)
+        pretrain(out=tmp_path / name, optim=optim, loop=loop, refresh=refresh, **joint)
         return [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
 
     assert losses("recorded", True) == pytest.approx(losses("plain", False), rel=2e-2)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from realmlm.corpus.store import MAX_TITLE, Corpus
-from realmlm.model.encoders import Encoder, Reader
+from realmlm.model.encoders import Encoder, Reader, Tower
 from realmlm.model.inputs import Masked
 from realmlm.model.packed import Packed, Size
 from realmlm.model.packed_heads import span_scores, target_log_p
@@ -170,18 +170,20 @@ def title_columns(model: Realm) -> int:
     return MAX_TITLE if model.config.title_answers else 0
 
 
-def embed_seen(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:
-    """Embed_query of the sentences, with gradient [B, D]."""
+def embed_seen(model: Realm, resident: Resident, batch: MaskedBatch, *, tower: Tower | None = None) -> Tensor:
+    """Embed_query of the sentences, with gradient [B, D]; by another `tower`, if one is given."""
     count, width = batch.seen.tokens_BQ.shape
     longest = width + model.wordpieces.single.special
     size = Size(count * longest, longest, count * longest)
-    return model.query(resident.queries(batch.seen, size))
+    return (tower or model.query)(resident.queries(batch.seen, size))
 
 
-def embed_to_search(model: Realm, resident: Resident, batch: MaskedBatch) -> Tensor:
+def embed_to_search(
+    model: Realm, resident: Resident, batch: MaskedBatch, *, tower: Tower | None = None
+) -> Tensor:
     """The same to search with: float32, without gradient."""
     with torch.no_grad():
-        query_BD = embed_seen(model, resident, batch).float()
+        query_BD = embed_seen(model, resident, batch, tower=tower).float()
     # before torch 2.11, weights that were cast to bfloat16 here would be used later on without a gradient
     torch.clear_autocast_cache()
     return query_BD

@@ -98,6 +98,10 @@ class Pretrain(Settings):
     """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     freeze_retriever: int = 0
     """For this many steps at the start, train only the reader."""
+    search_with: Literal["current", "index"] = "current"
+    """The query tower that searches: the one that learns (the paper), or a copy from the step that the index
+    was made at, which finds in it what it would have found then, however old it is. What was found is scored
+    by the one that learns either way."""
     probe: Annotated[Path | None, optional("PATH")] = None
     """Held-out masked sentences (JSON lines), as `realmlm clozes` makes them or with gold passages, measured
     during training."""
@@ -126,6 +130,8 @@ class Pretrain(Settings):
         )
         marked = not self.recurring or self.masking == "salient"
         ensure(marked, "recurring is about marked words: use it with --masking salient")
+        whole = self.search_with == "current" or not self.loop.shard
+        ensure(whole, "--search-with index keeps a whole query tower: it does not go with --loop.shard")
 
     @classmethod
     def fixed_once_trained(cls) -> list[str]:

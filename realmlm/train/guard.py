@@ -3,15 +3,18 @@
 from typing import Any
 
 import numpy as np
+import torch
 
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.evaluation.matching import first_with_answer
 from realmlm.index.exact import Index
+from realmlm.model.encoders import Tower
 from realmlm.model.realm import Realm
 
 DEPTH = 20  # passages that are looked at for each question
 ALLOWED = 0.5  # points of recall that may be lost
+_AT_ONCE = 256  # questions embedded
 
 
 class Guard:
@@ -27,23 +30,28 @@ class Guard:
         self.factor = 1.0
         """Of the retriever's learning rate."""
 
-    def look(self, index: Index, swaps: int) -> dict[str, float]:
-        """Measure if the index is a new one; numbers for the row of metrics."""
+    def look(self, index: Index, swaps: int, tower: Tower | None = None) -> dict[str, float]:
+        """Measure if the index is a new one; numbers for the row of metrics. `tower` asks, if it is not the
+        model's own."""
         if swaps == self._swaps:
             return {}
         self._swaps = swaps
         with self._model.whole():
-            recall = self._recall(index)
+            recall = self._recall(index, tower or self._model.query)
         if self._start is None:
             self._start = recall
         elif recall < self._start - ALLOWED:
             self.factor /= 2
         return {"guarded": round(recall, 2), "retriever_rate": self.factor}
 
-    def _recall(self, index: Index) -> float:
+    def _recall(self, index: Index, tower: Tower) -> float:
         training = self._model.training
         self._model.eval()
-        query_QD = self._model.embed_queries([question.text for question in self._questions], batch=256)
+        model = self._model
+        asked = [model.wordpieces.encode_query(question.text) for question in self._questions]
+        parts = [asked[first : first + _AT_ONCE] for first in range(0, len(asked), _AT_ONCE)]
+        with torch.inference_mode():
+            query_QD = torch.cat([tower(model.query_inputs(part).to(model.device)).cpu() for part in parts])
         self._model.train(training)
         ids_QK = index.search(query_QD, min(DEPTH, len(index))).ids_QK.cpu().numpy()
         ids_U = np.unique(ids_QK).tolist()

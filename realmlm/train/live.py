@@ -29,6 +29,7 @@ from realmlm.model.snapshot import DocumentEncoder, load_snapshot, take_snapshot
 from realmlm.parallel import in_background
 from realmlm.settings import Loop, Refresh
 from realmlm.storage.artefacts import discard
+from realmlm.train.asker import Asker
 from realmlm.train.refresher import RayRefreshers
 from realmlm.train.run import Run
 
@@ -49,8 +50,10 @@ class LiveIndex:
         refresh: Refresh,
         loop: Loop,
         frozen: Index | None = None,
+        own_query: bool = False,
     ) -> None:
-        """`frozen` is the index itself where the document tower does not learn: it never ages."""
+        """`frozen` is the index itself where the document tower does not learn: it never ages. With
+        `own_query`, an index is to be searched by the query tower of the step it was made at."""
         self._run = run
         self._ranks = run.ranks
         self._model = model
@@ -88,6 +91,8 @@ class LiveIndex:
         self._opening: Future[Index] | None = None  # its index, while it is read in and until it is used
         self._index = None if frozen is None else over_ranks(frozen, self._ranks)
         self._frozen = frozen is not None
+        self.asker = Asker(model.query) if own_query else None
+        """The query tower that belongs to the index, if that is to search."""
         self._swaps = 0
         self._beside = 0
         self._log_every = loop.log_every
@@ -143,6 +148,9 @@ class LiveIndex:
         if self._pending >= 0 and self._due(step):
             self._swap()
         if step and step % self._every == 0 and self._pending < 0 and self._step != step:
+            if self.asker is not None:
+                with self._model.whole():
+                    self.asker.note(self._model.query)
             self._ask(step)
             if self._in_line:
                 self._swap()
@@ -242,6 +250,8 @@ class LiveIndex:
             self._opening = self._open(self._pending)
         self._use(self._opening)
         self._opening = None
+        if self.asker is not None:
+            self.asker.use()
         self._step = self._pending
         self._pending = -1
         self._swaps += 1

@@ -232,7 +232,7 @@ def fit(
     rows = _Rows()
     checkpoint = _restore(model, objective, rows, run, steps=optim.steps)
     start = checkpoint.step if checkpoint else 0
-    ranks.copy_from_first([*model.parameters(), *_own_parameters(model, objective).values()])
+    ranks.copy_from_first([*model.parameters(), *_own_tensors(model, objective).values()])
     cut = loop.shard and ranks.count > 1
     if cut:
         model.cut_layers(ranks)
@@ -333,7 +333,7 @@ def _restore(model: Realm, objective: Objective, rows: _Rows, run: Run, *, steps
     if checkpoint.step > steps:
         made = f"{run.folder} has already made {checkpoint.step} steps, more than the {steps} asked for"
         raise BadInput(f"{made}; ask for more, or start a new run")
-    own = _own_parameters(model, objective)
+    own = _own_tensors(model, objective)
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(checkpoint.weights[name])
@@ -354,7 +354,7 @@ def _state(
     model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, step: int
 ) -> Checkpoint:
     with model.whole():
-        weights = model.own_state() | _own_parameters(model, objective)
+        weights = model.own_state() | _own_tensors(model, objective)
     return Checkpoint(
         step=step,
         weights=weights,
@@ -365,15 +365,16 @@ def _state(
     )
 
 
-def _own_parameters(model: Realm, objective: Objective) -> dict[str, Tensor]:
-    """What an objective learns beside the model, a temperature for instance."""
+def _own_tensors(model: Realm, objective: Objective) -> dict[str, Tensor]:
+    """What an objective learns beside the model, a temperature for instance, and what else it keeps."""
     of_model = set(model.parameters())
-    return {
+    learned = {
         f"objective.{name}.{number}": parameter
         for name, group in objective.groups().items()
         for number, parameter in enumerate(group.parameters)
         if parameter not in of_model
     }
+    return learned | {f"objective.{name}": tensor for name, tensor in objective.kept().items()}
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, optim: Optim, step: int, slowed: dict[str, float]) -> None:

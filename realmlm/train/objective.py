@@ -112,3 +112,7 @@ class Objective(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up what `state` gave."""
         return None
+
+    def kept(self) -> dict[str, Tensor]:
+        """Tensors that do not learn and must be saved too, by name; a run that goes on fills them again."""
+        return {}

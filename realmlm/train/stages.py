@@ -116,7 +116,9 @@ def pretrain(
         for file in settings.guard:
             run.pin_file(file)
         asked = [question for file in settings.guard for question in read_questions(file)]
-        with closing(LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=settings.loop)) as live:
+        how: dict[str, Any] = {"refresh": settings.refresh, "loop": settings.loop}
+        how["own_query"] = settings.search_with == "index"
+        with closing(LiveIndex(run, realm, corpus, **how)) as live:
             taught = objective(settings, realm, corpus, source, live, own=own, probe=probe)
             if asked:
                 taught.guard = Guard(

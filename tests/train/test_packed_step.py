@@ -27,6 +27,7 @@ from realmlm.reading.read import SpanReading, join, read_spans
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import Finetune, JointOptim, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
+from realmlm.train.asker import Asker
 from realmlm.train.data import ReadingPairs, SentenceSource
 from realmlm.train.gold import locate_answers
 from realmlm.train.hits import Candidates, settled_matches
@@ -141,6 +142,7 @@ def same_step(one: Stepped, other: Stepped) -> dict[str, float]:
         ("bert", {"pointing": 1.0, "own_passage": True}),
         ("bert", {"pointing": 1.0, "retriever_target": "perplexity", "scale_lr": 0.1}),
         ("bert", {"retriever_target": "posterior"}),
+        ("bert", {"search_with": "index"}),
     ],
 )
 def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, tmp_path: Path) -> None:
@@ -156,9 +158,13 @@ def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, 
         """A passage that all are offered, and some that begin with the one a sentence was taken from."""
         ids = (drawn[:, None] + torch.arange(k)) % len(knowledge)
         ids[:, -1] = 0
+        searched.append(query_BD)
         return Hits(torch.zeros(ids.shape), ids)
 
-    live = SimpleNamespace(index=SimpleNamespace(search=search))
+    searched: list[torch.Tensor] = []
+    older = create_model(corpus=knowledge.folder, out=tmp_path / "older", **how | {"seed": 9}).eval()
+    asker = Asker(older.query) if settings.search_with == "index" else None
+    live = SimpleNamespace(index=SimpleNamespace(search=search), asker=asker)
     own = None if settings.own_passage else SameWords(knowledge, knowledge)
 
     def one_step(packed: bool) -> Stepped:
@@ -168,6 +174,10 @@ def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, 
 
     numbers = same_step(one_step(packed=False), one_step(packed=True))
     assert not settings.pointing or numbers["held"] > 0
+    torch.testing.assert_close(*searched)
+    with torch.no_grad():
+        by_older_BD = older.query(older.query_inputs(source.draw(16, 6).seen))
+    assert torch.allclose(searched[0], by_older_BD, atol=1e-5) == (asker is not None)
 
 
 @pytest.mark.parametrize(("family", "pointing"), [("modernbert", 1.0), ("bert", 0.0)])

@@ -42,7 +42,15 @@ def cut_at(cuts: set[int], monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 @pytest.fixture(
-    params=["warmup", "pretrain", "pretrain-same-text", "towers", "finetune", "finetune-refreshed"]
+    params=[
+        "warmup",
+        "pretrain",
+        "pretrain-same-text",
+        "pretrain-own-query",
+        "towers",
+        "finetune",
+        "finetune-refreshed",
+    ]
 )
 def stage(
     request: pytest.FixtureRequest, tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus, world: Path
@@ -80,6 +88,9 @@ def stage(
             **common, **joint, out=out, text=x, optim=OPTIM, scale_lr=1e-2, retriever_target="perplexity"
         ),
         "pretrain-same-text": lambda out: pretrain(**common, **joint, out=out, text=None, optim=OPTIM),
+        "pretrain-own-query": lambda out: pretrain(
+            **common, **joint, out=out, text=x, optim=OPTIM, search_with="index"
+        ),
         "towers": lambda out: train_towers(
             **common,
             out=out,

@@ -387,7 +387,9 @@ def test_passages_are_embedded_without_dropout_while_the_model_trains(wavering: 
 def test_a_probe_is_taken_without_dropout_and_training_goes_on(wavering: Model, towns: Corpus) -> None:
     model = wavering
     pieces = model.wordpieces
-    live = SimpleNamespace(index=ExactIndex(all_vectors(model, pieces, towns), torch.from_numpy(towns.ids)))
+    live = SimpleNamespace(
+        index=ExactIndex(all_vectors(model, pieces, towns), torch.from_numpy(towns.ids)), asker=None
+    )
     modes: list[bool] = []
     for part in (model.query, model.document, model.reader.encoder):
         part.register_forward_pre_hook(lambda module, _: modes.append(module.training))

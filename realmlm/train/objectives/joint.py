@@ -107,7 +107,8 @@ class JointPretraining(Objective):
         super().prepare(model)
         mine = type(self).loss is JointPretraining.loss and type(self).draw is JointPretraining.draw
         if mine:
-            encoders = (model.query.encoder, model.document.encoder, model.reader.encoder)
+            encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
+            encoders += [] if self.live.asker is None else [self.live.asker.tower.encoder]
             self.resident = lay_out(model, self.corpus, encoders, bf16=self.settings.loop.bf16)
         if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, self._device)
@@ -138,10 +139,15 @@ class JointPretraining(Objective):
         masked = sentences.masked
         positions_BM, targets_BM, valid_BM = masked.tensors(self._device)
         clock("embed")
-        query_BD = model.query(inputs.to(self._device))
+        inputs = inputs.to(self._device)
+        query_BD = model.query(inputs)
+        searching_BD = query_BD.detach()
+        if self.live.asker is not None:
+            with torch.no_grad():
+                searching_BD = self.live.asker.tower(inputs)
         clock("search")
         own_BE = None if self._own is None else self._own(sentences.passages)
-        hits = self.live.index.search(query_BD.detach().float(), self._passages, exclude_QE=own_BE)
+        hits = self.live.index.search(searching_BD.float(), self._passages, exclude_QE=own_BE)
         offered = Offered(self.corpus, hits.ids_QK.cpu().numpy(), null=self._null)
         clock("embed")
         retrieval_BK = fresh_scores(model, query_BD, offered)
@@ -217,7 +223,8 @@ class JointPretraining(Objective):
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
         shape, _ = staged.sizes  # what is recorded with dropout is not what is recorded without
         batch = MaskedBatch.of(staged.tensors["flat"], shape)
-        return {"query": embed_to_search(self.model, self._laid_out(), batch)}
+        tower = None if self.live.asker is None else self.live.asker.tower
+        return {"query": embed_to_search(self.model, self._laid_out(), batch, tower=tower)}
 
     def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
         batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
@@ -278,7 +285,8 @@ class JointPretraining(Objective):
         if self.guard is None:
             return self._probed(done, clock)
         clock("probe")
-        return self.guard.look(self.live.index, self.live.swaps) | self._probed(done, clock)
+        tower = None if self.live.asker is None else self.live.asker.tower
+        return self.guard.look(self.live.index, self.live.swaps, tower) | self._probed(done, clock)
 
     def _probed(self, done: int, clock: Clock) -> dict[str, Any]:
         """If the probe has several wordings, the worst of them too."""
@@ -322,3 +330,6 @@ class JointPretraining(Objective):
         self.live.load_state(state)
         if self.guard is not None:
             self.guard.load_state(state["guard"])
+
+    def kept(self) -> dict[str, Tensor]:
+        return {} if self.live.asker is None else self.live.asker.kept()
