@@ -24,5 +24,7 @@ def average(places: list[Path]) -> Realm:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     out, *places = (Path(place) for place in sys.argv[1:])
     average(places).save_pretrained(out)

@@ -135,7 +135,7 @@ class Voice:
             self.linked["meant"] = self.draw(LINKED[name])
             return words
         if name in ("abbr", "option"):
-            self.linked[LINKED[name]] = full = self.word(LINKED[name])
+            self.linked[LINKED[name]] = full = self.draw(LINKED[name])
             verb = full.split()[0]
             if name == "abbr":
                 return "".join(word[0] for word in full.split() if word[0].isupper())

@@ -3,38 +3,44 @@
 # One part per call; `joint` and `without` can run beside each other, `with` comes after `joint`. Run one again and it continues where it stopped.
 #
 #   runs/joint.sh FOLDER DATA without|joint|with          FOLDER and DATA as for runs/small.sh, the corpus made (STAGES=corpus); START=model (mini)
-#                                                         JOINT, TOWERS, READING=n: steps; whatever else runs/small.sh takes
+#                                                         JOINT, TOWERS, READING=n: steps; whatever else runs/small.sh takes but SEED
 #   runs/joint.sh FOLDER DATA average                     the mean of the weights of the three that have read, and its scores; OF=without: of those
-#   runs/joint.sh FOLDER DATA compare                     what it was worth: found before any question, found after, answered
+#   runs/joint.sh FOLDER DATA compare                     what it was worth: found before training on questions, answered after it
 set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0")
+unset SEED
 export START=${START:-mini} WARMUP=0 K=${K:-5} JOINT_LR=${JOINT_LR:-5e-5} REFRESH=${REFRESH:-2000} READING_BATCH=${READING_BATCH:-32}
 joint=${JOINT:-8000} towers=${TOWERS:-150} reading=${READING:-1500}
 arm() { # name, model: towers from questions and word matching beside them once, then reading three times
   START=$2 JOINT=0 NAME=$1 STAGES="start towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
+  local seeds=()
   for seed in 0 1 2; do
     START=$out/$1/plain-0/hybrid JOINT=0 NAME=$1 STAGES=reading TOWERS=0 READING=$reading SEED=$seed "$here/small.sh" "$out" "$data" &
+    seeds+=($!)
   done
-  wait
+  for seed in "${seeds[@]}"; do wait "$seed"; done
 }
 predictions() { echo "$out/$1/plain-0/predictions,$out/$1/plain-1/predictions,$out/$1/plain-2/predictions"; }
+compare() { # what, predictions with, predictions without, prefix
+  ls "${2%%,*}/$4"* > /dev/null 2>&1 || return 0
+  echo "== $1"
+  python "$here/paired.py" "$2" "$3" "$4"
+}
 case $part in
 without) arm without "$START" ;;
 joint) JOINT=$joint NAME=with STAGES=joint "$here/small.sh" "$out" "$data" ;;
 with) arm with "$out/with/joint/model" ;;
 average)
   of=${OF:-with}
-  python "$here/average.py" "$out/$of/average" "$out/$of"/plain-{0,1,2}/reading/model
+  [ -e "$out/$of/average" ] || python "$here/average.py" "$out/$of/average" "$out/$of"/plain-{0,1,2}/reading/model
   START=$out/$of/average JOINT=0 NAME=$of/mean STAGES=answers "$here/small.sh" "$out" "$data"
   ;;
 compare)
   for set in nq triviaqa webquestions curatedtrec squad entities; do
-    echo "== $set, before any question of today"
-    python "$here/paired.py" "$out/with/plain-0/predictions" "$out/without/plain-0/predictions" "start-$set"
+    compare "$set, before training on questions" "$out/with/plain-0/predictions" "$out/without/plain-0/predictions" "start-$set"
   done
   for set in nq triviaqa webquestions curatedtrec squad entities small tables everyday ""; do
-    echo "== ${set:-all}, after reading, mean of three seeds"
-    python "$here/paired.py" "$(predictions with)" "$(predictions without)" "reading-$set"
+    compare "${set:-all}, after reading, mean of three seeds" "$(predictions with)" "$(predictions without)" "reading-$set"
   done
   ;;
 *) echo "no part $part; the parts are named in $0" >&2 && exit 2 ;;

@@ -8,9 +8,9 @@
 #   python runs/tables.py WIKITABLEQUESTIONS DATA               and those about rows of tables,
 #   python runs/everyday.py DATA                                and about letters, lists and forms, if wanted
 #   ENCODER=folder runs/small.sh FOLDER DATA                    DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
-#                                                               STAGES="…": some of them, or `answers`: those of START   SEED=n: other batches   NAME=folder: of all but the corpus
+#                                                               STAGES="…": some of them, or `answers`: those of START (with JOINT=0)   SEED=n: other batches   NAME=folder: of all but the corpus
 #                                                               WARMUP, JOINT, TOWERS, READING, TAUGHT=n: steps of each; WARMUP=0, JOINT=0, TOWERS=0: without it
-#                                                               START=model: goes on from one that has learned already, in place of the warm-up
+#                                                               START=model: goes on from one that has learned already, in place of the warm-up (JOINT=0: of the joint stage too)
 #                                                               TEACHER=model: the larger reader (runs/base.sh)
 #
 # The encoder was supervised on question pairs, Natural Questions among them: say so beside every number.
@@ -47,7 +47,7 @@ answered() { # name, model
   done
 }
 answer() { # name, the model to begin with, steps, flags
-  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
+  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --rivals 9 --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
   answered "$1" "$of/$1/model"
 }
 stage() { [[ " $stages " == *" $1 "* ]]; }

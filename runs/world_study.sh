@@ -45,6 +45,9 @@ questions() { # name, model: the same fine-tuning, then held-out questions
   arm uniform $other $often --masking uniform
   arm random-span $other $often --masking random-span
   arm stale $other --refresh.every-steps 0
+  arm stale-own $other --refresh.every-steps 0 --search-with index # the old index, asked by the query tower it was made beside
+  arm rare $other --refresh.every-steps 200
+  arm rare-own $other --refresh.every-steps 200 --search-with index
   passages=5 arm no-null $other $often --no-null-document # in the null document's place one more is read
   arm same-text $often
   arm own-passage $often --own-passage

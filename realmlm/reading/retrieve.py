@@ -22,6 +22,7 @@ from realmlm.index.exact import Index
 from realmlm.index.hybrid import Hybrid
 from realmlm.index.keep import Kept, Wanted, kept_index
 from realmlm.index.shared import SharedPlace, open_shared
+from realmlm.model.encoders import Tower
 from realmlm.model.inputs import NULL
 from realmlm.model.marginal import inner_products
 from realmlm.model.realm import Realm
@@ -120,14 +121,22 @@ class LearnedRetriever:
     """The model's own towers over an index, as they are at each call: they may be in training."""
 
     def __init__(
-        self, model: Realm, index: Index, *, null_D: Tensor | None = None, hybrid: Hybrid | None = None
+        self,
+        model: Realm,
+        index: Index,
+        *,
+        null_D: Tensor | None = None,
+        hybrid: Hybrid | None = None,
+        tower: Tower | None = None,
     ) -> None:
         """`null_D` is the null document's vector if it will not change; else it is embedded at each call.
-        With `hybrid` the scores are f(x,z) + λ · BM25(x,z)."""
+        With `hybrid` the scores are f(x,z) + λ · BM25(x,z). `tower` embeds the queries, if it is not the
+        model's own."""
         self.model = model
         self.index = index
         self.hybrid = hybrid
         self._null_D = null_D
+        self._tower = tower
 
     @classmethod
     def settled(cls, model: Realm, index: Index, hybrid: Hybrid | None = None) -> "LearnedRetriever":
@@ -141,8 +150,7 @@ class LearnedRetriever:
 
     @torch.inference_mode()
     def __call__(self, queries: list[Query], k: int) -> Retrieved:
-        inputs = self.model.query_inputs([query.tokens for query in queries])
-        query_BD = self.model.query(inputs.to(self.model.device))
+        query_BD = embed_queries(self.model, [query.tokens for query in queries], tower=self._tower)
         null_D = null_vector(self.model) if self._null_D is None else self._null_D
         null_B = torch.full((len(queries),), -torch.inf)
         if self.model.config.null_document:
@@ -245,9 +253,9 @@ def index_of(
 
 
 @torch.inference_mode()
-def embed_queries(model: Realm, queries: Sequence[np.ndarray]) -> Tensor:
-    """Embed_query of queries in wordpieces, where the model is."""
-    return model.query(model.query_inputs(queries).to(model.device))
+def embed_queries(model: Realm, queries: Sequence[np.ndarray], *, tower: Tower | None = None) -> Tensor:
+    """Embed_query of queries in wordpieces, where the model is; by another `tower`, if one is given."""
+    return (tower or model.query)(model.query_inputs(queries).to(model.device))
 
 
 def hybrid_of(

@@ -100,8 +100,8 @@ class Pretrain(Settings):
     """For this many steps at the start, train only the reader."""
     search_with: Literal["current", "index"] = "current"
     """The query tower that searches: the one that learns (the paper), or a copy from the step that the index
-    was made at, which finds in it what it would have found then, however old it is. What was found is scored
-    by the one that learns either way."""
+    was made at, without dropout, which finds in it what it would have found then, however old it is. What was
+    found is scored by the one that learns either way."""
     probe: Annotated[Path | None, optional("PATH")] = None
     """Held-out masked sentences (JSON lines), as `realmlm clozes` makes them or with gold passages, measured
     during training."""
@@ -238,6 +238,10 @@ class Finetune(Settings):
     """Passages read for each question."""
     read_gold: bool = False
     """If none of them holds the answer, read the best candidate that does in place of the last one."""
+    rivals: int = 0
+    """Of the passages that a question with its own paragraph reads, so many are paragraphs that other
+    questions came with: the nearest that do not hold its answer. Else every such paragraph that is read holds
+    it, which a reader that judges passages (--passage-logit) learns."""
     candidates: int = 5000
     """Passages per question over which the retriever is trained."""
     query: Literal["tower", "projection"] = "tower"
@@ -280,6 +284,9 @@ class Finetune(Settings):
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
         self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid", "judging", "teaching")
+        self.between(0, self.read - 1, "rivals")
+        found = not self.rivals or self.retriever == "learned"
+        ensure(found, f"--rivals are found by the model's own search, not by {self.retriever}")
         taught = self.retriever_target != "teacher" or self.teacher is not None
         ensure(taught, "--retriever-target teacher needs one: --teacher MODEL")
         learned = self.retriever == "learned"

@@ -23,13 +23,11 @@ class Asker:
 
     def note(self, tower: Tower) -> None:
         """An index is about to be made beside this tower."""
-        self._next.load_state_dict(tower.state_dict())
+        _copy(tower, self._next)
 
-    @torch.no_grad()
     def use(self) -> None:
         """That index is in use from now on. The weights stay where they are: what was recorded finds them."""
-        for mine, new in zip(self.tower.parameters(), self._next.parameters(), strict=True):
-            mine.copy_(new)
+        _copy(self._next, self.tower)
 
     def kept(self) -> dict[str, Tensor]:
         """The weights of both, which a checkpoint needs."""
@@ -39,3 +37,10 @@ class Asker:
             for which, tower in towers
             for name, tensor in tower.named_parameters()
         }
+
+
+@torch.no_grad()
+def _copy(tower: Tower, to: Tower) -> None:
+    """Weights alone: what else a tower has does not learn."""
+    for mine, new in zip(to.parameters(), tower.parameters(), strict=True):
+        mine.copy_(new)

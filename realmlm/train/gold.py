@@ -96,6 +96,18 @@ class Gold:
         start, end = np.searchsorted(self._passages[first:last], [passage, passage + 1]) + first
         return self._spans[start:end]
 
+    def lacking(self, question: int, ids_N: np.ndarray, count: int) -> list[int]:
+        """Places of the first `count` of these paragraphs that do not hold an answer of the question; those
+        of the corpus are not asked about here."""
+        found: list[int] = []
+        for place, passage in enumerate(ids_N.tolist()):
+            if len(found) == count:
+                break
+            text = self.corpus.text(passage)
+            if passage != self.given_Q[question] and not answer_spans(text, self._asked[question]):
+                found.append(place)
+        return found
+
     def _look_up(self, question: int, ids_C: np.ndarray) -> None:
         """Look for the question's patterns in those of the passages where that was not done yet."""
         before = self._looked_up.get(question, np.zeros(0, dtype=np.int64))

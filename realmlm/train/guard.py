@@ -11,6 +11,7 @@ from realmlm.evaluation.matching import first_with_answer
 from realmlm.index.exact import Index
 from realmlm.model.encoders import Tower
 from realmlm.model.realm import Realm
+from realmlm.reading.retrieve import embed_queries
 
 DEPTH = 20  # passages that are looked at for each question
 ALLOWED = 0.5  # points of recall that may be lost
@@ -37,21 +38,21 @@ class Guard:
             return {}
         self._swaps = swaps
         with self._model.whole():
-            recall = self._recall(index, tower or self._model.query)
+            recall = self._recall(index, tower)
         if self._start is None:
             self._start = recall
         elif recall < self._start - ALLOWED:
             self.factor /= 2
         return {"guarded": round(recall, 2), "retriever_rate": self.factor}
 
-    def _recall(self, index: Index, tower: Tower) -> float:
+    def _recall(self, index: Index, tower: Tower | None) -> float:
         training = self._model.training
         self._model.eval()
         model = self._model
         asked = [model.wordpieces.encode_query(question.text) for question in self._questions]
         parts = [asked[first : first + _AT_ONCE] for first in range(0, len(asked), _AT_ONCE)]
         with torch.inference_mode():
-            query_QD = torch.cat([tower(model.query_inputs(part).to(model.device)).cpu() for part in parts])
+            query_QD = torch.cat([embed_queries(model, part, tower=tower).cpu() for part in parts])
         self._model.train(training)
         ids_QK = index.search(query_QD, min(DEPTH, len(index))).ids_QK.cpu().numpy()
         ids_U = np.unique(ids_QK).tolist()

@@ -1,6 +1,6 @@
 """Passages found for questions before training begins; kept beside the corpus for the next run.
 
-Q questions, C passages each, G paragraphs that questions came with, D vector size.
+Q questions, C passages each, G paragraphs that questions came with, R of them as rivals, D vector size.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ from realmlm.train.gold import Gold
 
 _AT_ONCE = 256  # questions
 _EMBEDDED = 512  # paragraphs
+_LOOKED_AT = 4  # paragraphs for each rival: some hold the answer
 MOST_KEPT = 2**28  # candidates of all questions: ids and scores take 2 GiB
 
 
@@ -164,6 +165,54 @@ def _settled(
             bar.advance(len(some))
     ids, scores, given = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
     return {"ids": ids.astype(np.int32), "scores": scores, "given": given}
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """For each question that came with a paragraph, paragraphs of others that do not hold its answer."""
+
+    ids: np.ndarray
+    """Nearest first [Q, R]; −1 where there is none."""
+    scores: np.ndarray
+    """Of them, as those of candidates found before [Q, R]."""
+
+    def of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Those of a question, and their scores."""
+        there = self.ids[number] >= 0
+        return self.ids[number][there], self.scores[number][there]
+
+
+@torch.inference_mode()
+def find_rivals(
+    model: Realm, corpus: Corpus, gold: Gold, numbers: np.ndarray, *, count: int, scale_learns: bool
+) -> Rivals:
+    """Rivals of these questions, by the towers as they are. Without them, every paragraph that a reader is
+    given in training holds the answer: it learns to trust whatever looks like one."""
+    rivals = Rivals(np.full((len(gold), count), -1), np.zeros((len(gold), count), dtype=np.float32))
+    vectors_GD = given_vectors(model, gold)
+    if vectors_GD is None:
+        return rivals
+    hybrid = hybrid_over(model, corpus, gold)
+    told = numbers[gold.given_Q[numbers] >= 0]
+    near = min(_LOOKED_AT * count, len(vectors_GD))
+    scale = model.query.log_scale
+    factor = scale.exp().item() if scale_learns and scale is not None else 1.0
+    with progress("looking for rivals", len(told), unit="questions") as bar:
+        for some in np.array_split(told, max(1, -(-len(told) // _AT_ONCE))):
+            questions = [gold.questions[number] for number in some]
+            query_QD = embed_queries(model, questions).float()
+            scores_QN, places_QN = (query_QD @ vectors_GD.float().T).topk(near)
+            ids_QN = places_QN.cpu() + gold.first_given
+            if hybrid is not None:
+                words_QN = hybrid.words.scores(questions, ids_QN)
+                scores_QN = scores_QN + hybrid.weight * words_QN.to(scores_QN.device)
+            rows = zip(some.tolist(), ids_QN.numpy(), scores_QN.cpu().numpy() / factor, strict=True)
+            for number, ids_N, scores_N in rows:
+                lacking = gold.lacking(number, ids_N, count)
+                rivals.ids[number, : len(lacking)] = ids_N[lacking]
+                rivals.scores[number, : len(lacking)] = scores_N[lacking]
+            bar.advance(len(some))
+    return rivals
 
 
 def hybrid_over(model: Realm, corpus: Corpus, gold: Gold) -> Hybrid | None:

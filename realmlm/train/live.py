@@ -50,10 +50,10 @@ class LiveIndex:
         refresh: Refresh,
         loop: Loop,
         frozen: Index | None = None,
-        own_query: bool = False,
+        asked_by_own: bool = False,
     ) -> None:
         """`frozen` is the index itself where the document tower does not learn: it never ages. With
-        `own_query`, an index is to be searched by the query tower of the step it was made at."""
+        `asked_by_own`, an index is to be searched by the query tower of the step it was made at."""
         self._run = run
         self._ranks = run.ranks
         self._model = model
@@ -91,7 +91,7 @@ class LiveIndex:
         self._opening: Future[Index] | None = None  # its index, while it is read in and until it is used
         self._index = None if frozen is None else over_ranks(frozen, self._ranks)
         self._frozen = frozen is not None
-        self.asker = Asker(model.query) if own_query else None
+        self.asker = Asker(model.query) if asked_by_own else None
         """The query tower that belongs to the index, if that is to search."""
         self._swaps = 0
         self._beside = 0
@@ -149,8 +149,7 @@ class LiveIndex:
             self._swap()
         if step and step % self._every == 0 and self._pending < 0 and self._step != step:
             if self.asker is not None:
-                with self._model.whole():
-                    self.asker.note(self._model.query)
+                self.asker.note(self._model.query)
             self._ask(step)
             if self._in_line:
                 self._swap()

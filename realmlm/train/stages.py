@@ -41,7 +41,7 @@ from realmlm.train.callbacks import Callback
 from realmlm.train.data import ClozePairs, ReadingPairs, SentenceSource, epoch_positions
 from realmlm.train.gold import Gold, locate_answers
 from realmlm.train.guard import Guard
-from realmlm.train.hits import MOST_KEPT, Candidates, found_for, settled_matches, word_matches
+from realmlm.train.hits import MOST_KEPT, Candidates, find_rivals, found_for, settled_matches, word_matches
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.live import LiveIndex
 from realmlm.train.loop import fit, prepare
@@ -117,7 +117,7 @@ def pretrain(
             run.pin_file(file)
         asked = [question for file in settings.guard for question in read_questions(file)]
         how: dict[str, Any] = {"refresh": settings.refresh, "loop": settings.loop}
-        how["own_query"] = settings.search_with == "index"
+        how["asked_by_own"] = settings.search_with == "index"
         with closing(LiveIndex(run, realm, corpus, **how)) as live:
             taught = objective(settings, realm, corpus, source, live, own=own, probe=probe)
             if asked:
@@ -172,12 +172,20 @@ def finetune(
         teacher = None
         if settings.teacher is not None:
             teacher = Teacher.of(settings.teacher, realm, gold.corpus, compiled=settings.loop.compile)
-        given, index = _to_search(settings, realm, corpus, gold)
+        numbers = _drawn(settings, gold)
+        given, index = _to_search(settings, realm, corpus, gold, numbers)
+        rivals = None
+        if settings.rivals:
+            learns = settings.scale_lr > 0
+            rivals = find_rivals(
+                realm.eval(), corpus, gold, numbers, count=settings.rivals, scale_learns=learns
+            )
         loop = replace(settings.loop, workers=0)  # what is drawn are numbers
         with closing(
             LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=loop, frozen=index)
         ) as live:
-            taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given)
+            more = {} if rivals is None else {"rivals": rivals}
+            taught = objective(settings, realm, corpus, live, gold, learning=learning, given=given, **more)
             taught.teacher = teacher
             fit(realm, taught, run, optim=settings.optim, loop=loop, title="fine-tuning", callbacks=callbacks)
             return _save(run, realm, corpus, callbacks)
@@ -476,8 +484,14 @@ def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Paramete
     return learning
 
 
+def _drawn(settings: Finetune, gold: Gold) -> np.ndarray:
+    """The numbers of the questions that will be asked."""
+    count = settings.optim.steps * settings.optim.batch
+    return np.unique(epoch_positions(len(gold), seed=settings.loop.seed, first=0, count=count))
+
+
 def _to_search(
-    settings: Finetune, realm: Realm, corpus: Corpus, gold: Gold
+    settings: Finetune, realm: Realm, corpus: Corpus, gold: Gold, numbers: np.ndarray
 ) -> tuple[Candidates | None, Index | None]:
     """The candidates, if they can be found before training begins, or an index that stays as it is; neither
     where the index is refreshed."""
@@ -489,8 +503,6 @@ def _to_search(
     # float16 is the usual: more is as good
     precise = torch.float32 if settings.refresh.dtype == "float32" else None
     index = index_of(realm, corpus, dtype=precise).index
-    drawn = settings.optim.steps * settings.optim.batch
-    numbers = np.unique(epoch_positions(len(gold), seed=settings.loop.seed, first=0, count=drawn))
     if not _always_finds_the_same(settings, realm) or len(numbers) * most > MOST_KEPT:
         return None, index
     found = settled_matches(

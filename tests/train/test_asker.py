@@ -83,6 +83,26 @@ def test_what_is_kept_is_both_towers(tiny_model: Realm) -> None:
     assert not resumed.tower.training
 
 
+def test_guard_and_probe_ask_with_it_too(
+    tiny_model_folder: Path,
+    knowledge: Corpus,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything is searched for in an index of the first step: with its tower, each time the same."""
+    clozes = world / "clozes-held-out.jsonl"
+    asked: dict[str, list[torch.Tensor]] = {}
+    for rate in (1e-9, 1e-2):
+        never = {"refresh": Refresh(every_steps=0), "search_with": "index"}
+        looked = {"guard": (world / "questions-train.jsonl",), "probe": clozes, "probe_every": 5}
+        how = {"optim": dataclasses.replace(OPTIM, retriever_lr=rate), **never, **looked}
+        asked[str(rate)] = searched(monkeypatch, tiny_model_folder, knowledge, tmp_path / str(rate), **how)
+    still, moved = asked.values()
+    assert len(still) == len(moved) > OPTIM.steps * OPTIM.accumulate
+    assert all(torch.equal(mine, unmoved) for mine, unmoved in zip(moved, still, strict=True))
+
+
 def test_a_whole_tower_is_not_kept_of_layers_that_are_cut(tiny_model_folder: Path, knowledge: Corpus) -> None:
     with pytest.raises(Exception, match="search-with index"):
         joint_run(tiny_model_folder, knowledge, Path("run"), search_with="index", loop=Loop(shard=True))

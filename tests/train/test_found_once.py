@@ -40,8 +40,8 @@ def asked(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Questions, some of which come with a paragraph."""
     rows = [json.loads(line) for line in (world / "questions-train.jsonl").read_text("utf-8").splitlines()]
     rows = [{"question": row["question"], "answer": row["answer"]} for row in rows[:14]]
-    for row in rows[::4]:
-        row["context"] = f"Much is said of it. It is {row['answer'][0]}, they say."
+    for number, row in enumerate(rows[::4]):
+        row["context"] = f"Much is said of it. It is {row['answer'][0]}, they say, for the {number}th time."
     rows += [rows[1], rows[4]]  # asked twice
     file = tmp_path_factory.mktemp("asked") / "asked.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
@@ -107,8 +107,18 @@ def losses(given: Finetune, *, each_step: bool = False) -> tuple[Losses, Realm]:
         {"retriever_target": "perplexity", "scale_lr": 0.0},
         {"hybrid": 0.5, "scale_lr": 0.0},
         {"passage_logit": True, "optim": JointOptim(steps=2, batch=4, lr=1e-3, retriever_lr=0)},
+        {"rivals": 2},
+        {"rivals": 1, "hybrid": 0.5, "scale_lr": 0.0, "passage_logit": True},
     ],
-    ids=["scale", "posterior", "fixed scale", "hybrid", "judging, not all are asked"],
+    ids=[
+        "scale",
+        "posterior",
+        "fixed scale",
+        "hybrid",
+        "judging, not all are asked",
+        "rivals",
+        "rivals, hybrid",
+    ],
 )
 def test_losses_are_those_of_searching_at_each_step(
     changed: dict[str, Any], wavering: Path, knowledge: Corpus, asked: Path, tmp_path: Path

@@ -1,5 +1,6 @@
 """A retriever that forgets how to find answers learns more slowly."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +27,7 @@ class Finds:
         return 1
 
     def search(self, query_QD: torch.Tensor, k: int) -> Hits:
+        self.asked = query_QD
         ids_QK = torch.full((len(query_QD), k), self.number)
         return Hits(torch.zeros(ids_QK.shape), ids_QK)
 
@@ -51,6 +53,22 @@ def test_each_loss_beyond_half_a_point_halves_the_rate(
     assert resumed.look(finds(other), 1) == {}
     assert resumed.look(finds(other), 2)["retriever_rate"] == 0.25
     assert resumed.look(finds(holding[0]), 3) == {"guarded": 100.0, "retriever_rate": 0.25}
+
+
+def test_an_index_is_asked_by_the_tower_that_is_given(
+    tiny_model: Realm, knowledge: Corpus, world: Path
+) -> None:
+    questions = read_questions(world / "questions-train.jsonl")[:3]
+    guard = Guard(tiny_model, knowledge, questions)
+    older = deepcopy(tiny_model)
+    with torch.no_grad():
+        for parameter in tiny_model.query.parameters():
+            parameter.add_(0.1)
+    texts = [question.text for question in questions]
+    for swaps, tower, asked in ((0, None, tiny_model), (1, older.query, older)):
+        index = Finds(0)
+        guard.look(cast(Index, index), swaps, tower)
+        torch.testing.assert_close(index.asked, asked.eval().embed_queries(texts))
 
 
 def test_pretraining_looks_with_each_index_and_slows_the_retriever_alone(

@@ -44,6 +44,7 @@ def arguments(tiny_model_folder: Path, knowledge: Corpus, sentences: Corpus) -> 
         "masking": "salient",
         "marginal": "joint",
         "freeze_retriever": 0,
+        "search_with": "index",  # checkpoints then have two more towers, while an index is pending
         "probe": None,
         "probe_every": 100,
         "optim": JointOptim(steps=STEPS, batch=4, lr=1e-3, retriever_lr=1e-3),

@@ -37,13 +37,15 @@ SLOW = 0.3  # seconds
 class Trainer:
     """Makes steps that train nothing; what the refresher's process does is done when the test says so."""
 
-    def __init__(self, folder: Path, model: Realm, corpus: Corpus, swap_after: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, model: Realm, corpus: Corpus, swap_after: int | None = None, own: bool = False
+    ) -> None:
         self.model = model
         self.corpus = corpus
         self.run = Run(folder)
         refresh = Refresh(every_steps=EVERY, swap_after=swap_after)
         loop = Loop(threads=1, device="cpu", log_every=4)
-        self.live = LiveIndex(self.run, model, corpus, refresh=refresh, loop=loop)
+        self.live = LiveIndex(self.run, model, corpus, refresh=refresh, loop=loop, asked_by_own=own)
         self.step = 0
 
     def steps(self, until: int) -> dict[str, Any]:
@@ -74,9 +76,9 @@ class Trainer:
 def begin(towns: Corpus, towns_model: Path, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     begun: list[Trainer] = []
 
-    def begin(swap_after: int | None = None) -> Trainer:
+    def begin(swap_after: int | None = None, own: bool = False) -> Trainer:
         model = Realm.from_pretrained(towns_model)
-        begun.append(Trainer(tmp_path / f"run{len(begun)}", model, towns, swap_after))
+        begun.append(Trainer(tmp_path / f"run{len(begun)}", model, towns, swap_after, own))
         return begun[-1]
 
     yield begin
@@ -276,3 +278,33 @@ def test_the_benchmark_runs() -> None:
     assert done.returncode == 0, done.stderr
     for said in ("without the refresher", "longest step around a snapshot", "around a swap", "stood_still"):
         assert said in done.stdout
+
+
+def test_an_index_brings_the_query_tower_of_its_snapshot(begin: Callable[..., Trainer]) -> None:
+    """Not that of the moment when it is swapped in."""
+    trainer = begin(own=True)
+    asker = trainer.live.asker
+    assert asker is not None
+
+    def weights() -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in trainer.model.query.parameters()]
+
+    def moves() -> None:
+        with torch.no_grad():
+            for parameter in trainer.model.query.parameters():
+                parameter.add_(1.0)
+
+    first = weights()
+    trainer.steps(EVERY)
+    moves()
+    snapshot = weights()
+    trainer.steps(EVERY + 1)  # the snapshot is taken before this step
+    moves()
+    assert all(map(torch.equal, asker.tower.parameters(), first))
+    trainer.refresh()
+    deadline = time.monotonic() + 60
+    while trainer.live.swaps == 0 and time.monotonic() < deadline:
+        trainer.steps(trainer.step + 1)
+        time.sleep(0.01)
+    assert trainer.live.swaps == 1
+    assert all(map(torch.equal, asker.tower.parameters(), snapshot))

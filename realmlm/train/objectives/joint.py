@@ -16,6 +16,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.evaluation.clozes import measure_clozes, source_copies
 from realmlm.index.duplicates import SameWords
 from realmlm.log import Clock
+from realmlm.model.encoders import Tower
 from realmlm.model.inputs import Inputs, send
 from realmlm.model.marginal import (
     hidden_log_p,
@@ -91,6 +92,11 @@ class JointPretraining(Objective):
         self._embed: Work = self._embed_seen
         self._offer: Work = self._offer_found
 
+    @property
+    def _searching(self) -> Tower | None:
+        """The query tower that searches, if it is not the one that learns."""
+        return None if self.live.asker is None else self.live.asker.tower
+
     def groups(self) -> dict[str, Group]:
         optim = self.settings.optim
         return {
@@ -108,7 +114,7 @@ class JointPretraining(Objective):
         mine = type(self).loss is JointPretraining.loss and type(self).draw is JointPretraining.draw
         if mine:
             encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
-            encoders += [] if self.live.asker is None else [self.live.asker.tower.encoder]
+            encoders += [] if self._searching is None else [self._searching.encoder]
             self.resident = lay_out(model, self.corpus, encoders, bf16=self.settings.loop.bf16)
         if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, self._device)
@@ -142,9 +148,9 @@ class JointPretraining(Objective):
         inputs = inputs.to(self._device)
         query_BD = model.query(inputs)
         searching_BD = query_BD.detach()
-        if self.live.asker is not None:
+        if self._searching is not None:
             with torch.no_grad():
-                searching_BD = self.live.asker.tower(inputs)
+                searching_BD = self._searching(inputs)
         clock("search")
         own_BE = None if self._own is None else self._own(sentences.passages)
         hits = self.live.index.search(searching_BD.float(), self._passages, exclude_QE=own_BE)
@@ -223,8 +229,7 @@ class JointPretraining(Objective):
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
         shape, _ = staged.sizes  # what is recorded with dropout is not what is recorded without
         batch = MaskedBatch.of(staged.tensors["flat"], shape)
-        tower = None if self.live.asker is None else self.live.asker.tower
-        return {"query": embed_to_search(self.model, self._laid_out(), batch, tower=tower)}
+        return {"query": embed_to_search(self.model, self._laid_out(), batch, tower=self._searching)}
 
     def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
         batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
@@ -285,8 +290,7 @@ class JointPretraining(Objective):
         if self.guard is None:
             return self._probed(done, clock)
         clock("probe")
-        tower = None if self.live.asker is None else self.live.asker.tower
-        return self.guard.look(self.live.index, self.live.swaps, tower) | self._probed(done, clock)
+        return self.guard.look(self.live.index, self.live.swaps, self._searching) | self._probed(done, clock)
 
     def _probed(self, done: int, clock: Clock) -> dict[str, Any]:
         """If the probe has several wordings, the worst of them too."""
@@ -295,7 +299,8 @@ class JointPretraining(Objective):
         clock("probe")
         training = self.model.training
         self.model.eval()
-        answerer = Answerer(self.model, self.corpus, LearnedRetriever(self.model, self.live.index))
+        retriever = LearnedRetriever(self.model, self.live.index, tower=self._searching)
+        answerer = Answerer(self.model, self.corpus, retriever)
         with self.model.whole():
             results = measure_clozes(answerer, self._probe, self._probe_own, read=self._passages)
         self.model.train(training)

@@ -52,7 +52,7 @@ from realmlm.reading.retrieve import Offered, embed_documents
 from realmlm.settings import Finetune
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
-from realmlm.train.hits import Candidates, given_vectors, hybrid_over
+from realmlm.train.hits import Candidates, Rivals, given_vectors, hybrid_over
 from realmlm.train.live import LiveIndex
 from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
@@ -85,9 +85,11 @@ class QuestionAnswering(Objective):
         *,
         learning: list[nn.Parameter],
         given: Candidates | None = None,
+        rivals: Rivals | None = None,
     ) -> None:
         """`learning` are the retriever's weights that learn; `given` are candidates found before: by another
-        retriever, or by the model's own towers where they do not learn."""
+        retriever, or by the model's own towers where they do not learn; `rivals` are paragraphs of other
+        questions, for those that came with one."""
         self.settings = settings
         self.model = model
         self.corpus = corpus
@@ -95,6 +97,7 @@ class QuestionAnswering(Objective):
         self.gold = gold
         self._learning = learning
         self._given = given
+        self._rivals = rivals
         self._candidates = min(settings.candidates, len(corpus))
         self._told_GD: Tensor | None = None  # vectors of the paragraphs that questions came with
         self.resident: Resident | None = None
@@ -275,6 +278,10 @@ class QuestionAnswering(Objective):
         told_B = self.gold.given_Q[numbers] >= 0
         # as good as the best, if no one has scored it
         scores_BC[told_B, 0] = scores_BC[told_B].max(1) if given_B is None else given_B[told_B]
+        if self._rivals is not None:
+            for row in np.flatnonzero(told_B):
+                _, rivals_R = self._rivals.of(numbers[row])
+                scores_BC[row, 1 : 1 + len(rivals_R)] = rivals_R
         return ids_BC, scores_BC, holds_BC, first_B
 
     def _scaled(self, scores_BC: Tensor) -> Tensor:
@@ -290,8 +297,8 @@ class QuestionAnswering(Objective):
         found does.
 
         Reading teaches nothing where no passage holds the answer: with `read_gold` the best that does takes
-        the last place. A question that came with its paragraph reads that one and the best that do not hold
-        the answer.
+        the last place. A question that came with its paragraph reads that one, its rivals, and the best that
+        do not hold the answer.
         """
         pairs = zip(numbers.tolist(), ids_BC, strict=True)
         holds_BC = np.stack([self.gold.holds(number, ids) for number, ids in pairs])
@@ -305,27 +312,28 @@ class QuestionAnswering(Objective):
                 order_BC[row, [read - 1, best]] = order_BC[row, [best, read - 1]]
         given_B = self.gold.given_Q[numbers]
         ids_BC = ids_BC.copy()
-        for row in np.flatnonzero(given_B >= 0):  # it takes the place of the last candidate
-            ids_BC[row, -1] = given_B[row]
-            holds_BC[row, -1] = True
-            lacking = np.flatnonzero(~holds_BC[row])[: read - 1]
-            rest = np.setdiff1d(np.arange(ids_BC.shape[1] - 1), lacking)
-            order_BC[row] = np.concatenate([[ids_BC.shape[1] - 1], lacking, rest])
+        for row in np.flatnonzero(given_B >= 0):  # it and its rivals take the places of the last candidates
+            told = [given_B[row], *(self._rivals.of(numbers[row])[0] if self._rivals is not None else [])]
+            own = ids_BC.shape[1] - len(told)
+            ids_BC[row, own:] = told
+            holds_BC[row, own:] = np.arange(len(told)) == 0
+            lacking = np.flatnonzero(~holds_BC[row, :own])[: read - len(told)]
+            rest = np.setdiff1d(np.arange(own), lacking)
+            order_BC[row] = np.concatenate([np.arange(own, ids_BC.shape[1]), lacking, rest])
         ordered_ids = np.take_along_axis(ids_BC, order_BC, axis=1)
         return ordered_ids, order_BC, np.take_along_axis(holds_BC, order_BC, axis=1), first_B
 
     def _vectors(self, index: Index, ids_BC: np.ndarray) -> Tensor:
-        """Of candidates [B, C, D]: the index's, or in column 0 those of given paragraphs."""
+        """Of candidates [B, C, D]: the index's, or those of given paragraphs."""
         if self._told_GD is None:
             return index.vectors(torch.from_numpy(ids_BC.flatten())).view(*ids_BC.shape, -1)
         first = self.gold.first_given
-        told_B = ids_BC[:, 0] >= first
-        there_BC = ids_BC.copy()
-        there_BC[told_B, 0] = self.corpus.ids[0]  # one that the index has
+        told_BC = ids_BC >= first
+        there_BC = np.where(told_BC, self.corpus.ids[0], ids_BC)  # one that the index has
         vectors_BCD = index.vectors(torch.from_numpy(there_BC.flatten())).view(*ids_BC.shape, -1).clone()
-        places = torch.from_numpy(ids_BC[told_B, 0] - first).to(self._told_GD.device)
-        rows = torch.from_numpy(np.flatnonzero(told_B)).to(vectors_BCD.device)
-        vectors_BCD[rows, 0] = self._told_GD[places].to(vectors_BCD)
+        places = torch.from_numpy(ids_BC[told_BC] - first).to(self._told_GD.device)
+        told = torch.from_numpy(told_BC).to(vectors_BCD.device)
+        vectors_BCD[told] = self._told_GD[places].to(vectors_BCD)
         return vectors_BCD
 
     def _to_read(
