@@ -5,6 +5,7 @@ together; the mean of their weights usually answers as well as the best of them,
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from realmlm import Realm
 def average(places: list[Path]) -> Realm:
     """The first of them with the mean of all weights; what is the same in all stays so to the last bit."""
     models = [Realm.from_pretrained(place) for place in places]
+    for model in models:  # it is true of none but the model it was made for
+        model.config = replace(model.config, calibration=None)
     if any(model.config != models[0].config for model in models):
         sys.exit(f"models of different kinds have no mean: {', '.join(map(str, places))}")
     for weights, *others in zip(*(model.parameters() for model in models), strict=True):

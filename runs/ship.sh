@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a model that answers (runs/small.sh) to the one that is bundled, FOLDER/mini: in 8 bits, how sure it is and its words for it (likely, unsure,
+# From a model that answers (runs/small.sh) to the one that is bundled, FOLDER/mini: in 8 bits, with a weight of word matching for few documents, how sure it is and its words for it (likely, unsure,
 # not found) found from its answers to questions about few documents and the pocket encyclopedia, with and without the passages that say them; then its
 # scores on dev and test questions.
 #
@@ -11,7 +11,11 @@ evaluate() { # model, questions, passages read, name
   echo "evaluate --model $1 --corpus $out/corpus --questions $2 --read $3 --report $out/reports/$4.json --predictions $out/predictions/$4.jsonl"
 }
 unanswerable() { python "$(dirname "$0")/../benchmarks/unanswerable.py" "$@"; }
-echo "compress $MODEL --out $out/packed" | realmlm batch - --log "$out/seconds.jsonl"
+{
+  [ -d "$out/small" ] || echo "corpus $data/small/paragraphs.jsonl --out $out/small --tokenizer $MODEL --max-wordpieces 128"
+  echo "hybrid --model $MODEL --corpus $out/small --questions $data/small/small-dev.jsonl --weight 1 --out $out/weighed --report $out/reports/few.json"
+  echo "compress $out/weighed --out $out/packed"
+} | realmlm batch - --log "$out/seconds.jsonl"
 unanswerable "$out/packed" --documents "$data/small/documents.jsonl" --questions "$data/small/small-dev.jsonl" --out "$out/judged-small.jsonl"
 unanswerable "$out/packed" --out "$out/judged-pocket.jsonl"
 {

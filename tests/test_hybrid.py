@@ -206,6 +206,24 @@ def test_the_weight_that_finds_most_is_stored_with_the_model(
     assert fitted.ask(read_questions(world / files[0])[0].text).evidence[0].word_score is not None
 
 
+def test_a_weight_of_ones_own_is_stored_and_shown_among_the_others(
+    tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    file = world / "questions-train.jsonl"
+    given: dict[str, Any] = {
+        "model": tiny_model_folder,
+        "corpus": knowledge.folder,
+        "questions": (file,),
+        "limit": 20,
+    }
+    table = fit_hybrid(FitHybrid(**given, out=tmp_path / "model", weight=0.33))
+    assert open_artefact(tmp_path / "model", kind="model").config["hybrid"] == 0.33
+    assert "\n*   0.33 " in table
+    assert "0.33 over f alone" in table
+    with pytest.raises(BadInput, match="weight"):
+        FitHybrid(**given, out=tmp_path / "other", weight=-1.0)
+
+
 def test_a_model_is_not_written_over(tiny_model_folder: Path, knowledge: Corpus, world: Path) -> None:
     settings = FitHybrid(
         model=tiny_model_folder,

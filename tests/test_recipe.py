@@ -225,6 +225,8 @@ def test_shipping_and_arms_of_ones_own_are_commands_that_exist(data: Path, tmp_p
     for name, *arguments in shipped + own:
         parse(name, COMMANDS[name][0], arguments)
     assert [name for name, *_ in shipped] == [
+        "corpus",
+        "hybrid",
         "compress",
         "calibrate",
         *["evaluate"] * 4,

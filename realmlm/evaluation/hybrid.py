@@ -64,8 +64,11 @@ def fit_hybrid(settings: FitHybrid) -> str:
     index = index_of(realm, corpus, path=settings.index).index
     words = BM25Index(corpus, device=realm.device)
     searched = [_search(realm, corpus, index, words, questions) for questions in asked.values()]
-    found = {weight: [file.recalls(weight) for file in searched] for weight in (*WEIGHTS, ALONE)}
-    best = max(WEIGHTS, key=lambda weight: (_mean(found[weight]), -weight))
+    weights = sorted({*WEIGHTS, *([] if settings.weight is None else [settings.weight])})
+    found = {weight: [file.recalls(weight) for file in searched] for weight in (*weights, ALONE)}
+    best = settings.weight
+    if best is None:
+        best = max(WEIGHTS, key=lambda weight: (_mean(found[weight]), -weight))
     write_again(settings.model, settings.out, hybrid=best, calibration=None)
     if settings.report is not None:
         names = [file.name for file in asked]

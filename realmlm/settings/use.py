@@ -150,6 +150,8 @@ class FitHybrid(Settings):
     is none."""
     limit: Annotated[int | None, optional("N")] = None
     """Use only this many questions of each file, evenly spread."""
+    weight: Annotated[float | None, optional("WEIGHT")] = None
+    """Store this weight in place of the one that finds most here: a larger one suits few documents."""
     report: Annotated[Path | None, optional("PATH")] = None
     """File for what every weight finds in each file, as JSON."""
     device: str = "auto"
@@ -157,6 +159,7 @@ class FitHybrid(Settings):
 
     def check(self) -> None:
         self.at_least(1, "limit")
+        self.at_least(0, "weight")
         example = "realmlm hybrid --corpus CORPUS --questions FILE --out MODEL"
         ensure(len(self.questions) > 0, f"name at least one file: {example}")
 
