@@ -116,9 +116,10 @@ def pretrain(
         for file in settings.guard:
             run.pin_file(file)
         asked = [question for file in settings.guard for question in read_questions(file)]
-        how: dict[str, Any] = {"refresh": settings.refresh, "loop": settings.loop}
-        how["asked_by_own"] = settings.search_with == "index"
-        with closing(LiveIndex(run, realm, corpus, **how)) as live:
+        by_own = settings.search_with == "index"
+        with closing(
+            LiveIndex(run, realm, corpus, refresh=settings.refresh, loop=settings.loop, asked_by_own=by_own)
+        ) as live:
             taught = objective(settings, realm, corpus, source, live, own=own, probe=probe)
             if asked:
                 taught.guard = Guard(
