@@ -180,12 +180,11 @@ class Worker:
                 self._at_work = (begun, alone)
                 if self._on_batch is not None and not alone:
                     self._on_batch(len(batch), begun - batch[0].since)
-                gathers = self._gathers and not alone
-                if gathers:
+                if self._gathers and not alone:
                     self._note(batch)
-                _work_off(batch)
-                if gathers:
-                    self._expected = min(len(batch) + len(self._jobs), self._most_together)
+                    _work_off(batch, worked=partial(self._expect, len(batch)))
+                else:
+                    _work_off(batch)
                 self._lasted[alone].append(time.monotonic() - begun)
                 self._usual_s[alone] = median(self._lasted[alone])
                 self._at_work = None
@@ -202,6 +201,10 @@ class Worker:
             self._unanswered += len(batch)
         for job in batch:
             job.future.add_done_callback(answered)
+
+    def _expect(self, worked_off: int) -> None:
+        """Note how many there are, before any of those worked off is answered and may ask again."""
+        self._expected = min(worked_off + len(self._jobs), self._most_together)
 
     def _gather(self) -> None:
         """Wait for as many as there were at the last batch, while they are being answered or come in."""
@@ -255,10 +258,14 @@ def _stopping() -> Busy:
     return Busy("the service is stopping; ask again in a moment")
 
 
-def _work_off(batch: list[_Job]) -> None:
+def _work_off(batch: list[_Job], *, worked: Callable[[], None] = lambda: None) -> None:
+    """`worked` is called when the work is done and no one has been answered yet."""
     different = list(dict.fromkeys(job.item for job in batch))  # what several ask is answered once
     try:
-        results = dict(zip(different, batch[0].work(different), strict=True))
+        try:
+            results = dict(zip(different, batch[0].work(different), strict=True))
+        finally:
+            worked()
     except BadInput as error:
         if len(batch) == 1:
             batch[0].future.set_exception(error)

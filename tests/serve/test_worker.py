@@ -208,18 +208,18 @@ def test_what_others_finish_is_passed_on_and_the_next_batch_does_not_wait_for_it
     worker.close()
 
 
-def four_that_ask_again(worker: Worker, times: int) -> list[int]:
-    """The sizes of the batches of four clients, answered one after the other by another thread; each asks
-    again as soon as it is answered."""
+def four_that_ask_again(worker: Worker, times: int, *, at_once: bool = False) -> list[int]:
+    """The sizes of the batches of four clients, answered one after the other by another thread, or at once by
+    the worker's own; each asks again as soon as it is answered."""
     sizes: list[int] = []
     over = threading.Semaphore(0)
     left = dict.fromkeys(range(4), times)
 
     with ThreadPoolExecutor(1) as answering:
 
-        def work(clients: list[int]) -> list["Future[Any]"]:
+        def work(clients: list[int]) -> list[Any]:
             sizes.append(len(clients))
-            return [answering.submit(time.sleep, 0.002) for _ in clients]
+            return clients if at_once else [answering.submit(time.sleep, 0.002) for _ in clients]
 
         def ask(client: int) -> None:
             left[client] -= 1
@@ -237,15 +237,19 @@ def four_that_ask_again(worker: Worker, times: int) -> list[int]:
     return sizes
 
 
-def test_those_who_were_just_answered_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [False, True])  # at once: before the worker has ended the batch before
+def test_those_who_were_just_answered_are_waited_for(monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
     monkeypatch.setattr(settings, "GATHER_S", 60)
     monkeypatch.setattr(settings, "MOMENT_S", 60)
     worker = Worker(most_waiting=100, most_together=8, gather=True)
-    assert four_that_ask_again(worker, 5) == [4] * 5
+    assert four_that_ask_again(worker, 5, at_once=at_once) == [4] * 5  # none is counted twice
     worker.close()
-    at_once = Worker(most_waiting=100, most_together=8)
-    assert len(four_that_ask_again(at_once, 5)) > 5
-    at_once.close()
+
+
+def test_without_gathering_a_batch_is_whoever_waits() -> None:
+    worker = Worker(most_waiting=100, most_together=8)
+    assert len(four_that_ask_again(worker, 5)) > 5
+    worker.close()
 
 
 def test_a_batch_is_gathered_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
