@@ -1,11 +1,12 @@
 """Does a model know when the documents do not say? `python benchmarks/unanswerable.py [MODEL]`
 
 Asks every question twice: as it is, and with every passage that holds the answer taken out of what was
-retrieved, so that nothing that is read can say it. Prints how often an answer that is right is surer than one
-of the second kind, by p(y|x) alone and by the confidence, and how many of each kind are called likely, unsure
-or not found. The documents and questions are those of the pocket encyclopedia, or others that are named.
-With --out the answers of both kinds are written, judged, as `realmlm calibrate` reads them, but for those
-that are right in part.
+retrieved, so that nothing that is read can say it; or, in place of the latter, the questions of a file that
+the documents do not answer (--unanswerable: JSON lines with "question"). Prints how often an answer that is
+right is surer than one of the second kind, by p(y|x) alone and by the confidence, and how many of each kind
+are called likely, unsure or not found. The documents and questions are those of the pocket encyclopedia, or
+others that are named. With --out the answers of both kinds are written, judged, as `realmlm calibrate` reads
+them, but for those that are right in part.
 """
 
 import argparse
@@ -41,20 +42,31 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="mini")
     parser.add_argument("--documents", type=Path, default=pocket)
     parser.add_argument("--questions", type=Path, default=pocket.parent / "questions.jsonl")
+    parser.add_argument("--unanswerable", type=Path, help="questions that the documents do not answer")
     parser.add_argument("--out", type=Path, help="file for the judged answers")
     options = parser.parse_args()
     engine = realmlm.load(options.model).read(options.documents)
     questions = read_questions(options.questions)
     said = engine.ask([question.text for question in questions], read=READ)
-    unsaid = [answer_without(engine._answerer, question) for question in questions]
+    if options.unanswerable is not None:
+        lines = options.unanswerable.read_text(encoding="utf-8").splitlines()
+        asked_for_nothing = [json.loads(line)["question"] for line in lines]
+        unsaid = engine.ask(asked_for_nothing, read=READ)
+    else:
+        asked_for_nothing = [question.text for question in questions]
+        unsaid = [answer_without(engine._answerer, question) for question in questions]
     correct = [is_correct(answer.answer, question) for answer, question in zip(said, questions, strict=True)]
     print_table(said, correct, unsaid)
     if options.out is not None:
         manifest = open_artefact(model_place(options.model), kind="model")
         made = {"read": READ, "model": manifest.fingerprint, "hybrid": manifest.config.get("hybrid", 0.0)}
         judged = [
-            *(one for one in zip(questions, said, correct, strict=True) if not partly_right(*one)),
-            *((question, answer, False) for question, answer in zip(questions, unsaid, strict=True)),
+            *(
+                (question.text, answer, is_right)
+                for question, answer, is_right in zip(questions, said, correct, strict=True)
+                if not partly_right(question, answer, is_right)
+            ),
+            *((text, answer, False) for text, answer in zip(asked_for_nothing, unsaid, strict=True)),
         ]
         options.out.write_text("".join(json.dumps(row(*one) | made) + "\n" for one in judged))
 
@@ -81,8 +93,8 @@ def print_table(said: list[Answer], correct: list[bool], unsaid: list[Answer]) -
     right = [answer for answer, is_right in zip(said, correct, strict=True) if is_right]
     wrong = [answer for answer, is_right in zip(said, correct, strict=True) if not is_right]
     print(
-        f"{datetime.date.today()}  {len(said)} questions, {len(right)} answered right; all again with "
-        "nothing that says it"
+        f"{datetime.date.today()}  {len(said)} questions, {len(right)} answered right; {len(unsaid)} that "
+        "nothing read can say"
     )
     is_right = np.array([True] * len(right) + [False] * len(unsaid))
     names = ["probability", "relevance"]
@@ -113,9 +125,9 @@ def words(answers: list[Answer]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in ("likely", "unsure", "not found"))
 
 
-def row(question: Question, answer: Answer, correct: bool) -> dict[str, Any]:
+def row(question: str, answer: Answer, correct: bool) -> dict[str, Any]:
     """A judged answer, as `evaluate --predictions` writes them."""
-    return asdict(answer) | {"question": question.text, "correct": correct}
+    return asdict(answer) | {"question": question, "correct": correct}
 
 
 if __name__ == "__main__":

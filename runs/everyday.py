@@ -9,13 +9,14 @@ on, asked about in other words and with other names.
 """
 
 import argparse
-import json
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
+
+from lines import write
 
 from realmlm.sources.headings import BETWEEN
 from realmlm.sources.markup import row_line
@@ -389,10 +390,7 @@ def main() -> None:
         ("small/everyday.jsonl", documents),
         ("small/everyday-dev.jsonl", dev),
     ):
-        path = options.out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        print(f"{path}: {len(rows):,}")
+        write(options.out / name, rows)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lines import write
+
 Row = dict[str, Any]
 PARAGRAPHS = 300  # of SQuAD, kept apart
 NEIGHBOURS = 2  # paragraphs before and after each of them, for a model to be calibrated on
@@ -45,13 +47,6 @@ def listed(path: Path, *, quoted: bool) -> list[Row]:
             csv.reader(file, delimiter="\t") if quoted else (line.rstrip("\n").split("\t") for line in file)
         )
         return [{"question": question, "answer": ast.literal_eval(answers)} for question, answers in rows]
-
-
-def write(path: Path, rows: Iterable[Row]) -> None:
-    rows = list(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    print(f"{path}: {len(rows):,}")
 
 
 def open_form(rows: Iterable[Row]) -> list[Row]:

@@ -6,7 +6,8 @@
 #
 #   python runs/questions.py RAW DATA                           the questions (DATA/questions, DATA/small)
 #   python runs/tables.py WIKITABLEQUESTIONS DATA               and those about rows of tables,
-#   python runs/everyday.py DATA                                and about letters, lists and forms, if wanted
+#   python runs/everyday.py DATA                                and about letters, lists and forms,
+#   python runs/papers.py DATA                                  and about papers as people have them, if wanted
 #   ENCODER=folder runs/small.sh FOLDER DATA                    DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
 #                                                               STAGES="…": some of them, or `answers`: those of START (with JOINT=0)   SEED=n: other batches   NAME=folder: of all but the corpus
 #                                                               WARMUP, JOINT, TOWERS, READING, TAUGHT=n: steps of each; WARMUP=0, JOINT=0, TOWERS=0: without it
@@ -24,7 +25,7 @@ open=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 given=$(ls "$data"/questions/*-reading.* | tr '\n' ' ')
 dev=$(ls "$data"/questions/*-dev.* | tr '\n' ' ')
 few=small # answering from few documents
-for name in tables everyday; do [ ! -e "$data/small/$name-dev.jsonl" ] || few="$few $name"; done
+for name in tables everyday papers; do [ ! -e "$data/small/$name-dev.jsonl" ] || few="$few $name"; done
 own=$out${NAME:+/$NAME}
 # with joint pre-training and without it, the same stages in folders of their own
 read=$own/warmup/model before=$own/joint/model of=$own/realm-$seed
@@ -34,6 +35,13 @@ read=${START:-$read}
 found=$of/hybrid # what reading begins with
 [ "${TOWERS:-}" = 0 ] && found=$before
 mkdir -p "$own"
+documents() { # of a name of few
+  case $1 in
+    small) echo "$data/small/paragraphs.jsonl" ;;
+    papers) echo "$(dirname "$0")/papers/choose/mixed/docs" ;;
+    *) echo "$data/small/$1.jsonl" ;;
+  esac
+}
 evaluate() { # name, model, flags
   for file in $dev; do
     local name=$1-$(basename "${file%%-dev.*}")
@@ -47,7 +55,7 @@ answered() { # name, model
   done
 }
 answer() { # name, the model to begin with, steps, flags
-  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --rivals 9 --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
+  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals 9 --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
   answered "$1" "$of/$1/model"
 }
 stage() { [[ " $stages " == *" $1 "* ]]; }
@@ -56,7 +64,7 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
     echo "corpus $data/articles --out $out/corpus --tokenizer $ENCODER --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
     for name in $few; do
-      echo "corpus $data/small/${name/small/paragraphs}.jsonl --out $out/$name --tokenizer $ENCODER --max-wordpieces 128"
+      echo "corpus $(documents "$name") --out $out/$name --tokenizer $ENCODER --max-wordpieces 128"
     done
   fi
   stage model && echo "model --corpus $out/corpus --out $own/begin --checkpoint $ENCODER --projection ${VECTOR:-384} --freeze-embeddings --pooling mean --reading together --read-titles --seed $seed"

@@ -10,12 +10,13 @@ small/tables-dev.jsonl are tables that nothing is trained on, and the questions 
 
 import argparse
 import csv
-import json
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+from lines import write
 
 from realmlm.sources.markup import row_line
 
@@ -198,10 +199,7 @@ def main() -> None:
         ("small/tables.jsonl", documents),
         ("small/tables-dev.jsonl", dev),
     ):
-        path = options.out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        print(f"{path}: {len(rows):,}")
+        write(options.out / name, rows)
 
 
 if __name__ == "__main__":

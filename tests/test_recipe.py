@@ -412,6 +412,41 @@ def test_questions_about_everyday_papers_have_one_answer_each(tmp_path: Path) ->
     assert any("Lindholm" in text for text in texts)
 
 
+def test_papers_hold_the_answers_of_their_questions() -> None:
+    folders = sorted(questions.parent for questions in (RUNS / "papers").glob("*/*/questions.jsonl"))
+    assert {folder.parent.name for folder in folders} == {"learn", "choose", "calibrate"}
+    asked: set[str] = set()
+    for folder in folders:
+        texts = {file.name: file.read_text("utf-8") for file in (folder / "docs").iterdir()}
+        for row in map(json.loads, (folder / "questions.jsonl").read_text("utf-8").splitlines()):
+            assert row["answer"][0] in row["sentence"], row
+            assert row["sentence"] in texts[row["file"]], row
+            assert row["question"] not in asked, row
+            asked.add(row["question"])
+        nothing = [
+            json.loads(line) for line in (folder / "unanswerable.jsonl").read_text("utf-8").splitlines()
+        ]
+        assert len(nothing) >= 40
+        assert {row["file"] for row in nothing} <= texts.keys()
+        assert not asked & {row["question"] for row in nothing}
+
+
+def test_questions_about_papers_name_the_place_of_their_answer(tmp_path: Path) -> None:
+    run("papers.py", tmp_path)
+    lines = (tmp_path / "questions" / "papers-reading.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    files = (RUNS / "papers" / "learn").glob("*/questions.jsonl")
+    asked = sum(len(file.read_text("utf-8").splitlines()) for file in files)
+    assert len(rows) > 0.99 * asked
+    for row in rows:
+        assert row["context"][row["start"] :].startswith(row["answer"][0])
+    # the same cell stands in another row, or form: the row that is asked about counts
+    (pepper,) = (
+        row for row in rows if row["question"] == "What is one pepper cube worth at the end of Saltmarket?"
+    )
+    assert pepper["context"][: pepper["start"]].endswith("Goods: Pepper; Each cube is worth: ")
+
+
 def test_the_mean_of_models_is_that_of_their_weights(knowledge: Corpus, tmp_path: Path) -> None:
     models = [
         create_model(corpus=knowledge.folder, out=tmp_path / f"{seed}", **TINY_MODEL | {"seed": seed})

@@ -273,6 +273,16 @@ class Realm(TakesInputs, nn.Module):
             raise BadInput("the model reads no titles; make one with --read-titles for --title-answers")
         self.config = replace(self.config, title_answers=True)
 
+    def allow_answers(self, wordpieces: int) -> None:
+        """Let answers be so long; spans of any length are scored by the same weights."""
+        if not 1 <= wordpieces < self.config.max_query:
+            limits = f"answers must have 1 to {self.config.max_query - 1} wordpieces, not {wordpieces}"
+            raise BadInput(
+                f"{limits}: without a passage they follow the question in its {self.config.max_query}"
+            )
+        self.reader.span_head.max_width = wordpieces
+        self.config = replace(self.config, max_answer=wordpieces)
+
     def begin_towers_as_reader(self) -> None:
         """Give the towers the reader's encoder; their projections stay."""
         self.config.check_one_encoder()

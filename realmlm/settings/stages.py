@@ -275,6 +275,8 @@ class Finetune(Settings):
     reading: Annotated[Literal["paper", "together"] | None, optional("HOW")] = None
     """How spans of several passages are weighed from now on, within each passage (paper) or all together;
     default: as the model does."""
+    max_answer: Annotated[int | None, optional("INT")] = None
+    """Longest answer from now on, in wordpieces; default: as the model has it."""
     optim: JointOptim = field(default_factory=lambda: JointOptim(steps=0, lr=1e-5, retriever_lr=1e-5))
     refresh: Refresh = field(default_factory=lambda: Refresh(every_steps=0))
     loop: Loop = field(default_factory=Loop)
@@ -284,6 +286,7 @@ class Finetune(Settings):
         fixed = self.refresh.every_steps == 0 or self.query == "tower"
         ensure(fixed, "--query projection is for a fixed index; leave out --refresh.every-steps")
         self.at_least(0, "closed_book", "in_batch", "scale_lr", "hybrid", "judging", "teaching")
+        self.at_least(1, "max_answer")
         self.between(0, self.read - 1, "rivals")
         found = not self.rivals or self.retriever == "learned"
         ensure(found, f"--rivals are found by the model's own search, not by {self.retriever}")

@@ -87,7 +87,7 @@ class Gold:
         return (place < len(found)) & (found[np.minimum(place, len(found) - 1)] == ids_C)
 
     def spans(self, question: int, passage: int) -> np.ndarray:
-        """Spans [n, 2] of the answers in a passage."""
+        """Spans [n, 2] of the answers in a passage; in a question's own paragraph the one that is told."""
         if question >= len(self._firsts) or passage == self.given_Q[question]:
             self._look_up(question, np.array([passage]))
             return self._found.get((question, passage), _NO_SPANS)
@@ -113,11 +113,23 @@ class Gold:
         before = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
         new = np.setdiff1d(ids_C, before)
         for passage in new.tolist():
-            spans = self._spans_in(passage, self._asked[question])
+            asked = self._asked[question]
+            own = passage == self.given_Q[question] and asked.start is not None
+            spans = self._told_span(passage, asked) if own else _NO_SPANS
+            spans = spans if len(spans) else self._spans_in(passage, asked)
             if len(spans):
                 self._found[question, passage] = spans
         if len(new):
             self._looked_up[question] = np.union1d(before, new)
+
+    def _told_span(self, passage: int, question: Question) -> np.ndarray:
+        """Where the answer begins by what the question says of its paragraph [n, 2]: other places with the
+        same words say something else, as the other sevens of a table do."""
+        text = self.corpus.text(passage)
+        told = (question.start or 0) - max(question.context.find(text), 0)
+        found = [(start, end) for start, end in answer_spans(text, question) if start <= told < end]
+        starts_n, ends_n = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return _in_wordpieces([self.corpus.token_chars(passage)], np.zeros_like(starts_n), starts_n, ends_n)
 
     def _spans_in(self, passage: int, question: Question) -> np.ndarray:
         """Where its answers stand in a passage [n, 2], found by looking through it."""

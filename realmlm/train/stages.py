@@ -465,6 +465,8 @@ def _set_reading(settings: Finetune, realm: Realm) -> None:
         realm.learn_passage_logit()
     if settings.title_answers:
         realm.allow_title_answers()
+    if settings.max_answer is not None:
+        realm.allow_answers(settings.max_answer)
     reading = settings.reading or realm.config.reading
     realm.config = replace(realm.config, reading=reading, trained_on_questions=True)
 

@@ -1,6 +1,7 @@
 """Fine-tuning otherwise: other objectives, other retrievers, answers that are patterns."""
 
 import json
+import re
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from realmlm.cli import main
 from realmlm.corpus.questions import Question, read_questions
 from realmlm.corpus.store import Corpus
-from realmlm.errors import Mismatch
+from realmlm.errors import BadInput, Mismatch
 from realmlm.index.exact import ExactIndex, Hits
 from realmlm.log import Clock, read_metrics
 from realmlm.model.marginal import answer_log_likelihood, best_span_log_likelihood
@@ -362,6 +363,20 @@ def test_the_passage_of_a_paragraph_that_holds_the_answer(knowledge: Corpus, cap
     assert gold.given_Q[2] != gold.given_Q[0]
 
 
+def test_of_the_places_with_the_same_words_the_told_one_counts(knowledge: Corpus) -> None:
+    rows = "Tea: 7 pence. Milk: 7 pence. Bread: 9 pence."
+    places = [match.start() for match in re.finditer("7 pence", rows)]
+    asked = Question("How much is milk?", ("7 pence", "7"), context=rows, title="Prices")
+    given = [replace(asked, start=start) for start in (places[1], None, 1)]
+    gold = locate_answers(knowledge, given)
+    firsts = [
+        sorted({int(gold.corpus.token_chars(passage)[first, 0]) for first, _ in gold.spans(number, passage)})
+        for number, passage in enumerate(gold.given_Q.tolist())
+    ]
+    assert firsts == [[places[1]], places, places], "told; not told; told a place where it does not stand"
+    assert len(gold.spans(0, int(gold.given_Q[0]))) == 2, "in both of its forms"
+
+
 @pytest.mark.parametrize("retriever", ["learned", "bm25"])
 def test_a_given_paragraph_is_read_among_passages_without_the_answer(
     retriever: str, tiny_model_folder: Path, knowledge: Corpus, world: Path, tmp_path: Path
@@ -431,3 +446,31 @@ def test_a_reader_learns_from_paragraphs_alone(
     assert all(row["gold_read"] == 1.0 for row in metrics)
     assert metrics[-1]["log_p"] > metrics[0]["log_p"] + 1
     assert metrics[-1]["retriever"] > metrics[0]["retriever"]
+
+
+def test_answers_may_become_longer(tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path) -> None:
+    words = "the keeper of all quolls in the north"
+    told = {"question": "Who is Zelda?", "answer": [words], "context": f"{OTHER} Zelda is {words}."}
+    (tmp_path / "told.jsonl").write_text(json.dumps(told), "utf-8")
+    before = Realm.from_pretrained(tiny_model_folder)
+    long = len(knowledge.wordpieces.encode(words))
+    assert before.config.max_answer < long
+    settings = Finetune(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        questions=(tmp_path / "told.jsonl",),
+        out=tmp_path / "run",
+        read=1,
+        candidates=2,
+        closed_book=0.0,
+        max_answer=long,
+        optim=JointOptim(steps=60, batch=1, lr=3e-3, retriever_lr=0),
+        loop=LOOP,
+    )
+    run_finetune(settings)
+    realm = Realm.from_pretrained(tmp_path / "run" / "model")
+    assert realm.config.max_answer == realm.reader.span_head.max_width == long
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["log_p"] > -1, "it was learned"
+    for bad in (0, before.config.max_query):
+        with pytest.raises(BadInput, match="answers must have 1 to"):
+            realm.allow_answers(bad)
