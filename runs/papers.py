@@ -2,9 +2,9 @@
 
 runs/papers has folders of made-up papers (leases, minutes, price lists, manual pages, news) with questions as
 people ask them, both written for this by a language model; `unanswerable.jsonl` are those that no paper of
-the folder answers. OUT/questions/papers-reading.jsonl gets the questions of the folders in `learn`, each with
-the passage that answers it and where. Of the others nothing is learned: `choose` is for comparing models
-(its questions become OUT/small/papers-dev.jsonl), `calibrate` for how sure they are.
+the folder answers. Of each folder FOLDER in `learn`, OUT/questions/FOLDER-reading.jsonl gets the questions,
+each with the passage that answers it and where. Of the others nothing is learned: `choose` is for comparing
+models (its questions become OUT/small/papers-dev.jsonl), `calibrate` for how sure they are.
 """
 
 import argparse
@@ -32,8 +32,8 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
-    lines = [line for folder in sorted((PAPERS / "learn").iterdir()) for line in lessons(folder)]
-    write(options.out / "questions" / "papers-reading.jsonl", lines)
+    for folder in sorted((PAPERS / "learn").iterdir()):
+        write(options.out / "questions" / f"{folder.name}-reading.jsonl", lessons(folder))
     write(options.out / "small" / "papers-dev.jsonl", questions(PAPERS / "choose" / "mixed"))
 
 

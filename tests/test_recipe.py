@@ -433,11 +433,11 @@ def test_papers_hold_the_answers_of_their_questions() -> None:
 
 def test_questions_about_papers_name_the_place_of_their_answer(tmp_path: Path) -> None:
     run("papers.py", tmp_path)
-    lines = (tmp_path / "questions" / "papers-reading.jsonl").read_text("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    files = (RUNS / "papers" / "learn").glob("*/questions.jsonl")
-    asked = sum(len(file.read_text("utf-8").splitlines()) for file in files)
-    assert len(rows) > 0.99 * asked
+    made = sorted((tmp_path / "questions").glob("*-reading.jsonl"))
+    rows = [json.loads(line) for file in made for line in file.read_text("utf-8").splitlines()]
+    files = sorted((RUNS / "papers" / "learn").glob("*/questions.jsonl"))
+    assert [f"{file.parent.name}-reading.jsonl" for file in files] == [file.name for file in made]
+    assert len(rows) > 0.99 * sum(len(file.read_text("utf-8").splitlines()) for file in files)
     for row in rows:
         assert row["context"][row["start"] :].startswith(row["answer"][0])
     # the same cell stands in another row, or form: the row that is asked about counts
@@ -445,6 +445,33 @@ def test_questions_about_papers_name_the_place_of_their_answer(tmp_path: Path) -
         row for row in rows if row["question"] == "What is one pepper cube worth at the end of Saltmarket?"
     )
     assert pepper["context"][: pepper["start"]].endswith("Goods: Pepper; Each cube is worth: ")
+
+
+def test_papers_are_learned_in_two_rounds_among_what_was_learned_before(tmp_path: Path) -> None:
+    folders = [folder.name for folder in sorted((RUNS / "papers" / "learn").iterdir())]
+    data = tmp_path / "data"
+    (data / "questions").mkdir(parents=True)
+    for name in (*folders, "everyday", "tables", "squad", "nq"):
+        lines = "".join(f'{{"question": "{name} {number}"}}\n' for number in range(200))
+        (data / "questions" / f"{name}-reading.jsonl").write_text(lines)
+    base = tmp_path / "base"
+    asked = commands_of("papers.sh", base, data, MODEL="mini")
+    assert [words[0] for words in asked] == ["corpus", "corpus", "finetune", "finetune"]
+    given = [parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked]
+    corpora, rounds = given[:2], given[2:]
+    taken = [{source.parent.name for source in settings.sources} for settings in corpora]
+    assert taken[0] < taken[1] == set(folders)
+    learned = [
+        {file.name.removesuffix("-reading.jsonl") for file in settings.questions} for settings in rounds
+    ]
+    before = {"everyday.jsonl", "tables.jsonl", "squad.jsonl", "nq.jsonl"}
+    assert learned == [taken[0] | before, (taken[1] - taken[0]) | before | {"papers.jsonl"}]
+    assert rounds[1].model == base / "first" / "model"
+    assert len((base / "second-before" / "papers.jsonl").read_text().splitlines()) == 320
+    again = (base / "second-before" / "squad.jsonl").read_text()
+    assert len(set(again.splitlines())) == 130
+    commands_of("papers.sh", tmp_path / "again", data)
+    assert (tmp_path / "again" / "second-before" / "squad.jsonl").read_text() == again
 
 
 def test_the_mean_of_models_is_that_of_their_weights(knowledge: Corpus, tmp_path: Path) -> None:
