@@ -9,13 +9,14 @@
 set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0")
 unset SEED
-export START=${START:-mini} WARMUP=0 K=${K:-5} JOINT_LR=${JOINT_LR:-5e-5} REFRESH=${REFRESH:-2000} READING_BATCH=${READING_BATCH:-32}
-joint=${JOINT:-8000} towers=${TOWERS:-150} reading=${READING:-1500}
-arm() { # name, model: towers from questions and word matching beside them once, then reading three times
-  START=$2 JOINT=0 NAME=$1 STAGES="start towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
+export START=${START:-mini} WARMUP=0 K=${K:-3} JOINT_LR=${JOINT_LR:-5e-5} RETRIEVER_LR=${RETRIEVER_LR:-3e-6} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=${SEARCH_WITH:-index} REFRESH=${REFRESH:-1500}
+export CHECKPOINT=${CHECKPOINT:-5000} READING_BATCH=${READING_BATCH:-32} HYBRID=${HYBRID:-0.5}
+joint=${JOINT:-15700} towers=${TOWERS:-150} reading=${READING:-600}
+arm() { # name, model: towers from questions once, then reading three times, with the same weight of word matching
+  START=$2 JOINT=0 NAME=$1 STAGES="start towers" TOWERS=$towers "$here/small.sh" "$out" "$data"
   local seeds=()
   for seed in 0 1 2; do
-    START=$out/$1/plain-0/hybrid JOINT=0 NAME=$1 STAGES=reading TOWERS=0 READING=$reading SEED=$seed "$here/small.sh" "$out" "$data" &
+    START=$out/$1/plain-0/towers/model JOINT=0 NAME=$1 STAGES=reading TOWERS=0 READING=$reading SEED=$seed "$here/small.sh" "$out" "$data" &
     seeds+=($!)
   done
   for seed in "${seeds[@]}"; do wait "$seed"; done
@@ -39,7 +40,7 @@ compare)
   for set in nq triviaqa webquestions curatedtrec squad entities; do
     compare "$set, before training on questions" "$out/with/plain-0/predictions" "$out/without/plain-0/predictions" "start-$set"
   done
-  for set in nq triviaqa webquestions curatedtrec squad entities small tables everyday ""; do
+  for set in nq triviaqa webquestions curatedtrec squad entities small tables everyday papers ""; do
     compare "${set:-all}, after reading, mean of three seeds" "$(predictions with)" "$(predictions without)" "reading-$set"
   done
   ;;

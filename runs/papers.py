@@ -4,7 +4,8 @@ runs/papers has folders of made-up papers (leases, minutes, price lists, manual 
 people ask them, both written for this by a language model; `unanswerable.jsonl` are those that no paper of
 the folder answers. Of each folder FOLDER in `learn`, OUT/questions/FOLDER-reading.jsonl gets the questions,
 each with the passage that answers it and where. Of the others nothing is learned: `choose` is for comparing
-models (its questions become OUT/small/papers-dev.jsonl), `calibrate` for how sure they are.
+models (its questions become OUT/small/papers-dev.jsonl), `calibrate` for how sure they are. With `--times N`
+each question to learn is written N times, for a training that asks many others beside them.
 """
 
 import argparse
@@ -31,9 +32,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
+    parser.add_argument("--times", type=int, default=1)
     options = parser.parse_args()
     for folder in sorted((PAPERS / "learn").iterdir()):
-        write(options.out / "questions" / f"{folder.name}-reading.jsonl", lessons(folder))
+        write(
+            options.out / "questions" / f"{folder.name}-reading.jsonl", options.times * list(lessons(folder))
+        )
     write(options.out / "small" / "papers-dev.jsonl", questions(PAPERS / "choose" / "mixed"))
 
 

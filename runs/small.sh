@@ -13,6 +13,7 @@
 #                                                               WARMUP, JOINT, TOWERS, READING, TAUGHT=n: steps of each; WARMUP=0, JOINT=0, TOWERS=0: without it
 #                                                               START=model: goes on from one that has learned already, in place of the warm-up (JOINT=0: of the joint stage too)
 #                                                               TEACHER=model: the larger reader (runs/base.sh)
+#                                                               HYBRID=λ: reading with this weight of word matching, which is not fitted then
 #
 # The encoder was supervised on question pairs, Natural Questions among them: say so beside every number.
 set -euo pipefail
@@ -20,7 +21,7 @@ out=$1 data=$2 scale=${SCALE:-1} seed=${SEED:-0} warmup=${WARMUP:-4000} joint=${
 stages=${STAGES:-corpus model warmup joint start towers hybrid reading taught}
 export TOKENIZERS_PARALLELISM=false
 scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
-loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled 1000) ${COMPILE:+--loop.compile}"
+loop="--loop.seed $seed --loop.log-every $(scaled 50) --loop.checkpoint-every $(scaled "${CHECKPOINT:-1000}") ${COMPILE:+--loop.compile}"
 open=$(ls "$data"/questions/*-train.* | tr '\n' ' ')
 given=$(ls "$data"/questions/*-reading.* | tr '\n' ' ')
 dev=$(ls "$data"/questions/*-dev.* | tr '\n' ' ')
@@ -33,6 +34,7 @@ read=$own/warmup/model before=$own/joint/model of=$own/realm-$seed
 read=${START:-$read}
 [ "$joint" = 0 ] && before=$read of=$own/plain-$seed
 found=$of/hybrid # what reading begins with
+[ -n "${HYBRID:-}" ] && found=$of/towers/model
 [ "${TOWERS:-}" = 0 ] && found=$before
 mkdir -p "$own"
 documents() { # of a name of few
@@ -55,7 +57,7 @@ answered() { # name, model
   done
 }
 answer() { # name, the model to begin with, steps, flags
-  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals 9 --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
+  echo "finetune --from $2 --corpus $out/corpus --questions $open $given --out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals 9 ${HYBRID:+--hybrid $HYBRID} --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
   answered "$1" "$of/$1/model"
 }
 stage() { [[ " $stages " == *" $1 "* ]]; }
@@ -72,12 +74,12 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
     echo "warmup --from $own/begin --corpus $out/corpus --out $own/warmup --pairing recurring --pointing 1 --reader.steps $(scaled "$warmup") --reader.batch $(scaled 256) --reader.lr 3e-4 --retriever.steps 0 $loop"
   fi
   if stage joint && [ "$joint" != 0 ]; then
-    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing 1 --k ${K:-8} --search-with ${SEARCH_WITH:-current} --guard $dev --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever $(scaled 100) --optim.steps $(scaled "$joint") --optim.batch $(scaled 128) --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $(scaled "${REFRESH:-500}") $loop"
+    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing 1 --k ${K:-8} --search-with ${SEARCH_WITH:-current} --guard $dev --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever $(scaled 100) --optim.steps $(scaled "$joint") --optim.batch $(scaled "${JOINT_BATCH:-128}") --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $(scaled "${REFRESH:-500}") $loop"
   fi
   stage start && evaluate start "$before" --read 0 --hybrid 0
   stage answers && answered answers "$before"
   stage towers && [ "${TOWERS:-}" != 0 ] && echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled "${TOWERS_BATCH:-512}") --optim.lr ${TOWERS_LR:-2e-5} $loop"
-  stage hybrid && [ "${TOWERS:-}" != 0 ] && echo "hybrid --model $of/towers/model --corpus $out/corpus --questions $dev --limit $(scaled 700) --out $of/hybrid --report $of/reports/weights.json"
+  stage hybrid && [ "${TOWERS:-}" != 0 ] && [ -z "${HYBRID:-}" ] && echo "hybrid --model $of/towers/model --corpus $out/corpus --questions $dev --limit $(scaled 700) --out $of/hybrid --report $of/reports/weights.json"
   stage reading && answer reading "$found" "${READING:-2250}"
   stage taught && [ -n "${TEACHER:-}" ] && answer taught "$of/reading/model" "${TAUGHT:-2250}" --teacher "$TEACHER"
   true

@@ -173,9 +173,9 @@ def test_a_packed_step_is_a_padded_one_within_what_bfloat16_allows(
 
 @pytest.mark.parametrize("frozen", [0, 4])
 def test_recorded_steps_learn_what_steps_as_they_are_learn(
-    frozen: int, joint: dict[str, Any], tmp_path: Path
+    frozen: int, joint: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    joint = {**joint, "freeze_retriever": frozen}
+    joint = {**joint, "freeze_retriever": frozen, "scale_lr": 1e-3, "search_with": "index", "pointing": 1.0}
 
     def losses(name: str, compiled: bool) -> list[float]:
         loop = Loop(log_every=1, threads=1, device="cuda", compile=compiled)
@@ -184,6 +184,7 @@ def test_recorded_steps_learn_what_steps_as_they_are_learn(
         return [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
 
     assert losses("recorded", True) == pytest.approx(losses("plain", False), rel=2e-2)
+    assert "not recorded" not in capsys.readouterr().err
 
 
 def test_what_is_recorded_finds_the_tower_of_a_new_index(tiny_model: Realm) -> None:

@@ -378,13 +378,14 @@ def test_what_joint_training_is_worth_is_measured_by_commands_that_exist(data: P
     }
     assert [name for name, _ in given["joint"]] == ["pretrain"]
     joint = given["joint"][0][1]
-    assert (joint.model.name, joint.k, joint.pointing) == ("mini", 5, 1)
+    assert (joint.model.name, joint.k, joint.pointing, joint.search_with) == ("mini", 3, 1, "index")
     for part, before in (("without", joint.model), ("with", tmp_path / "with/with/joint/model")):
         stages = [(name, settings) for name, settings in given[part] if name != "evaluate"]
-        assert [name for name, _ in stages] == ["towers", "hybrid", *["finetune"] * 3]
+        assert [name for name, _ in stages] == ["towers", *["finetune"] * 3]
         assert stages[0][1].model == before
         reading = [settings for name, settings in stages if name == "finetune"]
-        assert {settings.model for settings in reading} == {tmp_path / part / part / "plain-0" / "hybrid"}
+        towers = tmp_path / part / part / "plain-0" / "towers" / "model"
+        assert {(settings.model, settings.hybrid) for settings in reading} == {(towers, 0.5)}
         assert {settings.loop.seed for settings in reading} == {0, 1, 2}
         # both dev sets as they are found at the start; then those and the small documents, three times
         assert len(given[part]) == len(stages) + 2 + 3 * (2 + 1)
@@ -460,7 +461,8 @@ def test_papers_are_learned_in_two_rounds_among_what_was_learned_before(tmp_path
     given = [parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked]
     corpora, rounds = given[:2], given[2:]
     taken = [{source.parent.name for source in settings.sources} for settings in corpora]
-    assert taken[0] < taken[1] == set(folders)
+    twins = {"employers", "journeys", "meetings", "portraits", "products", "tenancies"}  # written later
+    assert taken[0] < taken[1] == set(folders) - twins
     learned = [
         {file.name.removesuffix("-reading.jsonl") for file in settings.questions} for settings in rounds
     ]

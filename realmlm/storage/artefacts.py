@@ -192,11 +192,16 @@ def _move_aside(path: Path) -> Path:
 def sweep(folder: Path) -> None:
     """Remove what killed writers left in `folder` under temporary names. The caller must hold the lock that
     keeps other writers out of it."""
-    for pattern in (".*.tmp", ".*.old"):
-        for leftover in Path(folder).glob(pattern):
+    for leftover in filter(is_temporary, Path(folder).glob(".*")):
+        if leftover.suffix == ".part":
+            leftover.unlink(missing_ok=True)
+        else:
             shutil.rmtree(leftover, ignore_errors=True)
-    for leftover in Path(folder).glob(".*.part"):
-        leftover.unlink(missing_ok=True)
+
+
+def is_temporary(path: Path) -> bool:
+    """Is it something half written, or half removed?"""
+    return path.name.startswith(".") and path.suffix in (".tmp", ".old", ".part")
 
 
 def count_edits(path: Path) -> int:

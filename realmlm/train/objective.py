@@ -1,7 +1,7 @@
 """What a training stage learns: parameters with their rates, examples, and a loss over them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,8 @@ class Staged:
 
     tensors: dict[str, Tensor]
     sizes: tuple[Any, ...]
+    way: Hashable = None
+    """Which of several things is done with them, where steps are not all alike."""
 
 
 class Objective(ABC):

@@ -16,7 +16,7 @@ Work = Callable[[Staged], dict[str, Tensor]]
 class Recorded:
     """Work with a CUDA graph for each kind of sizes that it comes in. What it gives is overwritten next time.
 
-    The first of all is done as it is: it compiles, and an optimizer makes room for its moments. If some
+    The first of each way is done as it is: it compiles, which cannot be recorded. If some
     cannot be recorded (an objective of one's own that asks the device for a number, too little memory), this
     and all that follows is done as it is.
     """
@@ -26,7 +26,7 @@ class Recorded:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Staged, dict[str, Tensor]]] = {}
-        self._begun = False
+        self._begun: set[object] = set()  # ways that were done before
         self._records = True
 
     def __call__(self, staged: Staged) -> dict[str, Tensor]:
@@ -35,10 +35,11 @@ class Recorded:
             return self._do(staged)
 
     def _do(self, staged: Staged) -> dict[str, Tensor]:
-        key = (staged.sizes, tuple((name, tensor.shape) for name, tensor in staged.tensors.items()))
-        if self._begun and self._records and key not in self._recorded:
+        shapes = tuple((name, tensor.shape) for name, tensor in staged.tensors.items())
+        key = (staged.way, staged.sizes, shapes)
+        if staged.way in self._begun and self._records and key not in self._recorded:
             self._record(key, staged)
-        self._begun = True
+        self._begun.add(staged.way)
         if key not in self._recorded:
             return self._beside(lambda: self._work(staged))
         graph, inputs, numbers = self._recorded[key]

@@ -27,6 +27,7 @@ from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Settings, filled, record
 from realmlm.storage.artefacts import (
     discard,
+    is_temporary,
     open_artefact,
     publish,
     read_manifest,
@@ -107,7 +108,9 @@ class Run:
             for place in (folder, folder / "checkpoints"):
                 sweep(place)
             return run
-        if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        # one that was killed before its record stood has left a lock and, at most, a part of the record
+        left = (path for path in folder.glob("*") if path.name != ".lock" and not is_temporary(path))
+        if any(left):
             raise BadInput(f"{folder} exists and is not a run; choose another --out")
         run = cls(folder, ranks)
         write_run(folder, **record_now)

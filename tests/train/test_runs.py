@@ -70,6 +70,14 @@ def test_a_start_that_fails_leaves_nothing(settings: Pretrain, tmp_path: Path) -
     assert not settings.out.exists()
 
 
+def test_a_run_killed_while_it_wrote_its_record_can_be_begun_again(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".run.json.0a1b2c3d.part").write_text('{"stage": "pre')
+    with Run.begin(tmp_path, stage="pretrain", settings=None):
+        assert read_run(tmp_path)["stage"] == "pretrain"
+    assert not list(tmp_path.glob("*.part"))
+
+
 def test_edits_made_while_a_run_rests_do_not_change_it(
     settings: Pretrain, own: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

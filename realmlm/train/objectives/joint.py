@@ -214,7 +214,7 @@ class JointPretraining(Objective):
         flat = send(torch.from_numpy(array), self._device)
         batch = MaskedBatch.of(flat, shape)
         clock("embed")
-        query_BD = self._embed(Staged({"flat": flat}, (shape, frozen)))["query"]
+        query_BD = self._embed(Staged({"flat": flat}, (shape,), frozen))["query"]
         clock("search")
         hits = self.live.index.search(query_BD, self._passages, exclude_QE=batch.passages_BE)
         ids_BK = F.pad(hits.ids_QK.to(self._device), (int(self._null), 0), value=-1)
@@ -224,11 +224,10 @@ class JointPretraining(Objective):
         document_size = batch.fitting(documents, longest=config.max_document)
         pair_size = batch.fitting(pairs, longest=config.max_joint)
         sizes = (shape, document_size, pair_size, batch.room(held, of=ids_BK.numel()))
-        return Staged(found | {"flat": flat}, (*sizes, frozen))
+        return Staged(found | {"flat": flat}, sizes, frozen)
 
     def _embed_seen(self, staged: Staged) -> dict[str, Tensor]:
-        shape, _ = staged.sizes  # what is recorded with dropout is not what is recorded without
-        batch = MaskedBatch.of(staged.tensors["flat"], shape)
+        batch = MaskedBatch.of(staged.tensors["flat"], *staged.sizes)
         return {"query": embed_to_search(self.model, self._laid_out(), batch, tower=self._searching)}
 
     def _offer_found(self, staged: Staged) -> dict[str, Tensor]:
@@ -243,13 +242,13 @@ class JointPretraining(Objective):
     def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
         model = self.model
         resident = self._laid_out()
-        shape, document_size, pair_size, room, frozen = staged.sizes
+        shape, document_size, pair_size, room = staged.sizes
         batch = MaskedBatch.of(staged.tensors["flat"], shape)
         found = Offer(**{name: staged.tensors[name] for name in Offer._fields})
         vectors_UD = model.document(resident.documents(found.ids_U, document_size, there_N=found.there_U))
         query_BD = embed_seen(model, resident, batch)
         retrieval_BK = inner_products(query_BD, vectors_UD).gather(1, found.place_BK)
-        if frozen:
+        if staged.way:  # the retriever holds still
             retrieval_BK = retrieval_BK.detach()
         rows_N = rows_of(found.ids_BK)
         packed = resident.pairs(batch.queries, rows_N, found.ids_BK.flatten(), pair_size)
