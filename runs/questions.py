@@ -6,7 +6,8 @@ squad/{train-qa,train-reading}.jsonl.xz, entityquestions/{train,dev}.jsonl.xz, o
 OUT gets questions/NAME-{train,reading,dev}.* for runs/small.sh and, for answering from few documents, small/:
 300 paragraphs of SQuAD that nothing is trained on, and the questions asked of them; documents.jsonl has the
 paragraphs around them too, all with a title. Small sets are repeated, large ones sampled: 217,000 questions
-in all.
+in all. unseen/ has NQ's, TriviaQA's, WebQuestions' and CuratedTREC's once each, for models that have learned
+from no question (runs/clean.sh).
 """
 
 import argparse
@@ -122,11 +123,14 @@ def main() -> None:
     ):
         write(questions / f"{name}-dev.jsonl", rows[-DEV:])
         write(questions / f"{name}-train.jsonl", times * rows[:-DEV])
+        write(out / f"unseen/{name}.jsonl", rows[:-DEV])
     web = json.loads((raw / "webquestions/trainmodel.json").read_text(encoding="utf-8"))
     (questions / "webquestions-train.json").write_text(json.dumps(5 * web), encoding="utf-8")
+    (out / "unseen/webquestions.json").write_text(json.dumps(web), encoding="utf-8")
     (questions / "webquestions-dev.json").write_bytes((raw / "webquestions/val.json").read_bytes())
     trec = (raw / "curatedtrec/train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
     (questions / "curatedtrec-train.tsv").write_text("".join(5 * trec[:-300]), encoding="utf-8")
+    (out / "unseen/curatedtrec.tsv").write_text("".join(trec[:-300]), encoding="utf-8")
     (questions / "curatedtrec-dev.tsv").write_text("".join(trec[-300:]), encoding="utf-8")
     write(questions / "nq-reading.jsonl", 3 * packed(raw / "nq/train-reading.jsonl.xz"))
     for name, place, count in (

@@ -280,6 +280,36 @@ def test_the_large_reader_is_made_by_commands_that_exist(chosen: str, data: Path
     assert read.model == tmp_path / "base" / "base" / "plain-3" / "hybrid"
 
 
+def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
+    (tmp_path / "data" / "unseen").mkdir()
+    (tmp_path / "data" / "unseen" / "nq.jsonl").touch()
+    parts = ("warmup", "joint", "plain", "frozen", "ict", "words", "without", "with")
+    asked = {part: commands_of("clean.sh", tmp_path / part, tmp_path / "data", part) for part in parts}
+    given = {
+        part: [(name, parse(name, COMMANDS[name][0], arguments)) for name, *arguments in lines]
+        for part, lines in asked.items()
+    }
+    stages = {part: [name for name, _ in lines if name != "evaluate"] for part, lines in given.items()}
+    assert stages["warmup"] == ["corpus", "spans", "clozes", "model", "warmup"]
+    assert stages["ict"] == ["warmup"]
+    assert stages["words"] == ["hybrid"]
+    for part, after in (("without", "warmup/model"), ("with", "with/joint/model")):
+        assert stages[part][-4:] == ["towers", *["finetune"] * 3]
+        (towers,) = (settings for name, settings in given[part] if name == "towers")
+        assert towers.model == tmp_path / part / after
+    arms = {part: dict(given[part])["pretrain"] for part in ("joint", "plain", "frozen")}
+    assert [(arm.pointing, arm.optim.retriever_lr) for arm in arms.values()] == [(1, 1e-4), (0, 1e-4), (1, 0)]
+    for arm in arms.values():
+        assert arm.optim.steps * arm.optim.batch >= 2_000_000
+        assert not arm.guard, "no question is seen"
+        assert arm.hold_out is not None
+    # what is measured is where the next part looks for it
+    measured = {settings.model for name, settings in given["joint"] if name == "evaluate"}
+    assert measured == {tmp_path / "joint" / "with" / "joint" / "model"}
+
+
 def test_questions_about_tables_have_the_cell_that_answers_them(tmp_path: Path) -> None:
     tables = tmp_path / "tables"
     (tables / "data").mkdir(parents=True)

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# The clean track at size: from scratch on the articles alone, all passages searched and learned from; no question is seen before `without` and `with`.
+# One part per call, in this order; `plain`, `frozen` and `ict` can run beside `joint`. Run one again and it continues where it stopped.
+#
+#   runs/clean.sh FOLDER DATA warmup               the corpus, sentences held out, a fresh model; its reader learns to read, its towers to find by ICT
+#   runs/clean.sh FOLDER DATA joint                both together on 2 million sentences, with pointing
+#   runs/clean.sh FOLDER DATA plain|frozen|ict     the paper's loss alone; with the retriever held still; ICT goes on instead
+#   runs/clean.sh FOLDER DATA words                hybrid search with the joint model, and word matching alone
+#   runs/clean.sh FOLDER DATA without|with         all of fine-tuning on questions, three seeds: after the warm-up (ORQA) and after `joint` (REALM)
+#   runs/clean.sh FOLDER DATA compare              what was found before any question was seen, and answered after all of them
+#
+# DATA as for runs/small.sh (runs/questions.py makes DATA/unseen).   FINDING=recurring: the towers learn words that recur, in place of ICT
+# READER, ICT, JOINT, TOWERS, READING=n: steps   K=n   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n for all but `without` and `with`
+set -euo pipefail
+out=$1 data=$2 part=$3 here=$(dirname "$0") scale=${SCALE:-1} seed=${SEED:-0}
+export TOKENIZERS_PARALLELISM=false
+scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
+loop="--loop.seed $seed --loop.log-every $(scaled 100) --loop.checkpoint-every $(scaled 5000) ${COMPILE:+--loop.compile}"
+held=$out/held-out.jsonl warm=$out/warmup/model
+export ENCODER=$out/corpus START=$warm K=${K:-4} JOINT_LR=${JOINT_LR:-2e-4} RETRIEVER_LR=${RETRIEVER_LR:-1e-4} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=current REFRESH=${REFRESH:-400}
+export JOINT=${JOINT:-15700} GUARD=0 HOLD_OUT=$held HYBRID=${HYBRID:-0.5}
+evaluate() { # arm, name, model, questions, flags
+  echo "evaluate --model $3 --corpus $out/corpus --questions $4 --report $out/reports/$1/$2.json --predictions $out/predictions/$1/$2.jsonl ${*:5}"
+}
+found() { # arm, model, flags: questions that nothing has seen
+  for file in "$data"/unseen/*; do evaluate "$1" "unseen-$(basename "${file%.*}")" "$2" "$file" --read 0 "${@:3}"; done
+}
+measure() { # arm, model
+  evaluate "$1" sentences "$2" "$held" --read $((K - 1))
+  found "$1" "$2" --hybrid 0
+}
+run() { realmlm batch - --log "$out/seconds.jsonl"; }
+joint() { # name: an arm of joint training, by runs/small.sh
+  NAME=$1 STAGES=joint "$here/small.sh" "$out" "$data"
+  measure "$1" "$out/$1/joint/model" | run
+}
+mkdir -p "$out"
+case $part in
+warmup)
+  find="${FINDING:-ict}"
+  {
+    echo "corpus $data/articles --out $out/corpus --train-tokenizer 16000 --max-wordpieces 128"
+    [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
+    echo "clozes $out/corpus --out $held --count $(scaled 2000)"
+    echo "model --corpus $out/corpus --out $out/begin --family bert --layers 6 --hidden 384 --heads 6 --dropout 0.1 --projection 128 --pooling mean --reading together --read-titles --seed $seed"
+    echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup --hold-out $held --pairing recurring --pointing 1 --towers-as-reader --retriever-objective $find --scale-lr 1e-3 --reader.steps $(scaled "${READER:-8000}") --reader.batch $(scaled 256) --reader.lr 1e-3 --retriever.steps $(scaled "${ICT:-1500}") --retriever.batch $(scaled 2048) --retriever.lr 5e-4 $loop"
+    measure warmup "$warm"
+  } | run
+  ;;
+joint) joint with ;; # where runs/joint.sh looks for it
+plain) POINTING=0 joint plain ;;
+frozen) RETRIEVER_LR=0 SCALE_LR=0 joint frozen ;;
+ict)
+  {
+    echo "warmup --from $warm --corpus $out/corpus --out $out/ict --hold-out $held --scale-lr 1e-3 --reader.steps 0 --retriever.steps $(scaled "${ICT:-1500}") --retriever.batch $(scaled 2048) --retriever.lr 1e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed}"
+    measure ict "$out/ict/model"
+  } | run
+  ;;
+words)
+  {
+    echo "hybrid --model $out/with/joint/model --corpus $out/corpus --questions $(ls "$data"/questions/*-dev.* | tr '\n' ' ')--limit $(scaled 700) --out $out/hybrid --report $out/reports/weights.json"
+    found hybrid "$out/hybrid"
+    found bm25 "$out/hybrid" --retriever bm25
+  } | run
+  ;;
+without | with)
+  [ -d "$out/small" ] || STAGES=corpus "$here/small.sh" "$out" "$data"
+  "$here/joint.sh" "$out" "$data" "$part"
+  ;;
+compare)
+  for other in warmup ict plain frozen; do
+    [ -d "$out/predictions/$other" ] || continue
+    echo "== joint, with pointing, and $other"
+    python "$here/paired.py" "$out/predictions/with" "$out/predictions/$other" unseen
+    python "$here/paired.py" "$out/predictions/with" "$out/predictions/$other" sentences
+  done
+  if [ -d "$out/predictions/hybrid" ]; then
+    echo "== hybrid search and word matching alone"
+    python "$here/paired.py" "$out/predictions/hybrid" "$out/predictions/bm25" unseen
+  fi
+  "$here/joint.sh" "$out" "$data" compare
+  ;;
+*) echo "no part $part; the parts are named in $0" >&2 && exit 2 ;;
+esac
