@@ -18,7 +18,7 @@ scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 
 loop="--loop.seed $seed --loop.log-every $(scaled 100) --loop.checkpoint-every $(scaled 5000) ${COMPILE:+--loop.compile}"
 held=$out/held-out.jsonl warm=$out/warmup/model
 export ENCODER=$out/corpus START=$warm K=${K:-4} JOINT_LR=${JOINT_LR:-2e-4} RETRIEVER_LR=${RETRIEVER_LR:-1e-4} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=current REFRESH=${REFRESH:-400}
-export JOINT=${JOINT:-15700} GUARD=0 HOLD_OUT=$held HYBRID=${HYBRID:-0.5}
+export JOINT=${JOINT:-15700} GUARD=0 FREEZE=$(scaled 100) HOLD_OUT=$held HYBRID=${HYBRID:-0.5}
 evaluate() { # arm, name, model, questions, flags
   echo "evaluate --model $3 --corpus $out/corpus --questions $4 --report $out/reports/$1/$2.json --predictions $out/predictions/$1/$2.jsonl ${*:5}"
 }

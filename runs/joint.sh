@@ -10,7 +10,8 @@ set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0")
 unset SEED
 export START=${START:-mini} WARMUP=0 K=${K:-3} JOINT_LR=${JOINT_LR:-5e-5} RETRIEVER_LR=${RETRIEVER_LR:-3e-6} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=${SEARCH_WITH:-index} REFRESH=${REFRESH:-1500}
-export CHECKPOINT=${CHECKPOINT:-5000} READING_BATCH=${READING_BATCH:-32} HYBRID=${HYBRID:-0.5}
+# the rates rise for a tenth of the steps: the retriever hardly moves before the reader has found back
+export FREEZE=${FREEZE:-0} CHECKPOINT=${CHECKPOINT:-5000} READING_BATCH=${READING_BATCH:-32} HYBRID=${HYBRID:-0.5}
 joint=${JOINT:-15700} towers=${TOWERS:-150} reading=${READING:-600}
 arm() { # name, model: towers from questions once, then reading three times, with the same weight of word matching
   START=$2 JOINT=0 NAME=$1 STAGES="start towers" TOWERS=$towers "$here/small.sh" "$out" "$data"
