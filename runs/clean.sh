@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # The clean track at size: from scratch on the articles alone, all passages searched and learned from; no question is seen before `without` and `with`.
-# One part per call, in this order; `plain`, `frozen` and `ict` can run beside `joint`. Run one again and it continues where it stopped.
+# One part per call, in this order; `plain`, `frozen`, `ict` and `without` can run beside `joint`. Run one again, with the same settings, and it continues where it stopped.
 #
 #   runs/clean.sh FOLDER DATA warmup               the corpus, sentences held out, a fresh model; its reader learns to read, its towers to find by ICT
 #   runs/clean.sh FOLDER DATA joint                both together on 2 million sentences, with pointing
 #   runs/clean.sh FOLDER DATA plain|frozen|ict     the paper's loss alone; with the retriever held still; ICT goes on instead
 #   runs/clean.sh FOLDER DATA words                hybrid search with the joint model, and word matching alone
-#   runs/clean.sh FOLDER DATA without|with         all of fine-tuning on questions, three seeds: after the warm-up (ORQA) and after `joint` (REALM)
+#   runs/clean.sh FOLDER DATA without|with|frozen-too   all of fine-tuning on questions, three seeds: after the warm-up (ORQA), after `joint` (REALM), after `frozen`
 #   runs/clean.sh FOLDER DATA compare              what was found before any question was seen, and answered after all of them
 #
 # DATA as for runs/small.sh (runs/questions.py makes DATA/unseen).   FINDING=recurring: the towers learn words that recur, in place of ICT
-# READER, ICT, JOINT, TOWERS, READING=n: steps   K=n   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n for all but `without` and `with`
+# READER, ICT, JOINT, TOWERS, READING=n: steps   K=n   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n: in a FOLDER of its own
 set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0") scale=${SCALE:-1} seed=${SEED:-0}
 export TOKENIZERS_PARALLELISM=false
@@ -18,7 +18,10 @@ scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 
 loop="--loop.seed $seed --loop.log-every $(scaled 100) --loop.checkpoint-every $(scaled 5000) ${COMPILE:+--loop.compile}"
 held=$out/held-out.jsonl warm=$out/warmup/model
 export ENCODER=$out/corpus START=$warm K=${K:-4} JOINT_LR=${JOINT_LR:-2e-4} RETRIEVER_LR=${RETRIEVER_LR:-1e-4} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=current REFRESH=${REFRESH:-400}
-export JOINT=${JOINT:-15700} GUARD=0 FREEZE=$(scaled 100) HOLD_OUT=$held HYBRID=${HYBRID:-0.5}
+export JOINT=${JOINT:-15700} GUARD=0 FREEZE=$(scaled 100) HOLD_OUT=$held CHECKPOINT=${CHECKPOINT:-5000}
+# all that fine-tuning has, from a model that has seen no question; its retriever alone searches, as ORQA's and REALM's do
+export HYBRID=${HYBRID:-0} TOWERS=${TOWERS:-500} TOWERS_LR=${TOWERS_LR:-1e-4} READING=${READING:-1200} READING_BATCH=${READING_BATCH:-64} READING_LR=${READING_LR:-2e-4}
+ls "$data"/unseen/* > /dev/null # made by runs/questions.py
 evaluate() { # arm, name, model, questions, flags
   echo "evaluate --model $3 --corpus $out/corpus --questions $4 --report $out/reports/$1/$2.json --predictions $out/predictions/$1/$2.jsonl ${*:5}"
 }
@@ -49,7 +52,7 @@ warmup)
   ;;
 joint) joint with ;; # where runs/joint.sh looks for it
 plain) POINTING=0 joint plain ;;
-frozen) RETRIEVER_LR=0 SCALE_LR=0 joint frozen ;;
+frozen) REFRESH=0 RETRIEVER_LR=0 SCALE_LR=0 joint frozen ;;
 ict)
   {
     echo "warmup --from $warm --corpus $out/corpus --out $out/ict --hold-out $held --scale-lr 1e-3 --reader.steps 0 --retriever.steps $(scaled "${ICT:-1500}") --retriever.batch $(scaled 2048) --retriever.lr 1e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed}"
@@ -63,9 +66,9 @@ words)
     found bm25 "$out/hybrid" --retriever bm25
   } | run
   ;;
-without | with)
-  [ -d "$out/small" ] || STAGES=corpus "$here/small.sh" "$out" "$data"
-  "$here/joint.sh" "$out" "$data" "$part"
+without | with | frozen-too)
+  STAGES=few "$here/small.sh" "$out" "$data"
+  "$here/joint.sh" "$out" "$data" "${part%-too}"
   ;;
 compare)
   for other in warmup ict plain frozen; do

@@ -2,25 +2,35 @@
 # What joint pre-training is worth to a model that answers already: the same training on questions with it and without it, three seeds of reading, paired.
 # One part per call; `joint` and `without` can run beside each other, `with` comes after `joint`. Run one again and it continues where it stopped.
 #
-#   runs/joint.sh FOLDER DATA without|joint|with          FOLDER and DATA as for runs/small.sh, the corpus made (STAGES=corpus); START=model (mini)
+#   runs/joint.sh FOLDER DATA without|joint|with|frozen   FOLDER and DATA as for runs/small.sh, the corpus made (STAGES=corpus); START=model (mini)
 #                                                         JOINT, TOWERS, READING=n: steps; whatever else runs/small.sh takes but SEED
 #   runs/joint.sh FOLDER DATA average                     the mean of the weights of the three that have read, and its scores; OF=without: of those
 #   runs/joint.sh FOLDER DATA compare                     what it was worth: found before training on questions, answered after it
 set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0")
 unset SEED
-export START=${START:-mini} WARMUP=0 K=${K:-3} JOINT_LR=${JOINT_LR:-5e-5} RETRIEVER_LR=${RETRIEVER_LR:-3e-6} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=${SEARCH_WITH:-index} REFRESH=${REFRESH:-1500}
+export START=${START:-mini} WARMUP=0 K=${K:-3} JOINT_LR=${JOINT_LR:-5e-5} RETRIEVER_LR=${RETRIEVER_LR:-3e-6} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=${SEARCH_WITH:-index} REFRESH=${REFRESH:-2000}
 # the rates rise for a tenth of the steps: the retriever hardly moves before the reader has found back
-export FREEZE=${FREEZE:-0} CHECKPOINT=${CHECKPOINT:-5000} READING_BATCH=${READING_BATCH:-32} HYBRID=${HYBRID:-0.5}
+export FREEZE=${FREEZE:-0} CHECKPOINT=${CHECKPOINT:-5000} READING_BATCH=${READING_BATCH:-32} LIMIT=${LIMIT:-300}
+# joint training halves the scale of f(x,z), so that λ · BM25 would weigh more after it: the towers learn it anew, at a rate that reaches so far, and λ is fitted to both
+export TOWERS_SCALE_LR=${TOWERS_SCALE_LR:-2e-2}
 joint=${JOINT:-15700} towers=${TOWERS:-150} reading=${READING:-600}
-arm() { # name, model: towers from questions once, then reading three times, with the same weight of word matching
-  START=$2 JOINT=0 NAME=$1 STAGES="start towers" TOWERS=$towers "$here/small.sh" "$out" "$data"
-  local seeds=()
+all_of() { # processes: wait for each of them, then fail if one did
+  local failed=0
+  for job in "$@"; do wait "$job" || failed=1; done
+  return $failed
+}
+arm() { # name, model: towers from questions and word matching beside them once, then reading three times
+  START=$2 JOINT=0 NAME=$1 STAGES=start "$here/small.sh" "$out" "$data" &
+  local jobs=($!)
+  START=$2 JOINT=0 NAME=$1 STAGES="towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
+  local found=$out/$1/plain-0/hybrid
+  [ -z "${HYBRID:-}" ] || found=$out/$1/plain-0/towers/model # λ is given, not fitted
   for seed in 0 1 2; do
-    START=$out/$1/plain-0/towers/model JOINT=0 NAME=$1 STAGES=reading TOWERS=0 READING=$reading SEED=$seed "$here/small.sh" "$out" "$data" &
-    seeds+=($!)
+    START=$found JOINT=0 NAME=$1 STAGES=reading TOWERS=0 READING=$reading SEED=$seed "$here/small.sh" "$out" "$data" &
+    jobs+=($!)
   done
-  for seed in "${seeds[@]}"; do wait "$seed"; done
+  all_of "${jobs[@]}"
 }
 predictions() { echo "$out/$1/plain-0/predictions,$out/$1/plain-1/predictions,$out/$1/plain-2/predictions"; }
 compare() { # what, predictions with, predictions without, prefix
@@ -32,6 +42,7 @@ case $part in
 without) arm without "$START" ;;
 joint) JOINT=$joint NAME=with STAGES=joint "$here/small.sh" "$out" "$data" ;;
 with) arm with "$out/with/joint/model" ;;
+frozen) arm frozen "$out/frozen/joint/model" ;; # the reader learned as long, the retriever did not (runs/clean.sh)
 average)
   of=${OF:-with}
   [ -e "$out/$of/average" ] || python "$here/average.py" "$out/$of/average" "$out/$of"/plain-{0,1,2}/reading/model

@@ -24,6 +24,6 @@ unanswerable "$out/packed" --out "$out/judged-pocket.jsonl"
 {
   echo "calibrate --model $out/packed --predictions $out/judged-first.jsonl $out/judged-second.jsonl $out/judged-pocket.jsonl --thresholds $out/judged-second.jsonl --out $out/mini"
   for file in "$data"/questions/*-dev.* "$data"/questions/*-test.*; do
-    evaluate "$out/mini" "$file" 20 "mini-$(name_of "$file")"
+    [ ! -e "$file" ] || evaluate "$out/mini" "$file" 20 "mini-$(name_of "$file")"
   done
 } | realmlm batch - --log "$out/seconds.jsonl"

@@ -9,7 +9,7 @@
 #   python runs/everyday.py DATA                                and about letters, lists and forms,
 #   python runs/papers.py DATA                                  and about papers as people have them, if wanted
 #   ENCODER=folder runs/small.sh FOLDER DATA                    DATA/articles: JSON lines; COMPILE=1 on a GPU; SCALE=0.01: a rehearsal
-#                                                               STAGES="…": some of them, or `answers`: those of START (with JOINT=0)   SEED=n: other batches   NAME=folder: of all but the corpus
+#                                                               STAGES="…": some of them, `few`: the corpora of few documents alone, or `answers`: those of START (with JOINT=0)   SEED=n: other batches   NAME=folder: of all but the corpus
 #                                                               WARMUP, JOINT, TOWERS, READING, TAUGHT=n: steps of each; WARMUP=0, JOINT=0, TOWERS=0: without it
 #                                                               START=model: goes on from one that has learned already, in place of the warm-up (JOINT=0: of the joint stage too)
 #                                                               TEACHER=model: the larger reader (runs/base.sh)
@@ -65,6 +65,8 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
   if stage corpus; then
     echo "corpus $data/articles --out $out/corpus --tokenizer $ENCODER --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
+  fi
+  if stage corpus || stage few; then
     for name in $few; do
       echo "corpus $(documents "$name") --out $out/$name --tokenizer $ENCODER --max-wordpieces 128"
     done
@@ -74,12 +76,12 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
     echo "warmup --from $own/begin --corpus $out/corpus --out $own/warmup --pairing recurring --pointing 1 --reader.steps $(scaled "$warmup") --reader.batch $(scaled 256) --reader.lr 3e-4 --retriever.steps 0 $loop"
   fi
   if stage joint && [ "$joint" != 0 ]; then
-    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing ${POINTING:-1} --k ${K:-8} --search-with ${SEARCH_WITH:-current} $([ "${GUARD:-1}" = 0 ] || echo "--guard $dev") ${HOLD_OUT:+--hold-out $HOLD_OUT} --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever ${FREEZE:-$(scaled 100)} --optim.steps $(scaled "$joint") --optim.batch $(scaled "${JOINT_BATCH:-128}") --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $(scaled "${REFRESH:-500}") $loop"
+    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing ${POINTING:-1} --k ${K:-8} --search-with ${SEARCH_WITH:-current} $([ "${GUARD:-1}" = 0 ] || echo "--guard $dev") ${HOLD_OUT:+--hold-out $HOLD_OUT} --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever ${FREEZE:-$(scaled 100)} --optim.steps $(scaled "$joint") --optim.batch $(scaled "${JOINT_BATCH:-128}") --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $([ "${REFRESH:-}" = 0 ] && echo 0 || scaled "${REFRESH:-500}") $loop"
   fi
   stage start && evaluate start "$before" --read 0 --hybrid 0
   stage answers && answered answers "$before"
-  stage towers && [ "${TOWERS:-}" != 0 ] && echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr 5e-3 --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled "${TOWERS_BATCH:-512}") --optim.lr ${TOWERS_LR:-2e-5} $loop"
-  stage hybrid && [ "${TOWERS:-}" != 0 ] && [ -z "${HYBRID:-}" ] && echo "hybrid --model $of/towers/model --corpus $out/corpus --questions $dev --limit $(scaled 700) --out $of/hybrid --report $of/reports/weights.json"
+  stage towers && [ "${TOWERS:-}" != 0 ] && echo "towers --from $before --corpus $out/corpus --questions $open --out $of/towers --scale-lr ${TOWERS_SCALE_LR:-5e-3} --optim.steps $(scaled "${TOWERS:-500}") --optim.batch $(scaled "${TOWERS_BATCH:-512}") --optim.lr ${TOWERS_LR:-2e-5} $loop"
+  stage hybrid && [ "${TOWERS:-}" != 0 ] && [ -z "${HYBRID:-}" ] && echo "hybrid --model $of/towers/model --corpus $out/corpus --questions $dev --limit $(scaled "${LIMIT:-700}") --out $of/hybrid --report $of/reports/weights.json"
   stage reading && answer reading "$found" "${READING:-2250}"
   stage taught && [ -n "${TEACHER:-}" ] && answer taught "$of/reading/model" "${TAUGHT:-2250}" --teacher "$TEACHER"
   true

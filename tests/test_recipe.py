@@ -285,7 +285,7 @@ def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Pa
     (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
     (tmp_path / "data" / "unseen").mkdir()
     (tmp_path / "data" / "unseen" / "nq.jsonl").touch()
-    parts = ("warmup", "joint", "plain", "frozen", "ict", "words", "without", "with")
+    parts = ("warmup", "joint", "plain", "frozen", "ict", "words", "without", "with", "frozen-too")
     asked = {part: commands_of("clean.sh", tmp_path / part, tmp_path / "data", part) for part in parts}
     given = {
         part: [(name, parse(name, COMMANDS[name][0], arguments)) for name, *arguments in lines]
@@ -295,12 +295,19 @@ def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Pa
     assert stages["warmup"] == ["corpus", "spans", "clozes", "model", "warmup"]
     assert stages["ict"] == ["warmup"]
     assert stages["words"] == ["hybrid"]
-    for part, after in (("without", "warmup/model"), ("with", "with/joint/model")):
+    for part, after in (
+        ("without", "warmup/model"),
+        ("with", "with/joint/model"),
+        ("frozen-too", "frozen/joint/model"),
+    ):
         assert stages[part][-4:] == ["towers", *["finetune"] * 3]
         (towers,) = (settings for name, settings in given[part] if name == "towers")
         assert towers.model == tmp_path / part / after
+        read = {(settings.model, settings.hybrid) for name, settings in given[part] if name == "finetune"}
+        assert read == {(towers.out / "model", 0)}
     arms = {part: dict(given[part])["pretrain"] for part in ("joint", "plain", "frozen")}
     assert [(arm.pointing, arm.optim.retriever_lr) for arm in arms.values()] == [(1, 1e-4), (0, 1e-4), (1, 0)]
+    assert [arm.refresh.every_steps for arm in arms.values()] == [400, 400, 0]
     for arm in arms.values():
         assert arm.optim.steps * arm.optim.batch >= 2_000_000
         assert not arm.guard, "no question is seen"
@@ -411,11 +418,10 @@ def test_what_joint_training_is_worth_is_measured_by_commands_that_exist(data: P
     assert (joint.model.name, joint.k, joint.pointing, joint.search_with) == ("mini", 3, 1, "index")
     for part, before in (("without", joint.model), ("with", tmp_path / "with/with/joint/model")):
         stages = [(name, settings) for name, settings in given[part] if name != "evaluate"]
-        assert [name for name, _ in stages] == ["towers", *["finetune"] * 3]
+        assert [name for name, _ in stages] == ["towers", "hybrid", *["finetune"] * 3]
         assert stages[0][1].model == before
         reading = [settings for name, settings in stages if name == "finetune"]
-        towers = tmp_path / part / part / "plain-0" / "towers" / "model"
-        assert {(settings.model, settings.hybrid) for settings in reading} == {(towers, 0.5)}
+        assert {settings.model for settings in reading} == {tmp_path / part / part / "plain-0" / "hybrid"}
         assert {settings.loop.seed for settings in reading} == {0, 1, 2}
         # both dev sets as they are found at the start; then those and the small documents, three times
         assert len(given[part]) == len(stages) + 2 + 3 * (2 + 1)
