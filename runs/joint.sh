@@ -4,6 +4,7 @@
 #
 #   runs/joint.sh FOLDER DATA without|joint|with|frozen   FOLDER and DATA as for runs/small.sh, the corpus made (STAGES=corpus); START=model (mini)
 #                                                         JOINT, TOWERS, READING=n: steps; whatever else runs/small.sh takes but SEED
+#   runs/joint.sh FOLDER DATA retriever                   the retriever of `with` beside START's own reader, which had no part in joint training
 #   runs/joint.sh FOLDER DATA average                     the mean of the weights of the three that have read, and its scores; OF=without: of those
 #   runs/joint.sh FOLDER DATA compare                     what it was worth: found before training on questions, answered after it
 set -euo pipefail
@@ -20,17 +21,23 @@ all_of() { # processes: wait for each of them, then fail if one did
   for job in "$@"; do wait "$job" || failed=1; done
   return $failed
 }
-arm() { # name, model: towers from questions and word matching beside them once, then reading three times
-  START=$2 JOINT=0 NAME=$1 STAGES=start "$here/small.sh" "$out" "$data" &
-  local jobs=($!)
-  START=$2 JOINT=0 NAME=$1 STAGES="towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
-  local found=$out/$1/plain-0/hybrid
-  [ -z "${HYBRID:-}" ] || found=$out/$1/plain-0/towers/model # λ is given, not fitted
+found() { # arm: its model that finds, before reading; where λ is given, it is not fitted
+  [ -z "${HYBRID:-}" ] && echo "$out/$1/plain-0/hybrid" || echo "$out/$1/plain-0/towers/model"
+}
+thrice() { # name, model: reading
+  local jobs=()
   for seed in 0 1 2; do
-    START=$found JOINT=0 NAME=$1 STAGES=reading TOWERS=0 READING=$reading SEED=$seed "$here/small.sh" "$out" "$data" &
+    START=$2 JOINT=0 NAME=$1 STAGES=reading TOWERS=0 READING=$reading SEED=$seed "$here/small.sh" "$out" "$data" &
     jobs+=($!)
   done
   all_of "${jobs[@]}"
+}
+arm() { # name, model: towers from questions and word matching beside them once, then reading three times
+  START=$2 JOINT=0 NAME=$1 STAGES=start "$here/small.sh" "$out" "$data" &
+  local start=$!
+  START=$2 JOINT=0 NAME=$1 STAGES="towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
+  thrice "$1" "$(found "$1")"
+  wait $start
 }
 predictions() { echo "$out/$1/plain-0/predictions,$out/$1/plain-1/predictions,$out/$1/plain-2/predictions"; }
 compare() { # what, predictions with, predictions without, prefix
@@ -42,6 +49,10 @@ case $part in
 without) arm without "$START" ;;
 joint) JOINT=$joint NAME=with STAGES=joint "$here/small.sh" "$out" "$data" ;;
 with) arm with "$out/with/joint/model" ;;
+retriever)
+  [ -e "$out/retriever/begin" ] || python "$here/splice.py" "$out/retriever/begin" "$(found with)" "$START"
+  thrice retriever "$out/retriever/begin"
+  ;;
 frozen) arm frozen "$out/frozen/joint/model" ;; # the reader learned as long, the retriever did not (runs/clean.sh)
 average)
   of=${OF:-with}
@@ -52,8 +63,11 @@ compare)
   for set in nq triviaqa webquestions curatedtrec squad entities; do
     compare "$set, before training on questions" "$out/with/plain-0/predictions" "$out/without/plain-0/predictions" "start-$set"
   done
-  for set in nq triviaqa webquestions curatedtrec squad entities small tables everyday papers ""; do
-    compare "${set:-all}, after reading, mean of three seeds" "$(predictions with)" "$(predictions without)" "reading-$set"
+  for other in with retriever; do
+    [ -d "$out/$other/plain-2/predictions" ] || continue
+    for set in nq triviaqa webquestions curatedtrec squad entities small tables everyday papers ""; do
+      compare "$other and without: ${set:-all}, after reading, mean of three seeds" "$(predictions $other)" "$(predictions without)" "reading-$set"
+    done
   done
   ;;
 *) echo "no part $part; the parts are named in $0" >&2 && exit 2 ;;

@@ -425,6 +425,12 @@ def test_what_joint_training_is_worth_is_measured_by_commands_that_exist(data: P
         assert {settings.loop.seed for settings in reading} == {0, 1, 2}
         # both dev sets as they are found at the start; then those and the small documents, three times
         assert len(given[part]) == len(stages) + 2 + 3 * (2 + 1)
+    begin = tmp_path / "retriever/retriever/begin"  # what runs/splice.py makes
+    begin.mkdir(parents=True)
+    lines = commands_of("joint.sh", tmp_path / "retriever", tmp_path / "data", "retriever")
+    reading = [parse(name, COMMANDS[name][0], arguments) for name, *arguments in lines if name == "finetune"]
+    assert [settings.model for settings in reading] == [begin] * 3
+    assert {settings.loop.seed for settings in reading} == {0, 1, 2}
 
 
 def test_questions_about_everyday_papers_have_one_answer_each(tmp_path: Path) -> None:
@@ -493,19 +499,31 @@ def test_papers_are_learned_in_two_rounds_among_what_was_learned_before(tmp_path
         (data / "questions" / f"{name}-reading.jsonl").write_text(lines)
     base = tmp_path / "base"
     asked = commands_of("papers.sh", base, data, MODEL="mini")
-    assert [words[0] for words in asked] == ["corpus", "corpus", "finetune", "finetune"]
+    assert [words[0] for words in asked] == ["corpus", "finetune"] * 3
     given = [parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked]
-    corpora, rounds = given[:2], given[2:]
+    corpora, rounds = given[::2], given[1::2]
     taken = [{source.parent.name for source in settings.sources} for settings in corpora]
-    twins = {"employers", "journeys", "meetings", "portraits", "products", "tenancies"}  # written later
-    assert taken[0] < taken[1] == set(folders) - twins
+    assert taken[0] < taken[1] < taken[2] == set(folders)
     learned = [
         {file.name.removesuffix("-reading.jsonl") for file in settings.questions} for settings in rounds
     ]
     before = {"everyday.jsonl", "tables.jsonl", "squad.jsonl", "nq.jsonl"}
-    assert learned == [taken[0] | before, (taken[1] - taken[0]) | before | {"papers.jsonl"}]
-    assert rounds[1].model == base / "first" / "model"
+    again_too = before | {"papers.jsonl"}
+    assert learned == [
+        taken[0] | before,
+        (taken[1] - taken[0]) | again_too,
+        (taken[2] - taken[1]) | again_too,
+    ]
+    assert [settings.model.name for settings in rounds[:1]] == ["mini"]
+    assert [settings.model for settings in rounds[1:]] == [
+        base / "first" / "model",
+        base / "second" / "model",
+    ]
     assert len((base / "second-before" / "papers.jsonl").read_text().splitlines()) == 320
+    assert len((base / "third-before" / "papers.jsonl").read_text().splitlines()) == 400
+    alone = commands_of("papers.sh", tmp_path / "alone", data, MODEL=str(base), ROUNDS="third")
+    assert [words[0] for words in alone] == ["corpus", "finetune"]
+    assert parse("finetune", COMMANDS["finetune"][0], alone[1][1:]).model == base
     again = (base / "second-before" / "squad.jsonl").read_text()
     assert len(set(again.splitlines())) == 130
     commands_of("papers.sh", tmp_path / "again", data)
@@ -524,3 +542,45 @@ def test_the_mean_of_models_is_that_of_their_weights(knowledge: Corpus, tmp_path
     for mean, again, *weights in zip(*(model.parameters() for model in (made, same, *models)), strict=True):
         torch.testing.assert_close(mean, torch.stack(weights).mean(0))
         assert torch.equal(again, weights[0]), "not a bit of what is the same changes"
+
+
+def test_a_spliced_model_finds_as_one_and_reads_as_the_other(tmp_path: Path, knowledge: Corpus) -> None:
+    finds, reads = (
+        create_model(corpus=knowledge.folder, out=tmp_path / f"{seed}", **TINY_MODEL | {"seed": seed})
+        for seed in range(2)
+    )
+    run("splice.py", tmp_path / "spliced", tmp_path / "0", tmp_path / "1")
+    made = Realm.from_pretrained(tmp_path / "spliced")
+    for part, given in (("query", finds), ("document", finds), ("reader", reads)):
+        weights = getattr(given, part).state_dict()
+        assert weights.keys() == getattr(made, part).state_dict().keys()
+        for name, tensor in getattr(made, part).state_dict().items():
+            assert torch.equal(tensor, weights[name]), (part, name)
+
+
+def test_a_reader_goes_part_of_the_way_and_the_scale_is_set(tmp_path: Path, knowledge: Corpus) -> None:
+    both = [
+        create_model(corpus=knowledge.folder, out=tmp_path / f"{seed}", **TINY_MODEL | {"seed": seed})
+        for seed in range(2)
+    ]
+    run("splice.py", tmp_path / "spliced", tmp_path / "0", tmp_path / "1", "--share", "0.25", "--scale", "3")
+    made = Realm.from_pretrained(tmp_path / "spliced")
+    assert made.query.log_scale is not None
+    assert made.query.log_scale.exp().item() == pytest.approx(3)
+    of_first, of_second = (model.reader.state_dict() for model in both)
+    for name, tensor in made.reader.state_dict().items():
+        torch.testing.assert_close(tensor, 0.25 * of_first[name] + 0.75 * of_second[name])
+
+
+def test_readers_of_other_shapes_are_not_spliced(tmp_path: Path, knowledge: Corpus) -> None:
+    create_model(corpus=knowledge.folder, out=tmp_path / "small", **TINY_MODEL)
+    create_model(corpus=knowledge.folder, out=tmp_path / "large", **TINY_MODEL | {"layers": 3})
+    command = [
+        sys.executable,
+        str(RUNS / "splice.py"),
+        *(str(tmp_path / n) for n in ("out", "small", "large")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "different shapes" in done.stderr
+    assert not (tmp_path / "out").exists()
