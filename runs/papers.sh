@@ -42,7 +42,7 @@ for round in $rounds; do
   third)
     before third 70 80 130 60
     cat $(files $first $second) | some 400 > "$out/third-before/papers.jsonl"
-    learn third "$first $second $third" 200 3.5e-5 "$third"
+    learn third "$first $second $third" 125 3.5e-5 "$third"
     ;;
   esac
   model=$out/$round/model
