@@ -14,7 +14,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-QUESTION = "What spacecraft was the first to survive touching down on Venus?"
+QUESTION = "Where in Italy did Stradivari build his violins?"
 SENTENCE = "The Eiffel Tower stands in [MASK]."
 SEARCH = "Cremona"
 
