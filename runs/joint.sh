@@ -36,8 +36,8 @@ arm() { # name, model: towers from questions and word matching beside them once,
   START=$2 JOINT=0 NAME=$1 STAGES=start "$here/small.sh" "$out" "$data" &
   local start=$!
   START=$2 JOINT=0 NAME=$1 STAGES="towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
-  thrice "$1" "$(found "$1")"
-  wait $start
+  thrice "$1" "$(found "$1")" &
+  all_of $start $!
 }
 predictions() { echo "$out/$1/plain-0/predictions,$out/$1/plain-1/predictions,$out/$1/plain-2/predictions"; }
 compare() { # what, predictions with, predictions without, prefix

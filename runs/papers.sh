@@ -24,7 +24,7 @@ before() { # round, how many of everyday papers, tables, SQuAD and NQ
   done
 }
 learn() { # round, folders of its corpus, steps, rate, folders that are new
-  echo "corpus $(for name in $2; do echo -n "$papers/$name/docs "; done)--out $out/corpus-$1 --tokenizer mini --max-wordpieces 128"
+  echo "corpus $(for name in $2; do echo -n "$papers/$name/docs "; done)--out $out/corpus-$1 --tokenizer ${MODEL:-mini} --max-wordpieces 128"
   echo "finetune --from $model --corpus $out/corpus-$1 --questions $(files $5 | tr '\n' ' ')$(ls "$out/$1-before"/*.jsonl | tr '\n' ' ')--out $out/$1 --read 5 --read-gold --candidates 20 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals 2 --optim.steps $(scaled "$3") --optim.batch 8 --optim.lr $4 --optim.retriever-lr 0 --loop.seed $seed --loop.log-every 20 --loop.checkpoint-every 60 --loop.bf16"
 }
 mkdir -p "$out"
@@ -44,6 +44,7 @@ for round in $rounds; do
     cat $(files $first $second) | some 400 > "$out/third-before/papers.jsonl"
     learn third "$first $second $third" 125 3.5e-5 "$third"
     ;;
+  *) echo "no round $round; the rounds are first, second and third" >&2 && exit 2 ;;
   esac
   model=$out/$round/model
 done | realmlm batch - --log "$out/seconds.jsonl"

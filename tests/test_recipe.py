@@ -490,7 +490,7 @@ def test_questions_about_papers_name_the_place_of_their_answer(tmp_path: Path) -
     assert pepper["context"][: pepper["start"]].endswith("Goods: Pepper; Each cube is worth: ")
 
 
-def test_papers_are_learned_in_two_rounds_among_what_was_learned_before(tmp_path: Path) -> None:
+def test_papers_are_learned_in_rounds_among_what_was_learned_before(tmp_path: Path) -> None:
     folders = [folder.name for folder in sorted((RUNS / "papers" / "learn").iterdir())]
     data = tmp_path / "data"
     (data / "questions").mkdir(parents=True)
@@ -514,10 +514,9 @@ def test_papers_are_learned_in_two_rounds_among_what_was_learned_before(tmp_path
         (taken[1] - taken[0]) | again_too,
         (taken[2] - taken[1]) | again_too,
     ]
-    assert [settings.model.name for settings in rounds[:1]] == ["mini"]
+    assert rounds[0].model.name == "mini"
     assert [settings.model for settings in rounds[1:]] == [
-        base / "first" / "model",
-        base / "second" / "model",
+        base / f"{name}/model" for name in ("first", "second")
     ]
     assert len((base / "second-before" / "papers.jsonl").read_text().splitlines()) == 320
     assert len((base / "third-before" / "papers.jsonl").read_text().splitlines()) == 400
