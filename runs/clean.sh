@@ -45,7 +45,7 @@ warmup)
     echo "corpus $data/articles --out $out/corpus --train-tokenizer 16000 --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
     echo "clozes $out/corpus --out $held --count $(scaled 2000)"
-    echo "model --corpus $out/corpus --out $out/begin --family bert --layers 6 --hidden 384 --heads 6 --dropout 0.1 --projection 128 --pooling mean --reading together --read-titles --seed $seed"
+    echo "model --corpus $out/corpus --out $out/begin --layers 6 --hidden 384 --heads 6 --dropout 0.1 --projection 128 --pooling mean --reading together --read-titles --seed $seed"
     echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup --hold-out $held --pairing recurring --pointing 1 --towers-as-reader --retriever-objective $find --scale-lr 1e-3 --reader.steps $(scaled "${READER:-8000}") --reader.batch $(scaled 256) --reader.lr 1e-3 --retriever.steps $(scaled "${ICT:-1500}") --retriever.batch $(scaled 2048) --retriever.lr 5e-4 $loop"
     measure warmup "$warm"
   } | run

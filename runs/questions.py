@@ -6,7 +6,8 @@ squad/{train-qa,train-reading}.jsonl.xz, entityquestions/{train,dev}.jsonl.xz, o
 OUT gets questions/NAME-{train,reading,dev}.* for runs/small.sh and, for answering from few documents, small/:
 300 paragraphs of SQuAD that nothing is trained on, and the questions asked of them; documents.jsonl has the
 paragraphs around them too, all with a title. Small sets are repeated, large ones sampled: 217,000 questions
-in all. unseen/ has NQ's, TriviaQA's, WebQuestions' and CuratedTREC's once each, for models that have learned
+in all. questions/NAME-test.* are test questions, where RAW has them as test-a.*: to be measured once, at the
+end. unseen/ has NQ's, TriviaQA's, WebQuestions' and CuratedTREC's once each, for models that have learned
 from no question (runs/clean.sh).
 """
 
@@ -140,6 +141,8 @@ def main() -> None:
     ):
         rows = open_form(packed(raw / f"{place}.jsonl.xz"))
         write(questions / f"{name}.jsonl", dice.sample(rows, min(count, len(rows))))
+    for test in sorted(raw.glob("*/test-a.*")):
+        (questions / f"{test.parent.name}-test{test.suffix}").write_bytes(test.read_bytes())
 
 
 if __name__ == "__main__":

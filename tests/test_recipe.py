@@ -21,6 +21,7 @@ from realmlm.cli import COMMANDS, main, parse
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.realm import Realm
+from realmlm.settings import Evaluate, Finetune
 from realmlm.storage.artefacts import read_manifest
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
@@ -268,7 +269,7 @@ def test_a_model_that_has_learned_goes_on(data: Path, tmp_path: Path) -> None:
 def test_the_large_reader_is_made_by_commands_that_exist(chosen: str, data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
-    settings = {"ENCODER": str(tmp_path), "SEED": "3", "COMPILE": "1", "STAGES": chosen}
+    settings = {"ENCODER": str(tmp_path), "SEED": "3", "COMPILE": "1", "STAGES": chosen, "EACH": "0"}
     asked = commands_of("base.sh", tmp_path / "base", tmp_path / "data", **settings)
     given = {name: parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked}
     stages = [name for name, *_ in asked if name != "evaluate"]
@@ -276,8 +277,27 @@ def test_the_large_reader_is_made_by_commands_that_exist(chosen: str, data: Path
     assert stages == [*made, "finetune"]
     assert len(asked) == len(stages) + 2 + 1  # both dev sets, and the small documents
     read = given["finetune"]
-    assert (read.loop.seed, read.loop.compile, read.optim.batch, read.optim.retriever_lr) == (3, True, 64, 0)
+    assert (read.loop.seed, read.loop.compile, read.optim.batch, read.optim.retriever_lr) == (3, True, 32, 0)
     assert read.model == tmp_path / "base" / "base" / "plain-3" / "hybrid"
+
+
+def test_the_large_reader_learns_each_set_by_itself_too(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    questions = tmp_path / "data" / "questions"
+    (questions / "squad-reading.jsonl").touch()
+    (questions / "nq-test.jsonl").touch()
+    asked = commands_of("base.sh", tmp_path / "base", tmp_path / "data", ENCODER=str(tmp_path), EACH="7")
+    given = [parse(name, COMMANDS[name][0], arguments) for name, *arguments in asked]
+    together, *alone = [settings for settings in given if isinstance(settings, Finetune)]
+    assert len(together.questions) == 3
+    read = tmp_path / "base" / "base" / "plain-0" / "reading" / "model"
+    assert {settings.model for settings in alone} == {read}
+    learned = [[file.name for file in settings.questions] for settings in alone]
+    assert learned == [["nq-train.jsonl"], ["webquestions-train.jsonl"]]
+    assert {settings.optim.steps for settings in alone} == {7}
+    tests = [settings for settings in given if isinstance(settings, Evaluate) and "-test." in str(settings)]
+    assert [(settings.rerank, settings.read) for settings in tests] == [(0, 20), (50, 20)]
+    assert {settings.model.parts[-4:-2] for settings in tests} == {("nq", "plain-0")}
 
 
 def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Path) -> None:

@@ -39,10 +39,9 @@ def can_pack(body: Any) -> bool:
 def _plain_modern(config: Any) -> bool:
     rope = (getattr(config, "rope_parameters", None) or {}).get("full_attention") or {}
     full = set(getattr(config, "layer_types", ["sliding_attention"])) == {"full_attention"}
-    dropped = config.attention_dropout or config.mlp_dropout or config.embedding_dropout
     biased = config.attention_bias or config.mlp_bias or config.norm_bias
     usual = config.hidden_activation == "gelu" and rope.get("rope_type", "default") == "default"
-    return full and usual and "rope_theta" in rope and not dropped and not biased
+    return full and usual and "rope_theta" in rope and not biased
 
 
 def encode(body: Any, packed: Packed, *, compiled: bool, places_R: Tensor | None = None) -> Tensor:
@@ -247,11 +246,14 @@ class _ModernLayer(NamedTuple):
 
 
 def _modern(body: Any, packed: Packed, call: Call, places_R: Tensor | None) -> Tensor:
-    """ModernBERT: rotary positions, LayerNorm before each part, gated feed-forward, no dropout."""
+    """ModernBERT: rotary positions, LayerNorm before each part, gated feed-forward, dropout."""
     config = body.config
     eps = config.norm_eps
     words_VH = body.embeddings.tok_embeddings.weight
-    hidden_TH = call(embed_words, packed.tokens_T, words_VH, body.embeddings.norm.weight, eps=eps)
+    drops = (config.embedding_dropout, config.attention_dropout, config.mlp_dropout)
+    at_first, attention_dropped, dropped = drops if body.training else (0.0, 0.0, 0.0)
+    norm_H = body.embeddings.norm.weight
+    hidden_TH = call(embed_words, packed.tokens_T, words_VH, norm_H, eps=eps, dropped=at_first)
     half = config.hidden_size // config.num_attention_heads // 2
     turns_C = torch.arange(half, device=hidden_TH.device).float() / half
     theta = config.rope_parameters["full_attention"]["rope_theta"]
@@ -265,15 +267,18 @@ def _modern(body: Any, packed: Packed, call: Call, places_R: Tensor | None) -> T
         weights = _ModernLayer(norm, *(module.weight for module in modules))
         heads = config.num_attention_heads
         given = {"longest": packed.longest, "heads": heads, "eps": eps}
+        given |= {"attention_dropped": attention_dropped, "dropped": dropped}
         chosen_R = places_R if layer is last else None
         turned = (cos_TC, sin_TC)
         hidden_TH = call(modern_layer, hidden_TH, packed.borders, turned, weights, chosen_R, **given)
     return F.layer_norm(hidden_TH, hidden_TH.shape[1:], body.final_norm.weight, None, eps)
 
 
-def embed_words(tokens_T: Tensor, words_VH: Tensor, norm_H: Tensor, *, eps: float) -> Tensor:
+def embed_words(tokens_T: Tensor, words_VH: Tensor, norm_H: Tensor, *, eps: float, dropped: float) -> Tensor:
     """Word embeddings, normed."""
-    return F.layer_norm(F.embedding(tokens_T, words_VH), words_VH.shape[1:], norm_H, None, eps)
+    return F.dropout(
+        F.layer_norm(F.embedding(tokens_T, words_VH), words_VH.shape[1:], norm_H, None, eps), dropped
+    )
 
 
 def modern_layer(
@@ -282,26 +287,27 @@ def modern_layer(
     turned: tuple[Tensor, Tensor],
     weights: _ModernLayer,
     places_R: Tensor | None,
-    *,
-    longest: int,
-    heads: int,
-    eps: float,
+    **given: Any,
 ) -> Tensor:
     """Self-attention and gated feed-forward, each added to what came in."""
     size = hidden_TH.shape[1:]
+    eps = given["eps"]
+    attention_dropped = given["attention_dropped"]
     normed_TH = hidden_TH if weights.norm is None else F.layer_norm(hidden_TH, size, weights.norm, None, eps)
     # not chunk: the gradient of rotation and chunk together takes four times as long (docs/log.md)
-    parts = F.linear(normed_TH, weights.look).unflatten(-1, (3, heads, -1)).unbind(1)
+    parts = F.linear(normed_TH, weights.look).unflatten(-1, (3, given["heads"], -1)).unbind(1)
     query_TAC, key_TAC = (_rotated(part_TAC, *turned) for part_TAC in parts[:2])
-    seen_TAC = attend(query_TAC, key_TAC, parts[2], borders, longest=longest)
+    seen_TAC = attend(
+        query_TAC, key_TAC, parts[2], borders, longest=given["longest"], dropped=attention_dropped
+    )
     seen_TH = seen_TAC.flatten(1)
     if places_R is not None:
         seen_TH = seen_TH.index_select(0, places_R)
         hidden_TH = hidden_TH.index_select(0, places_R)
-    hidden_TH = hidden_TH + F.linear(seen_TH, weights.output)
+    hidden_TH = hidden_TH + F.dropout(F.linear(seen_TH, weights.output), attention_dropped)
     normed_TH = F.layer_norm(hidden_TH, size, weights.last_norm, None, eps)
     inner, gate = F.linear(normed_TH, weights.inner).chunk(2, dim=-1)
-    return hidden_TH + F.linear(F.gelu(inner) * gate, weights.outer)
+    return hidden_TH + F.linear(F.dropout(F.gelu(inner) * gate, given["dropped"]), weights.outer)
 
 
 def _rotated(part_TAC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:

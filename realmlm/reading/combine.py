@@ -291,9 +291,14 @@ def combine(
     logits = [None] * len(passages) if logit_K is None else logit_K.tolist()
     evidence = map(evidence_of, passages, stands, p_K.tolist(), reading, logits)
     said: dict[str, Words] = {}
+    places_said: list[tuple[int, int, int]] = []
     for word in ordered:
+        where = places[likeliest[word]]
+        if not way.released and any(_overlap(where, other) for other in places_said):
+            continue  # more or less of what is said already is no other answer
         surface, key = given(word)
         said.setdefault(key, Words(surface, total[word]))
+        places_said.append(where)
         if len(said) > OTHERS:
             break
     answer, *others = said.values()
@@ -328,14 +333,18 @@ def merge_overlapping(
     for rest in by_passage.values():
         rest.sort(key=p.__getitem__, reverse=True)
         while rest:
-            _, start, end = places[rest[0]]
-            apart = [span for span in rest[1:] if places[span][1] >= end or start >= places[span][2]]
+            apart = [span for span in rest[1:] if not _overlap(places[rest[0]], places[span])]
             taken = set(rest).difference(apart)
             likeliest = max((words[span] for span in taken), key=lambda word: (word != "", total[word], word))
             for span in taken:
                 merged[span] = likeliest
             rest = apart
     return merged
+
+
+def _overlap(place: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+    """Whether two places of one passage share characters."""
+    return place[0] == other[0] and place[1] < other[2] and other[1] < place[2]
 
 
 def _on_one_line(span: str) -> str:

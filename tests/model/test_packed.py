@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from realmlm.corpus.wordpieces import Layout
 from realmlm.model.encoders import Encoder, build_encoder
@@ -101,7 +103,6 @@ def test_pooled_alike(pooling: str) -> None:
     ("family", "more"),
     [
         ("modernbert", {"global_attn_every_n_layers": 2}),
-        ("modernbert", {"attention_dropout": 0.1}),
         ("modernbert", {"mlp_bias": True}),
         ("bert", {"hidden_act": "gelu_new"}),
         ("bert", {"hidden_size": 24}),
@@ -112,8 +113,42 @@ def test_what_it_cannot_compute_is_read_with_padding(family: str, more: dict[str
     assert not can_pack(encoder_of(family, **more).body)
 
 
-def test_dropout_only_while_training() -> None:
-    encoder = encoder_of("bert")
+@pytest.mark.parametrize(
+    "drops",
+    [{"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}]
+    + [{f"{part}_dropout": 0.3} for part in ("embedding", "attention", "mlp")],
+)
+def test_dropout_stands_where_transformers_has_it(
+    drops: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a dropout that shrinks everything alike, in place of one that draws."""
+    plain = F.scaled_dot_product_attention
+
+    def shrink(given: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return given * (1 - p) if training else given
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, **more: Any) -> Tensor:
+        return plain(query, key, value, **more) * (1 - dropout_p)
+
+    family = "bert" if "hidden_dropout_prob" in drops else "modernbert"
+    none = dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), 0.0)
+    encoder = encoder_of(family, **(none if family == "modernbert" else {}) | drops)
+    for weights in encoder.parameters():
+        weights.data *= 10 if weights.ndim > 1 else 1  # fresh ones hardly change what comes in
+    inputs = some_inputs([7, 1, 20, 13])
+    without = encoder(Packed.of(inputs))
+    encoder.train()
+    monkeypatch.setattr(F, "dropout", shrink)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    packed = encoder(Packed.of(inputs))
+    assert not torch.allclose(packed, without, atol=1e-3)
+    assert torch.allclose(packed, encoder(inputs)[inputs.attention_NL.bool()], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_dropout_only_while_training(family: str) -> None:
+    drops = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1}
+    encoder = encoder_of(family, **(drops if family == "modernbert" else {}))
     packed = Packed.of(some_inputs([9, 4]))
     assert torch.equal(encoder(packed), encoder(packed))
     encoder.train()

@@ -122,7 +122,10 @@ def test_answers_are_sums_over_judged_passages_their_titles_and_their_bodies(
         total[words] += share[number] / sum(share.values()) * value / masses[number]
     (answer,) = answerer.ask([query.text], read=3)
     given = {answer.answer: answer.probability} | {other.words: other.probability for other in answer.others}
-    assert {words.casefold(): p for words, p in given.items()} == pytest.approx(total, abs=1e-5)
+    said = {words.casefold(): p for words, p in given.items()}
+    assert len(said) > 2  # of spans that overlap only the likeliest is named
+    assert said == pytest.approx({words: total[words] for words in said}, abs=1e-5)
+    assert answer.probability == pytest.approx(max(total.values()), abs=1e-5)
     for item in answer.evidence:
         assert item.passage_id is not None
         assert item.passage_logit == pytest.approx(judged(answerer, query.text, item.passage_id), abs=1e-4)
