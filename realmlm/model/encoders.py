@@ -467,10 +467,12 @@ class Reader(nn.Module):
 
     def add_passage_head(self) -> None:
         """A layer on [CLS] for g(x,z): it says 0 of every passage, and changes nothing, until it learns."""
-        head = nn.utils.skip_init(nn.Linear, self.encoder.hidden, 1)
-        self.passage_head = head.to(self.embedding.weight.device)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
+        device = self.embedding.weight.device
+        # no weights are drawn; nn.utils.skip_init would import sympy, a third of a second of every start
+        head = nn.Linear(self.encoder.hidden, 1, device="meta")
+        head.weight = nn.Parameter(torch.zeros(1, self.encoder.hidden, device=device))
+        head.bias = nn.Parameter(torch.zeros(1, device=device))
+        self.passage_head = head
 
     def passage_logits(self, hidden: Tensor, inputs: Inputs | Packed) -> Tensor | None:
         """g(x,z) [N], does the passage answer the question? From what the encoder gave at [CLS] (Karpukhin et
