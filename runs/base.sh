@@ -6,6 +6,7 @@
 #   python runs/renumber.py MPNET GTE-SMALL ENCODER
 #   ENCODER=folder runs/base.sh FOLDER DATA                     and whatever runs/small.sh takes
 #                                                               EACH=n: steps of each set by itself   EACH=0: none
+# Choose on dev; then STAGES=tests runs/small.sh, with START, NAME, ONLY and RERANK of what was chosen, once.
 #
 # The encoder was supervised on pairs, questions of Natural Questions, SQuAD and TriviaQA among them (its card has the list): say so beside every number.
 set -euo pipefail
@@ -20,7 +21,6 @@ for set in nq triviaqa webquestions curatedtrec; do
   export ONLY=$set
   STAGES=reading TOWERS=0 READING=$each READING_LR=2e-5 further "$read" "$set" "$@"
   own=$of/$set/plain-${SEED:-0}/reading/model
-  STAGES=tests further "$own" "$set" "$@"
   STAGES=answers RERANK=50 further "$read" together-50 "$@"
-  STAGES="answers tests" RERANK=50 further "$own" "$set-50" "$@"
+  STAGES=answers RERANK=50 further "$own" "$set-50" "$@"
 done
