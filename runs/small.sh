@@ -14,6 +14,7 @@
 #                                                               START=model: goes on from one that has learned already, in place of the warm-up (JOINT=0: of the joint stage too)
 #                                                               TEACHER=model: the larger reader (runs/base.sh)
 #                                                               HYBRID=λ: reading, `answers` and `tests` with this weight of word matching, which is not fitted then
+#                                                               READ=n: passages of a question in training, RIVALS=n: of them paragraphs of other questions, where it came with its own
 #                                                               STAGES=tests: START on DATA/questions/*-test.*, once, at the end   ONLY=nq: one set of questions alone   RERANK=n: answers from the best 20 of n
 #
 # The encoder was supervised on question pairs, Natural Questions among them: say so beside every number.
@@ -59,7 +60,7 @@ answered() { # name, model
   done
 }
 answer() { # name, the model to begin with, steps, flags
-  echo "finetune --from $2 --corpus $out/corpus --questions $(sets train)$(sets reading)--out $of/$1 --read 20 --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals 9 $how --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
+  echo "finetune --from $2 --corpus $out/corpus --questions $(sets train)$(sets reading)--out $of/$1 --read ${READ:-20} --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals ${RIVALS:-9} $how --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
   answered "$1" "$of/$1/model"
 }
 stage() { [[ " $stages " == *" $1 "* ]]; }

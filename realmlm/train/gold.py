@@ -60,7 +60,7 @@ class Gold:
         self._lasts = arrays["lasts"]
         self._passages = arrays["passages"]
         self._spans = arrays["spans"]
-        self._asked = asked
+        self.asked = asked
         # by question the passages looked at, ascending: 8 bytes each, for most have nothing
         self._looked_up: dict[int, np.ndarray] = {}
         self._found: dict[tuple[int, int], np.ndarray] = {}  # (question, passage) -> spans, if any
@@ -104,7 +104,7 @@ class Gold:
             if len(found) == count:
                 break
             text = self.corpus.text(passage)
-            if passage != self.given_Q[question] and not answer_spans(text, self._asked[question]):
+            if passage != self.given_Q[question] and not answer_spans(text, self.asked[question]):
                 found.append(place)
         return found
 
@@ -113,7 +113,7 @@ class Gold:
         before = self._looked_up.get(question, np.zeros(0, dtype=np.int64))
         new = np.setdiff1d(ids_C, before)
         for passage in new.tolist():
-            asked = self._asked[question]
+            asked = self.asked[question]
             own = passage == self.given_Q[question] and asked.start is not None
             spans = self._told_span(passage, asked) if own else _NO_SPANS
             spans = spans if len(spans) else self._spans_in(passage, asked)

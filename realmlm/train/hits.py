@@ -5,6 +5,7 @@ Q questions, C passages each, G paragraphs that questions came with, R of them a
 
 import hashlib
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,29 +112,59 @@ def settled_matches(
     """The candidates of a model whose towers learn no more, with their f(x,z) or, where the search is hybrid,
     f + λ · BM25; kept for the next run. Questions other than these `numbers` will not be asked. Where the
     scale of f(x,z) still learns, the scores are without it."""
-    asked = [(gold.texts[number], int(gold.given_Q[number])) for number in numbers]
-    numbers_of = dict(zip(asked, numbers.tolist(), strict=True))  # sets may have a question several times
-    rows_of = {question: row for row, question in enumerate(numbers_of)}
-    once = np.array(list(numbers_of.values()))
-    config = model.config
-    towers = [tower_fingerprint(config, tower) for tower in (model.document, model.query)]
-    how = (config.max_query, config.hybrid, str(index.dtype), candidates, scale_learns)
-    told = [
-        (gold.corpus[given].title, gold.corpus[given].text) if given >= 0 else None for _, given in rows_of
-    ]
-    texts = [text for text, _ in rows_of]
-    sought = hashlib.sha256(repr((towers, how, texts, told)).encode()).hexdigest()
+    once = _Once.of(gold, numbers)
+    how = (str(index.dtype), candidates, scale_learns)
+    told = [_told(gold, int(given)) for given in gold.given_Q[once.numbers]]
 
     def find() -> dict[str, np.ndarray]:
-        found = _settled(model, index, corpus, gold, once, candidates=candidates)
-        scale = model.query.log_scale
-        factor = np.float32(scale.exp().item() if scale_learns and scale is not None else 1.0)
+        found = _settled(model, index, corpus, gold, once.numbers, candidates=candidates)
+        factor = _factor(model, scale_learns=scale_learns)
         return found | {name: found[name] / factor for name in ("scores", "given")}
 
+    sought = _fingerprint(model, how, [gold.texts[number] for number in once.numbers], told)
     arrays = kept_beside(corpus, "hits", sought="questions", fingerprint=sought, find=find)
     rows_Q = np.zeros(len(gold), dtype=np.int64)
-    rows_Q[numbers] = [rows_of[question] for question in asked]
+    rows_Q[numbers] = once.rows
     return Candidates(**arrays, scale_learns=scale_learns, rows=rows_Q)
+
+
+@dataclass(frozen=True)
+class _Once:
+    """The different ones of some questions: sets may have a question several times."""
+
+    numbers: np.ndarray
+    rows: np.ndarray
+    """Which of `numbers` stands for each of the questions."""
+
+    @classmethod
+    def of(cls, gold: Gold, numbers: np.ndarray) -> "_Once":
+        asked = [_asked(gold, number) for number in numbers]
+        number_of = dict(zip(asked, numbers.tolist(), strict=True))
+        row_of = {question: row for row, question in enumerate(number_of)}
+        return cls(np.array(list(number_of.values()), dtype=np.int64), np.array([row_of[q] for q in asked]))
+
+
+def _asked(gold: Gold, number: int) -> tuple[str, tuple[str, ...], int]:
+    """What tells a question from others: its words, its answers, its paragraph."""
+    return gold.texts[number], gold.asked[number].answers, int(gold.given_Q[number])
+
+
+def _told(gold: Gold, paragraph: int) -> tuple[str, str] | None:
+    """The title and the text of a paragraph that a question came with; None: it came alone."""
+    return (gold.corpus[paragraph].title, gold.corpus[paragraph].text) if paragraph >= 0 else None
+
+
+def _fingerprint(model: Realm, *sought: Any) -> str:
+    """Of what a model whose towers learn no more is to find."""
+    config = model.config
+    towers = [tower_fingerprint(config, tower) for tower in (model.document, model.query)]
+    return hashlib.sha256(repr((towers, config.max_query, config.hybrid, sought)).encode()).hexdigest()
+
+
+def _factor(model: Realm, *, scale_learns: bool) -> np.float32:
+    """The scale of f(x,z), where scores are kept without it."""
+    scale = model.query.log_scale
+    return np.float32(scale.exp().item() if scale_learns and scale is not None else 1.0)
 
 
 @torch.inference_mode()
@@ -182,23 +213,44 @@ class Rivals:
         return self.ids[number][there], self.scores[number][there]
 
 
-@torch.inference_mode()
 def find_rivals(
     model: Realm, corpus: Corpus, gold: Gold, numbers: np.ndarray, *, count: int, scale_learns: bool
 ) -> Rivals:
-    """Rivals of these questions, by the towers as they are. Without them, every paragraph that a reader is
-    given in training holds the answer: it learns to trust whatever looks like one."""
+    """Rivals of these questions, by the towers as they are; kept for the next run. Without them, every
+    paragraph that a reader is given in training holds the answer: it learns to trust whatever looks like
+    one."""
     rivals = Rivals(np.full((len(gold), count), -1), np.zeros((len(gold), count), dtype=np.float32))
-    vectors_GD = given_vectors(model, gold)
-    if vectors_GD is None:
-        return rivals
-    hybrid = hybrid_over(model, corpus, gold)
     told = numbers[gold.given_Q[numbers] >= 0]
+    if not len(told):
+        return rivals
+    once = _Once.of(gold, told)
+
+    def find() -> dict[str, np.ndarray]:
+        ids, scores = _rivals(model, corpus, gold, once.numbers, count=count)
+        return {"ids": ids.astype(np.int32), "scores": scores / _factor(model, scale_learns=scale_learns)}
+
+    asked = [_asked(gold, number) for number in once.numbers]
+    paragraphs = [_told(gold, paragraph) for paragraph in _given(gold).tolist()]
+    sought = _fingerprint(model, (count, scale_learns), asked, paragraphs)
+    arrays = kept_beside(corpus, "rivals", sought="questions", fingerprint=sought, find=find)
+    rivals.ids[told] = arrays["ids"][once.rows]
+    rivals.scores[told] = arrays["scores"][once.rows]
+    return rivals
+
+
+@torch.inference_mode()
+def _rivals(
+    model: Realm, corpus: Corpus, gold: Gold, numbers: np.ndarray, *, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and scores of the rivals of questions that came with a paragraph, in their order [rows, count]."""
+    rivals = Rivals(np.full((len(numbers), count), -1), np.zeros((len(numbers), count), dtype=np.float32))
+    vectors_GD = given_vectors(model, gold)
+    assert vectors_GD is not None
+    hybrid = hybrid_over(model, corpus, gold)
     near = min(_LOOKED_AT * count, len(vectors_GD))
-    scale = model.query.log_scale
-    factor = scale.exp().item() if scale_learns and scale is not None else 1.0
-    with progress("looking for rivals", len(told), unit="questions") as bar:
-        for some in np.array_split(told, max(1, -(-len(told) // _AT_ONCE))):
+    with progress("looking for rivals", len(numbers), unit="questions") as bar:
+        for first in range(0, len(numbers), _AT_ONCE):
+            some = numbers[first : first + _AT_ONCE]
             questions = [gold.questions[number] for number in some]
             query_QD = embed_queries(model, questions).float()
             scores_QN, places_QN = (query_QD @ vectors_GD.float().T).topk(near)
@@ -206,13 +258,13 @@ def find_rivals(
             if hybrid is not None:
                 words_QN = hybrid.words.scores(questions, ids_QN)
                 scores_QN = scores_QN + hybrid.weight * words_QN.to(scores_QN.device)
-            rows = zip(some.tolist(), ids_QN.numpy(), scores_QN.cpu().numpy() / factor, strict=True)
-            for number, ids_N, scores_N in rows:
+            rows = zip(some.tolist(), ids_QN.numpy(), scores_QN.cpu().numpy(), strict=True)
+            for row, (number, ids_N, scores_N) in enumerate(rows, start=first):
                 lacking = gold.lacking(number, ids_N, count)
-                rivals.ids[number, : len(lacking)] = ids_N[lacking]
-                rivals.scores[number, : len(lacking)] = scores_N[lacking]
+                rivals.ids[row, : len(lacking)] = ids_N[lacking]
+                rivals.scores[row, : len(lacking)] = scores_N[lacking]
             bar.advance(len(some))
-    return rivals
+    return rivals.ids, rivals.scores
 
 
 def hybrid_over(model: Realm, corpus: Corpus, gold: Gold) -> Hybrid | None:
@@ -230,6 +282,11 @@ def given_vectors(model: Realm, gold: Gold) -> Tensor | None:
     if gold.given_Q.max(initial=-1) < 0:
         return None
     encode = DocumentEncoder.of(model)
-    ids_G = np.arange(gold.first_given, gold.given_Q.max() + 1)
+    ids_G = _given(gold)
     parts = np.array_split(ids_G, -(-len(ids_G) // _EMBEDDED))
     return torch.cat([encode(gold.corpus, some) for some in parts])
+
+
+def _given(gold: Gold) -> np.ndarray:
+    """The paragraphs that questions came with, and those between them."""
+    return np.arange(gold.first_given, gold.given_Q.max() + 1)

@@ -61,6 +61,7 @@ GUARD_LIMIT = 2000  # questions of a guard
 CUT_OTHERWISE = 0.1
 PASSES = 10  # over the questions, where no number of steps is given
 MOST_STEPS = 1000  # there
+GOOD_PART = 4  # of the questions: one in so many
 
 AnyStage = TypeVar("AnyStage", Warmup, Pretrain, TrainTowers, Finetune)
 OnQuestions = TypeVar("OnQuestions", TrainTowers, Finetune)
@@ -173,7 +174,7 @@ def finetune(
         teacher = None
         if settings.teacher is not None:
             teacher = Teacher.of(settings.teacher, realm, gold.corpus, compiled=settings.loop.compile)
-        numbers = _drawn(settings, gold)
+        numbers = _looked_up(settings, gold)
         given, index = _to_search(settings, realm, corpus, gold, numbers)
         rivals = None
         if settings.rivals:
@@ -487,10 +488,13 @@ def _what_learns(settings: Finetune, realm: Realm, run: Run) -> list[nn.Paramete
     return learning
 
 
-def _drawn(settings: Finetune, gold: Gold) -> np.ndarray:
-    """The numbers of the questions that will be asked."""
+def _looked_up(settings: Finetune, gold: Gold) -> np.ndarray:
+    """The numbers of the questions that passages are found for: those that will be asked, or all where they
+    are a good part of them, for then runs with other seeds share what is found."""
     count = settings.optim.steps * settings.optim.batch
-    return np.unique(epoch_positions(len(gold), seed=settings.loop.seed, first=0, count=count))
+    drawn = np.unique(epoch_positions(len(gold), seed=settings.loop.seed, first=0, count=count))
+    many = len(drawn) * GOOD_PART >= len(gold) and len(gold) * settings.candidates <= MOST_KEPT
+    return np.arange(len(gold)) if many else drawn
 
 
 def _to_search(

@@ -1,6 +1,7 @@
 """Fine-tuning with towers that do not learn: what is found once before training is what every step would find."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,13 @@ def asked(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("asked") / "asked.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return file
+
+
+@pytest.fixture
+def untouched(knowledge: Corpus, tmp_path: Path) -> Corpus:
+    """The corpus, beside which nothing is kept yet."""
+    kept = shutil.ignore_patterns("hits", "rivals")
+    return Corpus.open(shutil.copytree(knowledge.folder, tmp_path / "corpus", ignore=kept))
 
 
 def settings(model: Path, corpus: Corpus, asked: Path, out: Path, **changed: Any) -> Finetune:
@@ -162,22 +170,40 @@ def test_where_what_is_found_may_change_every_step_searches(
 
 
 def test_what_was_found_is_kept_and_a_run_goes_on_with_it_bit_for_bit(
-    wavering: Path, knowledge: Corpus, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wavering: Path, untouched: Corpus, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optim = JointOptim(steps=3, batch=6, lr=1e-3, retriever_lr=0)  # each of the sixteen at least once
-    noted, whole = losses(settings(wavering, knowledge, asked, tmp_path / "whole", optim=optim))
+    noted, whole = losses(settings(wavering, untouched, asked, tmp_path / "whole", optim=optim))
     assert noted.queries == 14, "twice asked, once searched for"
     monkeypatch.setattr("realmlm.train.hits._settled", None)  # found for the run before
     with monkeypatch.context() as patch:
         fail_at(2, KeyboardInterrupt(), patch)
         with pytest.raises(KeyboardInterrupt):
-            run_finetune(settings(wavering, knowledge, asked, tmp_path / "cut", optim=optim))
-    _, again = losses(settings(wavering, knowledge, asked, tmp_path / "cut", optim=optim))
+            run_finetune(settings(wavering, untouched, asked, tmp_path / "cut", optim=optim))
+    _, again = losses(settings(wavering, untouched, asked, tmp_path / "cut", optim=optim))
     assert all(torch.equal(weight, again.own_state()[name]) for name, weight in whole.own_state().items())
     other = tmp_path / "other.jsonl"
     other.write_text(asked.read_text("utf-8").replace("Much is said", "Little is said"), "utf-8")
     with pytest.raises(TypeError):  # not callable: other paragraphs are scored anew
-        run_finetune(settings(wavering, knowledge, other, tmp_path / "other"))
+        run_finetune(settings(wavering, untouched, other, tmp_path / "other"))
+
+
+def test_another_seed_uses_what_was_found_where_a_good_part_is_asked(
+    wavering: Path, untouched: Corpus, asked: Path, tmp_path: Path
+) -> None:
+    def run(seed: int, steps: int) -> Losses:
+        loop = Loop(seed=seed, threads=1, device="cpu", deterministic=True)
+        optim = JointOptim(steps=steps, batch=2, lr=1e-3, retriever_lr=0)
+        out = tmp_path / f"{seed}-{steps}"
+        return losses(settings(wavering, untouched, asked, out, rivals=1, loop=loop, optim=optim))[0]
+
+    assert run(3, 1).queries == 2, "two of sixteen are asked: no more is looked for"
+    first = run(0, 2)
+    assert first.queries == 14
+    other = run(1, 2)
+    assert not other.looked, "neither for what they find nor for rivals"
+    assert first.seen != other.seen
+    assert run(2, 1).queries
 
 
 def test_it_goes_on_bit_for_bit_where_nothing_can_be_kept(
