@@ -13,7 +13,7 @@ from realmlm.errors import ArtefactDamaged
 def lock_on(file: Path) -> FileLock:
     """A lock on this file, not yet held. The system frees it when its holder dies; nothing is ever written
     to the file."""
-    # as multiprocessing itself asks before it starts a process: its holder would wait for this process for ever
+    # asked as multiprocessing itself does: the holder of the lock would wait for this process for ever
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         guard = "if __name__ == '__main__':"
         raise RuntimeError(
