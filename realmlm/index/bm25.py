@@ -239,18 +239,28 @@ class BM25Index:
 
     def _scores(self, queries: Sequence[np.ndarray]) -> Tensor:
         """Of every id, in units."""
-        each = [np.unique(self._words.of(query)[0], return_counts=True) for query in queries]
-        words_T = np.concatenate([words for words, _ in each])
-        asked = _Asked(
-            row_T=np.repeat(np.arange(len(each)), [len(words) for words, _ in each]),
-            words_T=words_T,
-            weight_T=self._weights(words_T) * np.concatenate([counts for _, counts in each]),
-        )
+        row_T, words_T, times_T = self._different(queries)
+        asked = _Asked(row_T=row_T, words_T=words_T, weight_T=self._weights(words_T) * times_T)
         scores_QN = torch.zeros(len(queries), self._size, dtype=torch.int32, device=self.device)
         self._base.add(scores_QN, asked, self._saturation)
         scores_QN[:, self._obsolete] = 0
         self._added.add(scores_QN, asked, self._saturation)
         return scores_QN
+
+    def _different(self, queries: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The different words of each query, all queries at once: the query's row, the word, how often."""
+        ends = np.cumsum([len(query) for query in queries])
+        tokens = np.concatenate(queries)
+        firsts = np.concatenate([[0], ends[:-1]])
+        words_W, at_W = self._words.of(tokens, firsts[firsts < len(tokens)])
+        row_W = np.searchsorted(ends, at_W, side="right")
+        order_W = np.lexsort((words_W, row_W))
+        words_W = words_W[order_W]
+        row_W = row_W[order_W]
+        new_W = np.ones(len(order_W), dtype=bool)
+        new_W[1:] = (words_W[1:] != words_W[:-1]) | (row_W[1:] != row_W[:-1])
+        firsts_T = np.flatnonzero(new_W)
+        return row_W[firsts_T], words_W[firsts_T], np.diff(firsts_T, append=len(order_W))
 
     def _weights(self, words_T: np.ndarray) -> np.ndarray:
         """How much each word says, its idf; nothing if it is common."""
