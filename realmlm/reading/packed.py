@@ -111,7 +111,7 @@ def flatten(
             run_lengths_B[row] = len(words)
     rows, places = np.nonzero(masked.valid_BM)
     grain = max(1, count // 2)
-    masks = -(-len(rows) // grain) * grain
+    masks = -(-max(1, len(rows)) // grain) * grain  # a batch may hide nothing
     table_S5 = np.zeros((5, masks), dtype=np.int32)
     hidden = (masked.positions_BM[rows, places], places, masked.targets_BM[rows, places])
     table_S5[:, : len(rows)] = (rows, *hidden, np.ones_like(rows))

@@ -1,5 +1,6 @@
 """A step with everything on the device is the step it stands in for: same loss, same numbers, same gradients."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -336,6 +337,33 @@ def test_the_same_fine_tuning(
     assert numbers["gold_read"] > 0
     assert ("judged" in numbers) == settings.passage_logit
     assert (numbers.get("from_teacher", 0) > 0) == bool(settings.teacher)
+
+
+def test_the_same_fine_tuning_where_all_answers_are_patterns(
+    knowledge: Corpus, world: Path, tmp_path: Path
+) -> None:
+    """As in CuratedTREC: what a pattern stands for is not known, so there is nothing to learn by heart."""
+    how = {**TINY_MODEL, "family": "bert", "reading": "together"}
+    model = create_model(corpus=knowledge.folder, out=tmp_path / "model", **how).eval()
+    asked = [
+        replace(question, answers=tuple(map(re.escape, question.answers)), is_regex=True)
+        for question in read_questions(world / "questions-train.jsonl")[:6]
+    ]
+    settings = Finetune(questions=(), out=Path("unused"), candidates=len(knowledge), read=4, read_gold=True)
+    gold = locate_answers(knowledge, asked, candidates=1)
+    assert not any(map(len, gold.answers))
+    vectors = torch.randn(len(knowledge), 32, generator=torch.Generator().manual_seed(0))
+    live: Any = SimpleNamespace(index=ExactIndex(vectors, torch.from_numpy(knowledge.ids)))
+
+    def one_step(packed: bool) -> Stepped:
+        objective = QuestionAnswering(settings, model, knowledge, live, gold, learning=[])
+        objective.prepare(model)
+        objective.resident = resident_of(model, gold.corpus) if packed else None
+        return stepped(model, objective, np.arange(len(gold)))
+
+    numbers = same_step(one_step(packed=False), one_step(packed=True))
+    assert numbers["gold_read"] > 0
+    assert numbers["closed_book"] == 0
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("modernbert", "mean"), ("bert", "cls")])
