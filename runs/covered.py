@@ -1,9 +1,9 @@
 """How many questions can be answered from their own article: `python runs/covered.py ARTICLES QUESTIONS`
 
 ARTICLES is a folder of JSON lines with titles and texts, QUESTIONS a set whose questions come with the
-title of theirs (nq/train-reading.jsonl.xz). Prints for how many of them ARTICLES has an article of that title,
-and for how many that article holds the answer. Other articles may say it too, and an article may have
-another title by now: it is a measure of what can be hoped for, not a bound.
+title of theirs (nq/train-reading.jsonl.xz). Prints for how many of them ARTICLES has an article of that
+title, and for how many it holds the answer. Other articles may say it too, and an article may have another
+title by now: it is a measure of what can be hoped for, not a bound.
 """
 
 import json
