@@ -33,6 +33,7 @@ DISTRIBUTIONS = {
     "lance": "pylance",
     "markdown_it": "markdown-it-py",
     "prometheus_client": "prometheus-client",
+    "python_calamine": "python-calamine",
     "tensorflow": "tensorflow-cpu",
 }
 
@@ -216,6 +217,7 @@ def test_a_first_hour_needs_no_extra() -> None:
         "selectolax",
         "pypdf",
         "python-docx",
+        "python-calamine",
         "pyahocorasick",
     }
 

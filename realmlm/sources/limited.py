@@ -1,8 +1,12 @@
-"""Parses large pages in a process of its own, which is stopped when it takes too long or too much memory.
+"""Parses large pages, and all spreadsheets, in a process of its own, which is stopped when it takes too long
+or too much memory.
 
-The parsers are written in C: nothing else can stop them, and their authors promise no bound on either.
+The parsers are written in C or Rust: nothing else can stop them, and their authors promise no bound on
+either. A spreadsheet of a few bytes may say that it has a cell in the last row and column of millions.
 """
 
+import base64
+import importlib
 import json
 import os
 import resource
@@ -11,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from realmlm.sources import markup
+from realmlm.sources import markup, sheets
 from realmlm.sources.bounds import Unreadable
 from realmlm.sources.headings import Document, Section
 
@@ -23,8 +27,12 @@ _REFUSED = 3  # exit code: the document is refused, for the reason said
 
 def html_document(html: str) -> Document:
     """`markup.html_document` within the limits."""
-    title, sections = _limited(markup.html_document, html)
-    return Document(title, [Section(tuple(path), text) for path, text in sections])
+    return _document(*_limited(markup.html_document, html))
+
+
+def spreadsheet(data: bytes) -> Document:
+    """`sheets.spreadsheet` within the limits."""
+    return _document(*_limited(sheets.spreadsheet, base64.b64encode(data).decode(), small=0))
 
 
 def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str]) -> str:
@@ -32,13 +40,18 @@ def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str]) -> str:
     return str(_limited(markup.wiki_to_text, wikitext, hidden_links=hidden_links))
 
 
-def _limited(parse: Callable[..., Any], marked: str, **options: Any) -> Any:
-    if len(marked) <= _SMALL:
+def _document(title: str, sections: list[tuple[list[str], str]]) -> Document:
+    return Document(title, [Section(tuple(path), text) for path, text in sections])
+
+
+def _limited(parse: Callable[..., Any], marked: str, *, small: int = _SMALL, **options: Any) -> Any:
+    if len(marked) <= small:
         return parse(marked, **options)
     parse("")  # complains here if its library is not installed
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     paths = os.pathsep.join(filter(None, sys.path))
-    given = json.dumps([parse.__name__, marked, options, _LONGEST_S, _MEMORY], default=sorted).encode()
+    what = (parse.__module__, parse.__name__)
+    given = json.dumps([*what, marked, options, _LONGEST_S, _MEMORY], default=sorted).encode()
     ended = subprocess.run(
         command, input=given, capture_output=True, env={**os.environ, "PYTHONPATH": paths}, check=False
     )
@@ -53,11 +66,12 @@ def _limited(parse: Callable[..., Any], marked: str, **options: Any) -> Any:
 
 def main() -> None:
     """In that process: parse what comes in, and write what comes of it."""
-    name, marked, options, seconds, memory = json.loads(sys.stdin.buffer.read())
+    module, name, marked, options, seconds, memory = json.loads(sys.stdin.buffer.read())
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
-        sys.stdout.write(json.dumps(getattr(markup, name)(marked, **options)))
+        parse = getattr(importlib.import_module(module), name)
+        sys.stdout.write(json.dumps(parse(marked, **options)))
     except Unreadable as error:
         sys.stderr.write(str(error))
         sys.exit(_REFUSED)

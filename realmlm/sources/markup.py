@@ -4,6 +4,7 @@
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from realmlm.errors import require
@@ -32,6 +33,8 @@ _FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 _MARKDOWN_AT_ONCE = 2**20  # characters: their tokens take up to 500 bytes for each
 # brackets in which only a template stood; switches like __NOTOC__
 _WIKI_LEFTOVERS = re.compile(r" ?\(\s*+(?:[,;]\s*+)?\)|__[A-Z]+__")
+
+_HUMP = re.compile(r"(?<=[a-z]{2})[A-Z]([a-z])?")  # of crsCode, stationID; not of pH
 
 
 def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str] = HIDDEN_LINKS) -> str:
@@ -74,10 +77,22 @@ def _wiki_pieces(code: Any, nodes: Any, hidden_links: frozenset[str]) -> Iterato
                 yield from _wiki_pieces(node.contents, nodes, hidden_links)
 
 
+@lru_cache(maxsize=4096)
+def in_words(name: str) -> str:
+    """The name of a column as people say it: "crs_code" and "crsCode", as programs write them, are
+    "crs code", "stationID" is "station ID". "WordPress" stays: it may be a name that people write so."""
+    if not name.isidentifier():
+        return name
+    apart = name
+    if name[0].islower():
+        apart = _HUMP.sub(lambda hump: " " + (hump[0].lower() if hump[1] else hump[0]), name)
+    return " ".join(apart.replace("_", " ").split()) or name
+
+
 def row_line(names: Sequence[str], cells: Sequence[str]) -> str:
-    """A row of a table as one line, each cell after its column's name: "town: Oslo; river: Aker". Empty
-    cells are left out."""
-    pairs = ((name, " ".join(cell.split())) for name, cell in zip(names, cells, strict=True))
+    """A row of a table as one line, each cell after its column's name in words: "town: Oslo; river: Aker".
+    Empty cells are left out."""
+    pairs = ((in_words(name), " ".join(cell.split())) for name, cell in zip(names, cells, strict=True))
     return "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
 
 

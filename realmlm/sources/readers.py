@@ -23,7 +23,7 @@ from realmlm.sources.columnar import COLUMNAR, USUAL, Columns, read_rows
 from realmlm.sources.dump import Dump, NoDump
 from realmlm.sources.encodings import declared_text, utf_16_codec, windows_text
 from realmlm.sources.headings import Document, path_title
-from realmlm.sources.limited import html_document, wiki_to_text
+from realmlm.sources.limited import html_document, spreadsheet, wiki_to_text
 from realmlm.sources.markup import markdown_document
 from realmlm.sources.office import word_document
 from realmlm.sources.pdf import pdf_document
@@ -531,5 +531,6 @@ _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
     ".xml": _read_dump,
     ".pdf": partial(_read_office, parse=pdf_document),
     ".docx": partial(_read_office, parse=word_document),
+    **{kind: partial(_read_office, parse=spreadsheet) for kind in (".xlsx", ".xlsm", ".xls", ".ods")},
 }
 _ONLY_UTF_8 = {".jsonl", ".ndjson"}  # by their standards: any other byte is damage

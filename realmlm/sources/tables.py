@@ -1,9 +1,9 @@
-"""CSV and TSV tables to documents, streamed: the separator, the header, and what a row says."""
+"""Tables to documents, streamed: the separator of CSV and TSV, the header, and what a row says."""
 
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
 from typing import NamedTuple
@@ -35,23 +35,35 @@ def read_table(
     on_bad: Callable[[str, int], None],
     columns: Columns = USUAL,
 ) -> Iterator[Record]:
-    """The documents of a table, given as numbered lines whose fields one of these `delimiters` separates.
-
-    In a table with a column `text` each row is a document: its text, after the values of the other columns.
-    The rows of any other table are the lines of one document. A row shorter than the header is filled up and
-    cells beyond the header have no name; in a table made to be a corpus such a row is damaged. `columns` has
-    names that are asked for in place of `text`, `title` and `id`: where the text is, nothing else is read.
-    """
+    """The documents of a table, given as numbered lines whose fields one of these `delimiters` separates."""
     csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
     head, cut = _head(lines)
     if len(delimiters) > 1 and head and (named := _NAMED.fullmatch(head[0][1])):
         delimiters = named[1]
         head = head[1:]
     delimiter, width = _shape([line for _, line in head], delimiters, cut=cut)
+    rows = _rows(chain(head, lines), delimiter, on_bad)
+    yield from records(rows, width, on_bad=on_bad, columns=columns)
+
+
+def records(
+    rows: Iterable[tuple[int, list[str]]],
+    width: int,
+    *,
+    on_bad: Callable[[str, int], None],
+    columns: Columns = USUAL,
+) -> Iterator[Record]:
+    """The documents of a table, given as numbered rows, most of them of this `width` (0: of none).
+
+    In a table with a column `text` each row is a document: its text, after the values of the other columns.
+    The rows of any other table are the lines of one document. A row shorter than the header is filled up and
+    cells beyond the header have no name; in a table made to be a corpus such a row is damaged. `columns` has
+    names that are asked for in place of `text`, `title` and `id`: where the text is, nothing else is read.
+    """
     header: _Header | None = None
     gathered: list[str] = []
     size = 0
-    for number, row in _rows(chain(head, lines), delimiter, on_bad):
+    for number, row in rows:
         if size > _TABLE:
             yield Record(None, "\n".join(gathered))
             gathered = []
@@ -129,13 +141,27 @@ def _shape(lines: list[str], delimiters: str, *, cut: bool) -> tuple[str, int]:
     found = delimiters[0]
     for delimiter in delimiters:
         rows = list(_first_rows(lines, delimiter))
-        widths = Counter(map(len, filter(None, rows[:-1] if cut else rows)))
-        shapes = [(count / widths.total(), width) for width, count in widths.items() if width > 1]
-        if shapes and max(shapes) >= best:  # of equals the later: there are commas in amounts of money, too
-            best = max(shapes)
+        shape = _widest(map(len, filter(None, rows[:-1] if cut else rows)))
+        if shape[1] and shape >= best:  # of equals the later: there are commas in amounts of money, too
+            best = shape
             found = delimiter
     share, width = best
     return found, width if share > 0.5 else 0
+
+
+def _widest(widths: Iterable[int]) -> tuple[float, int]:
+    """The largest share of rows that have the same number of fields, more than one, and that number (of
+    equals the larger); 0 and 0 if there are none."""
+    counts = Counter(widths)
+    return max(
+        ((count / counts.total(), width) for width, count in counts.items() if width > 1), default=(0, 0)
+    )
+
+
+def usual_width(rows: Iterable[Sequence[str]]) -> int:
+    """The number of fields that most of these rows have, 0 if at most half of them agree."""
+    share, width = _widest(map(len, filter(None, rows)))
+    return width if share > 0.5 else 0
 
 
 def _first_rows(lines: list[str], delimiter: str) -> Iterator[list[str]]:

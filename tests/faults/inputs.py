@@ -163,17 +163,18 @@ class Inputs:
 
 
 def _office() -> dict[str, bytes]:
-    """A PDF and a Word document, if their libraries are there."""
+    """A PDF, a Word document and a spreadsheet, if their libraries are there."""
     if not _MADE:
         from tests.sources.test_office import docx, pdf, saved
+        from tests.sources.test_sheets import xlsx
 
         document = docx.Document()
         document.add_heading("Herons")
         document.add_paragraph(PROSE)
         document.add_table(2, 2).cell(0, 0).text = "x"
-        _MADE.update(
-            {".pdf": pdf(["The heron is a bird.", "It waits."] * 5, title="Birds"), ".docx": saved(document)}
-        )
+        _MADE[".pdf"] = pdf(["The heron is a bird.", "It waits."] * 5, title="Birds")
+        _MADE[".docx"] = saved(document)
+        _MADE[".xlsx"] = xlsx(("Birds", [["name", "legs"], ["heron", 2], ["crane", 2.0]]))
     return _MADE
 
 

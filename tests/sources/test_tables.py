@@ -72,6 +72,28 @@ def test_what_separates_the_fields(table, expected):
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("crs_code", "crs code"),
+        ("crsCode", "crs code"),
+        ("stationID", "station ID"),
+        ("Fare_Class", "Fare Class"),
+        ("WordPress", "WordPress"),
+        ("avgTempC", "avg temp C"),
+        ("_row__number_", "row number"),
+        ("pH", "pH"),
+        ("McDonald", "McDonald"),
+        ("ISBN", "ISBN"),
+        ("Year(s)", "Year(s)"),
+        ("built by McAlpineLtd", "built by McAlpineLtd"),
+        ("__", "__"),
+    ],
+)
+def test_names_of_programs_are_words(name, words):
+    assert lines(f"{name},town\nPNZ,Penzance\n") == [f"{words}: PNZ; town: Penzance"]
+
+
+@pytest.mark.parametrize(
     "title", ["Sales of 2026", "Sales of 2026;;", "Sales, all; of 2026", "\nSales of 2026\n\n;;;"]
 )
 def test_a_title_above_the_header_is_a_line(title):

@@ -1,0 +1,230 @@
+"""Spreadsheets: what their rows say, and a reason for every file that has none."""
+
+import base64
+import io
+import time
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realmlm.errors import BadInput, RealmError
+from realmlm.sources import limited
+from realmlm.sources.article import Article
+from realmlm.sources.headings import Section
+from realmlm.sources.limited import spreadsheet
+from realmlm.sources.readers import read_articles
+
+pytest.importorskip("python_calamine")
+
+Cell = str | float | bool | tuple[str, float] | None
+Sheet = tuple[str, Sequence[Sequence[Cell]]]
+MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+RELATED = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+RELATIONS = '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+DATE, MOMENT, CLOCK = "d", "m", "c"  # what a number stands for, before it: ("d", 46148) is 6 May 2026
+FORMATS = {DATE: (1, 14), MOMENT: (2, 22), CLOCK: (3, 20)}  # style, number format
+
+
+def xlsx(*sheets: Sheet, hidden: Sequence[str] = ()) -> bytes:
+    """A workbook as Excel writes it, by hand."""
+    listed = "".join(
+        f'<sheet name="{name}" sheetId="{number}" r:id="r{number}" state="{_state(name in hidden)}"/>'
+        for number, (name, _) in enumerate(sheets, 1)
+    )
+    relations = "".join(
+        f'<Relationship Id="r{number}" Type="{RELATED}/worksheet" Target="worksheets/sheet{number}.xml"/>'
+        for number in range(1, len(sheets) + 1)
+    )
+    styles = "".join(f'<xf numFmtId="{form}"/>' for form in (0, *(form for _, form in FORMATS.values())))
+    parts = {
+        "[Content_Types].xml": "<Types/>",
+        "_rels/.rels": f'{RELATIONS}<Relationship Id="r1" Type="{RELATED}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
+        "xl/workbook.xml": f'<workbook {MAIN} xmlns:r="{RELATED}"><sheets>{listed}</sheets></workbook>',
+        "xl/_rels/workbook.xml.rels": f'{RELATIONS}{relations}<Relationship Id="s" Type="{RELATED}/styles" Target="styles.xml"/></Relationships>',
+        "xl/styles.xml": f"<styleSheet {MAIN}><cellXfs>{styles}</cellXfs></styleSheet>",
+    }
+    for number, (_, rows) in enumerate(sheets, 1):
+        filled = "".join(
+            f'<row r="{row}">{"".join(_cell(f"{chr(64 + column)}{row}", cell) for column, cell in enumerate(cells, 1))}</row>'
+            for row, cells in enumerate(rows, 1)
+        )
+        parts[f"xl/worksheets/sheet{number}.xml"] = (
+            f"<worksheet {MAIN}><sheetData>{filled}</sheetData></worksheet>"
+        )
+    return packed(parts)
+
+
+def _state(hidden: bool) -> str:
+    return "hidden" if hidden else "visible"
+
+
+def _cell(place: str, cell: Cell) -> str:
+    match cell:
+        case None:
+            return ""
+        case bool():
+            return f'<c r="{place}" t="b"><v>{int(cell)}</v></c>'
+        case str():
+            return f'<c r="{place}" t="inlineStr"><is><t>{cell}</t></is></c>'
+        case (str() as kind, number):
+            return f'<c r="{place}" s="{FORMATS[kind][0]}"><v>{number}</v></c>'
+        case _:
+            return f'<c r="{place}"><v>{cell}</v></c>'
+
+
+def packed(parts: dict[str, str]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, xml in parts.items():
+            archive.writestr(name, xml)
+    return stream.getvalue()
+
+
+def ods(*rows: Sequence[str]) -> bytes:
+    """A sheet as LibreOffice writes it, by hand."""
+    spaces = " ".join(
+        f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+        for name in ("office", "table", "text")
+    )
+    filled = ""
+    for row in rows:
+        cells = (
+            f'<table:table-cell office:value-type="string"><text:p>{cell}</text:p></table:table-cell>'
+            for cell in row
+        )
+        filled += f"<table:table-row>{''.join(cells)}</table:table-row>"
+    return packed(
+        {
+            "META-INF/manifest.xml": '<manifest:manifest xmlns:manifest="urn:oasis:names:tc:opendocument:xmlns:manifest:1.0"/>',
+            "mimetype": "application/vnd.oasis.opendocument.spreadsheet",
+            "content.xml": f'<office:document-content {spaces}><office:body><office:spreadsheet><table:table table:name="Sheet1">{filled}</table:table></office:spreadsheet></office:body></office:document-content>',
+        }
+    )
+
+
+def read(path: Path) -> list[Article]:
+    def strict(error: RealmError) -> None:
+        raise error
+
+    return list(read_articles([path], on_bad=strict))
+
+
+STAFF: list[list[Cell]] = [
+    ["Staff of 2026"],
+    [],
+    ["Name", "startDate", "Salary", "Key?", "Seen", "Bell"],
+    ["Ada", (DATE, 46148), 41250.5, True, (MOMENT, 46148.545138889), (CLOCK, 0.5)],
+    ["Bo", (DATE, 46149), 12, None, None, None],
+    [None, None, 0.30000000000000004, False, None, None],
+]
+
+
+def test_a_row_is_a_line_with_its_columns_names(tmp_path: Path) -> None:
+    (tmp_path / "staff.xlsx").write_bytes(xlsx(("Sheet1", STAFF)))
+    (article,) = read(tmp_path / "staff.xlsx")
+    assert (article.title, article.source, article.has_rows) == ("staff", "staff.xlsx", True)
+    assert article.text.split("\n") == [
+        "Staff of 2026",
+        "Name: Ada; start date: 2026-05-06; Salary: 41250.5; Key?: TRUE; Seen: 2026-05-06 13:05; Bell: 12:00",
+        "Name: Bo; start date: 2026-05-07; Salary: 12",
+        "Salary: 0.3; Key?: FALSE",
+    ]
+
+
+def test_several_sheets_have_their_names_and_hidden_ones_are_not_read(tmp_path: Path) -> None:
+    prices: Sheet = ("Prices", [["Item", "Price"], ["putty", 4.2]])
+    secret: Sheet = ("Old prices", [["Item", "Price"], ["putty", 3.9]])
+    data = xlsx(
+        prices,
+        secret,
+        ("Empty", []),
+        ("Notes", [["title", "text"], ["Putty", "It dries."], ["Glue"]]),
+        hidden=["Old prices"],
+    )
+    (tmp_path / "shop.xlsx").write_bytes(data)
+    assert [(article.title, article.text) for article in read(tmp_path / "shop.xlsx")] == [
+        ("shop › Prices", "Item: putty; Price: 4.2"),
+        ("shop › Notes › Putty", "It dries."),
+    ]
+    assert spreadsheet(xlsx(prices)).sections == [Section((), "Item: putty; Price: 4.2")]
+
+
+# town, river; Oslo, Aker; Bonn, Rhine, as Excel 97 writes it: packed by zlib, in base64
+OLD = """
+eNrtWE1oE0EU/maTbX5s06SmQiuUULBq7UX04KWuLWhPtrUUFBE0NQuGhI2soujFas1REDwpXgq9eKl68Qc96M2DULGgIAiJHj0J
+Cj20Wd+8ncVUc2jAFpX5wrx58+abnZedN2939s1CqjL7sLuKX7AfIdS8GFrqbIJKLGgkQf2eJ9WgjlLxNP4pxKK0kC0mnrW9jsg1
+lOtdhYEH4ZckgU9UTuAsRkuOndlADLMPWSF9GCQpcJcsCXSxVx0sT7PczPI+M5+zPMCWGywHiVsRx7FgjfbvU1F8zOjlvgTkdR/z
+mA9s2Y1OvJJRfOWm8Lkmhtx8tvh3dvSEWzEHWrcR27HdbLGCNC3gHL57GeBbsFNfZLR9Y+0CZF9abY80sN8ywsA0vFMc4GVswruQ
+7AlhrJhbxl7ejbIQbbJ00TGBifwF26Xm2LliiaqhAreGSw53nsk7dlxmad7VyVW7uo2jvZVkDu2spzjmk5S3l+99fXt4atw6yZZp
+zuR+vt8mXYSHq3IEDU7Ad1BCcvtZ7mJ5ja+6lfVulmmKVKr7xjuVcmiGOde5t4/m2cNYtLbX6TtIL3858qSn/NnaSfr8SPVyev69
+NYteev7kaLz8zWBADIg7tyWeWkEtVG74yLLrtzwRNZLKd0891NqxgjirKZZ+S94dofiiAV8w31B8wfyQ4hsN+Abzw4rv331TPmeN
+DjySnZS1fiIODQ0NDQ0NDQ0NjfWAUO/xIf+Uwe+k8rQQUd91VqjU9GeS/xYTKNHvPB1MD8Kh2sWlpuJnC0wRXEuscUzwvVDiKM3u
+ooAp9qPQdPzSaU/U/581D0z+uS3U7Py1Zvxc5/l/APn9yQA=
+"""
+
+
+def test_those_of_excel_97_and_with_macros_are_read(tmp_path: Path) -> None:
+    (tmp_path / "rivers.xls").write_bytes(zlib.decompress(base64.b64decode(OLD)))
+    (tmp_path / "staff.xlsm").write_bytes(xlsx(("Sheet1", STAFF)))
+    rivers, staff = read(tmp_path)
+    assert rivers.text == "Town: Oslo; River: Aker\nTown: Bonn; River: Rhine"
+    assert staff.text.startswith("Staff of 2026\nName: Ada; start date: 2026-05-06;")
+
+
+def test_those_of_libreoffice_are_read(tmp_path: Path) -> None:
+    (tmp_path / "rivers.ods").write_bytes(ods(["town", "river"], ["Oslo", "Aker"]))
+    assert [article.text for article in read(tmp_path / "rivers.ods")] == ["town: Oslo; river: Aker"]
+
+
+def test_what_is_no_spreadsheet_says_so(tmp_path: Path) -> None:
+    whole = xlsx(("Sheet1", STAFF))
+    for number, data in enumerate(
+        (b"no zip file", whole[: len(whole) // 2], packed({"a.txt": "no workbook"}))
+    ):
+        (tmp_path / f"{number}.xlsx").write_bytes(data)
+        with pytest.raises(BadInput, match="cannot be read as a spreadsheet"):
+            read(tmp_path / f"{number}.xlsx")
+    (tmp_path / "blank.xlsx").write_bytes(xlsx(("Sheet1", [])))
+    with pytest.raises(BadInput, match="has no text"):
+        read(tmp_path / "blank.xlsx")
+    (tmp_path / "none.xlsx").write_bytes(b"")
+    with pytest.raises(BadInput, match="is empty"):
+        read(tmp_path / "none.xlsx")
+
+
+def test_a_cell_far_away_takes_no_memory_for_all_before_it(tmp_path: Path) -> None:
+    far = '<c r="XFD1048576" t="inlineStr"><is><t>far</t></is></c>'
+    data = xlsx(("Sheet1", [["near"]]))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {name: archive.read(name).decode() for name in archive.namelist()}
+    parts["xl/worksheets/sheet1.xml"] = parts["xl/worksheets/sheet1.xml"].replace(
+        "</sheetData>", f'<row r="1048576">{far}</row></sheetData>'
+    )
+    (tmp_path / "far.xlsx").write_bytes(packed(parts))
+    begun = time.monotonic()
+    with pytest.raises(BadInput, match=r"far.xlsx: takes more than .* of memory to parse"):
+        read(tmp_path / "far.xlsx")
+    assert time.monotonic() - begun < limited._LONGEST_S
+
+
+TEXTS = st.text(alphabet="ab 1", min_size=1, max_size=5).filter(str.strip)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.integers(2, 4).flatmap(
+        lambda width: st.lists(st.lists(TEXTS, min_size=width, max_size=width), min_size=2, max_size=4)
+    )
+)
+def test_every_cell_is_said_once(rows: list[list[str]]) -> None:
+    (section,) = spreadsheet(
+        xlsx(("Sheet1", [[f"c{column}x" for column in range(len(rows[0]))], *rows]))
+    ).sections
+    assert section.text.split("\n") == [
+        "; ".join(f"c{column}x: {' '.join(cell.split())}" for column, cell in enumerate(row)) for row in rows
+    ]
