@@ -407,7 +407,10 @@ def paragraphs(kind: type) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; a user's error is one message and exit code 2, never a traceback."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:  # a program of its own
+        # processes that it starts import nothing from the working folder: it may hold someone else's files
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
+        arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return

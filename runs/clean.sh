@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # The clean track at size: from scratch on the articles alone, all passages searched and learned from; no question is seen before `without` and `with`.
-# One part per call, in this order; `plain`, `frozen`, `ict` and `without` can run beside `joint`. Run one again, with the same settings, and it continues where it stopped.
+# One part per call, in this order; `recurring` can run beside `warmup`, and `plain`, `posterior`, `frozen`, `ict` and `without` beside `joint`. Run one again, with the same settings, and it continues where it stopped.
 #
-#   runs/clean.sh FOLDER DATA warmup               the corpus, sentences held out, a fresh model; its reader learns to read, its towers to find by ICT
-#   runs/clean.sh FOLDER DATA joint                both together on 2 million sentences, with pointing
-#   runs/clean.sh FOLDER DATA plain|frozen|ict     the paper's loss alone; with the retriever held still; ICT goes on instead
+#   runs/clean.sh FOLDER DATA reading              the corpus, sentences held out, a fresh model whose reader learns to read
+#   runs/clean.sh FOLDER DATA warmup|recurring     from there the towers learn to find: by ICT; or words that recur in another passage of the same article
+#   runs/clean.sh FOLDER DATA joint                reader and towers together on 2 million sentences, with pointing; FINDING=recurring: after `recurring`, as all below
+#   runs/clean.sh FOLDER DATA plain|posterior|frozen|ict   the paper's loss alone; pointing, but the retriever learns from the posterior (EMDR²); with the retriever held still; the towers go on alone
 #   runs/clean.sh FOLDER DATA words                hybrid search with the joint model, and word matching alone
 #   runs/clean.sh FOLDER DATA without|with|frozen-too   all of fine-tuning on questions, three seeds: after the warm-up (ORQA), after `joint` (REALM), after `frozen`
 #   runs/clean.sh FOLDER DATA compare              what was found before any question was seen, and answered after all of them
 #
-# DATA as for runs/small.sh (runs/questions.py makes DATA/unseen).   FINDING=recurring: the towers learn words that recur, in place of ICT
-# READER, ICT, JOINT, TOWERS, READING=n: steps   K=n   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n: in a FOLDER of its own
+# DATA as for runs/small.sh (runs/questions.py makes DATA/unseen).
+# READER, FIND, JOINT, TOWERS, READING=n: steps   K=n   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n: in a FOLDER of its own
 set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0") scale=${SCALE:-1} seed=${SEED:-0}
 export TOKENIZERS_PARALLELISM=false
 scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
 loop="--loop.seed $seed --loop.log-every $(scaled 100) --loop.checkpoint-every $(scaled 5000) ${COMPILE:+--loop.compile}"
-held=$out/held-out.jsonl warm=$out/warmup/model
+held=$out/held-out.jsonl warm=$out/${FINDING:-warmup}/model
 export ENCODER=$out/corpus START=$warm K=${K:-4} JOINT_LR=${JOINT_LR:-2e-4} RETRIEVER_LR=${RETRIEVER_LR:-1e-4} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=current REFRESH=${REFRESH:-400}
 export JOINT=${JOINT:-15700} GUARD=0 FREEZE=$(scaled 100) HOLD_OUT=$held CHECKPOINT=${CHECKPOINT:-5000}
 # all that fine-tuning has, from a model that has seen no question; its retriever alone searches, as ORQA's and REALM's do
@@ -37,28 +38,30 @@ joint() { # name: an arm of joint training, by runs/small.sh
   NAME=$1 STAGES=joint "$here/small.sh" "$out" "$data"
   measure "$1" "$out/$1/joint/model" | run
 }
+find_alone() { # name, from, objective, rate, seed, flags: the towers alone
+  {
+    echo "warmup --from $2 --corpus $out/corpus --out $out/$1 --hold-out $held --retriever-objective $3 --scale-lr 1e-3 --reader.steps 0 --retriever.steps $(scaled "${FIND:-1500}") --retriever.batch $(scaled 2048) --retriever.lr $4 ${loop/--loop.seed $seed/--loop.seed $5} ${*:6}"
+    measure "$1" "$out/$1/model"
+  } | run
+}
 mkdir -p "$out"
 case $part in
-warmup)
-  find="${FINDING:-ict}"
+reading)
   {
     echo "corpus $data/articles --out $out/corpus --train-tokenizer 16000 --max-wordpieces 128"
     [ -d "$out/corpus/spans" ] || echo "spans $out/corpus"
     echo "clozes $out/corpus --out $held --count $(scaled 2000)"
     echo "model --corpus $out/corpus --out $out/begin --layers 6 --hidden 384 --heads 6 --dropout 0.1 --projection 128 --pooling mean --reading together --read-titles --seed $seed"
-    echo "warmup --from $out/begin --corpus $out/corpus --out $out/warmup --hold-out $held --pairing recurring --pointing 1 --towers-as-reader --retriever-objective $find --scale-lr 1e-3 --reader.steps $(scaled "${READER:-8000}") --reader.batch $(scaled 256) --reader.lr 1e-3 --retriever.steps $(scaled "${ICT:-1500}") --retriever.batch $(scaled 2048) --retriever.lr 5e-4 $loop"
-    measure warmup "$warm"
+    echo "warmup --from $out/begin --corpus $out/corpus --out $out/reading --hold-out $held --pairing recurring --pointing 1 --reader.steps $(scaled "${READER:-8000}") --reader.batch $(scaled 256) --reader.lr 1e-3 --retriever.steps 0 $loop"
   } | run
   ;;
+warmup) find_alone warmup "$out/reading/model" ict 5e-4 "$seed" --towers-as-reader ;;
+recurring) find_alone recurring "$out/reading/model" recurring 5e-4 "$seed" --towers-as-reader ;;
 joint) joint with ;; # where runs/joint.sh looks for it
 plain) POINTING=0 joint plain ;;
+posterior) TARGET=posterior joint posterior ;;
 frozen) REFRESH=0 RETRIEVER_LR=0 SCALE_LR=0 joint frozen ;;
-ict)
-  {
-    echo "warmup --from $warm --corpus $out/corpus --out $out/ict --hold-out $held --scale-lr 1e-3 --reader.steps 0 --retriever.steps $(scaled "${ICT:-1500}") --retriever.batch $(scaled 2048) --retriever.lr 1e-4 ${loop/--loop.seed $seed/--loop.seed 1$seed}"
-    measure ict "$out/ict/model"
-  } | run
-  ;;
+ict) find_alone ict "$warm" "$([ "${FINDING:-}" = recurring ] && echo recurring || echo ict)" 1e-4 "1$seed" ;;
 words)
   {
     echo "hybrid --model $out/with/joint/model --corpus $out/corpus --questions $(ls "$data"/questions/*-dev.* | tr '\n' ' ')--limit $(scaled 700) --out $out/hybrid --report $out/reports/weights.json"
@@ -71,7 +74,7 @@ without | with | frozen-too)
   "$here/joint.sh" "$out" "$data" "${part%-too}"
   ;;
 compare)
-  for other in warmup ict plain frozen; do
+  for other in warmup recurring ict plain posterior frozen; do
     [ -d "$out/predictions/$other" ] || continue
     echo "== joint, with pointing, and $other"
     python "$here/paired.py" "$out/predictions/with" "$out/predictions/$other" unseen

@@ -495,7 +495,7 @@ def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None
     said = done.stdout.splitlines()
     assert said == [
         f"{tmp_path}/note.md: reading Markdown needs 'markdown_it': "
-        "pip install 'realmlm[formats]', or leave such input out with --skip-bad",
+        "pip install realmlm, or leave such input out with --skip-bad",
         "finding patterns in all passages needs 'ahocorasick': pip install 'realmlm[match]'",
         "exit 2",
     ]

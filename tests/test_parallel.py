@@ -64,3 +64,28 @@ def test_a_program_without_a_guard_ends_and_is_told_so(tmp_path: Path) -> None:
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert ran.stdout == "[0, 2, 4, 6]\n"
+
+
+ENGINES = """
+import multiprocessing
+from pathlib import Path
+from realmlm.storage.locks import locked
+
+with locked(Path("of this")):  # as a module-level `realmlm.load().read("notes/")` does
+    made = 20
+
+def more(number):
+    return made + number
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(pool.map(more, range(3)))
+"""
+
+
+def test_a_program_may_hold_a_lock_before_its_guard_and_let_go_of_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ENGINES, "utf-8")
+    ran = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout == "[20, 21, 22]\n"

@@ -311,15 +311,29 @@ def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Pa
     (tmp_path / "data" / "questions" / "squad-reading.jsonl").touch()
     (tmp_path / "data" / "unseen").mkdir()
     (tmp_path / "data" / "unseen" / "nq.jsonl").touch()
-    parts = ("warmup", "joint", "plain", "frozen", "ict", "words", "without", "with", "frozen-too")
+    parts = (
+        *("reading", "warmup", "recurring", "joint", "plain", "posterior", "frozen", "ict", "words"),
+        *("without", "with", "frozen-too"),
+    )
     asked = {part: commands_of("clean.sh", tmp_path / part, tmp_path / "data", part) for part in parts}
     given = {
         part: [(name, parse(name, COMMANDS[name][0], arguments)) for name, *arguments in lines]
         for part, lines in asked.items()
     }
     stages = {part: [name for name, _ in lines if name != "evaluate"] for part, lines in given.items()}
-    assert stages["warmup"] == ["corpus", "spans", "clozes", "model", "warmup"]
-    assert stages["ict"] == ["warmup"]
+    assert stages["reading"] == ["corpus", "spans", "clozes", "model", "warmup"]
+    for part, begun, objective in (
+        ("warmup", "reading/model", "ict"),
+        ("recurring", "reading/model", "recurring"),
+        ("ict", "warmup/model", "ict"),
+    ):
+        assert stages[part] == ["warmup"]
+        towers = dict(given[part])["warmup"]
+        assert (towers.model, towers.retriever_objective) == (tmp_path / part / begun, objective)
+        assert (towers.reader.steps, towers.towers_as_reader) == (0, part != "ict")
+    other = commands_of("clean.sh", tmp_path / "other", tmp_path / "data", "joint", FINDING="recurring")
+    starts = [line[line.index("--from") + 1] for line in other if line[0] == "pretrain"]
+    assert starts == [str(tmp_path / "other" / "recurring" / "model")]
     assert stages["words"] == ["hybrid"]
     for part, after in (
         ("without", "warmup/model"),
@@ -331,9 +345,14 @@ def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Pa
         assert towers.model == tmp_path / part / after
         read = {(settings.model, settings.hybrid) for name, settings in given[part] if name == "finetune"}
         assert read == {(towers.out / "model", 0)}
-    arms = {part: dict(given[part])["pretrain"] for part in ("joint", "plain", "frozen")}
-    assert [(arm.pointing, arm.optim.retriever_lr) for arm in arms.values()] == [(1, 1e-4), (0, 1e-4), (1, 0)]
-    assert [arm.refresh.every_steps for arm in arms.values()] == [400, 400, 0]
+    arms = {part: dict(given[part])["pretrain"] for part in ("joint", "plain", "posterior", "frozen")}
+    assert [(arm.pointing, arm.optim.retriever_lr, arm.retriever_target) for arm in arms.values()] == [
+        (1, 1e-4, "marginal"),
+        (0, 1e-4, "marginal"),
+        (1, 1e-4, "posterior"),
+        (1, 0, "marginal"),
+    ]
+    assert [arm.refresh.every_steps for arm in arms.values()] == [400, 400, 400, 0]
     for arm in arms.values():
         assert arm.optim.steps * arm.optim.batch >= 2_000_000
         assert not arm.guard, "no question is seen"

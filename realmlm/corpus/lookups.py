@@ -20,7 +20,11 @@ def kept_beside(
     """The arrays of `CORPUS/KIND/FINGERPRINT-EDITS`, made by `find` if they are not there; `sought` names
     what the fingerprint is of. Where nothing can be written they are looked for each time."""
     parents = {"corpus": f"{corpus.fingerprint}+{corpus.edits}", sought: fingerprint}
-    folder = here(corpus.folder / kind / f"{fingerprint[:16]}-{corpus.edits}")
+    name = f"{fingerprint[:16]}-{corpus.edits}"
+    if corpus.edits:  # others may come to have the same number, when someone removes some
+        parents["state"] = corpus.state
+        name += f"-{corpus.state[:8]}"
+    folder = here(corpus.folder / kind / name)
     if not folder.exists() and not os.access(corpus.folder, os.W_OK):
         return find()
     if not folder.exists():

@@ -267,13 +267,12 @@ class Corpus:
         self.folder: Path = before.folder if before else same_here(folder, manifest, edits or 0)
         self.manifest = manifest
         self._base: Segment = before._base if before else Segment.of_corpus(self.folder)
-        # by id, where the text of an edited passage stands; None: it was removed
-        self._overlay: dict[int, tuple[Segment, int] | None] = {}
-        self._changes: list[tuple[list[int], list[int]]] = []  # the ids that each edit (wrote, removed)
+        # by id, where the text of an edited passage stands, or None; the ids that each edit (wrote, removed)
+        self._overlay: dict[int, tuple[Segment, int] | None] = dict(before._overlay) if before else {}
+        self._changes: list[tuple[list[int], list[int]]] = list(before._changes) if before else []
+        self.state: str = before.state if before else manifest.fingerprint  # of the content with its edits
         if before:
             self.wordpieces = before.wordpieces
-            self._overlay = dict(before._overlay)
-            self._changes = list(before._changes)
         there = count_edits(self.folder)
         self.edits = there if edits is None else edits
         if self.edits > there:
@@ -303,6 +302,7 @@ class Corpus:
         self._overlay |= {number: (segment, row) for row, number in enumerate(written)}
         self._overlay |= dict.fromkeys(removed)
         self._changes.append((written, removed))
+        self.state = manifest.after(self.state)
 
     def __repr__(self) -> str:
         return f"Corpus('{self.folder}', {len(self):,} passages)"

@@ -159,7 +159,7 @@ def whole_plan(
     """The plan of a build (`ShardedBuild`) of so many passages, given what only the caller knows of it.
     `device` is where they are embedded, if not where `encode` is."""
     shard = how.shard or _usual_shard(passages, device or encode.device.type)
-    plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint}
+    plan = plan | {"weights": encode.fingerprint, "corpus": corpus.fingerprint, "state": corpus.state}
     plan |= {"borders": [*range(0, passages, shard), passages]}
     return plan | {"dim": encode.dim, "dtype": str(how.dtype).removeprefix("torch.")}
 

@@ -26,9 +26,10 @@ from realmlm.index.store import (
     index_info,
     open_index,
     save_edit,
+    state_contained,
 )
 from realmlm.log import say
-from realmlm.storage.artefacts import Manifest, count_edits, edit_place, read_manifest
+from realmlm.storage.artefacts import Manifest, count_edits, read_manifest
 from realmlm.storage.locks import lock_on
 from realmlm.storage.mirrors import here
 from realmlm.storage.remote import shown
@@ -85,6 +86,7 @@ class KeptIndex:
         if contained != corpus.edits:
             before = corpus if contained > corpus.edits else None
             corpus = Corpus(corpus.folder, corpus.manifest, contained, before=before)
+        _check_state(path, edits, corpus)
         index = open_index(path, device=str(encode.device), edits=edits)
         return cls(index, path, corpus, encode, base, edits)
 
@@ -115,6 +117,7 @@ class KeptIndex:
         while self._edits < there:
             contained = edits_contained(self.path, self._edits + 1)
             later = Corpus(self.corpus.folder, self.corpus.manifest, contained, before=self.corpus)
+            _check_state(self.path, self._edits + 1, later)
             apply_edit(self.path, self.index, self._edits + 1)
             self._edits += 1
             self.corpus = later
@@ -135,6 +138,7 @@ class KeptIndex:
             added_vectors=build.vectors() if build else torch.empty(0, self.index.dim),
             removed_ids=torch.tensor(removed),
             corpus_edits=corpus.edits,
+            state=corpus.state,
         )
         self._edits += 1
         self.corpus = corpus
@@ -149,9 +153,7 @@ class KeptIndex:
         if removed:  # of a document that changed, or moved, most passages come back with new ids
             same = SameContent(corpus, ids, dim=self._encode.dim)
             same.look_in(self.corpus, np.array(removed, dtype=np.int64), self.index)
-        places = [edit_place(corpus.folder, number + 1) for number in range(self.corpus.edits, corpus.edits)]
-        edits = [read_manifest(place, kind="corpus-edit").fingerprint for place in places]
-        plan = {"corpus_edits": corpus.edits, "edits": edits, "kind": "exact", "step": 0}
+        plan = {"corpus_edits": corpus.edits, "kind": "exact", "step": 0}
         how = Embedding(dtype=self.index.dtype, quiet=quiet, known=same)
         return embed_in_parts(self.path, corpus, ids, self._encode, how, plan=plan)
 
@@ -245,6 +247,14 @@ def _check(path: Path, corpus: Corpus, encode: Encode, wanted: Wanted, *, follow
     if info.corpus_edits > (count_edits(corpus.folder) if follow else corpus.edits):
         held = f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now"
         raise Mismatch(f"{held}; remove the index first")
+
+
+def _check_state(path: Path, edits: int, corpus: Corpus) -> None:
+    """Are the edits that an index with its first `edits` edits includes those of this corpus? Someone may
+    have removed some of the corpus's edits and made as many others."""
+    if state_contained(path, edits) not in (None, corpus.state):
+        gone = f"{path} includes edits that {corpus.folder} no longer has"
+        raise Mismatch(f"{gone}; remove it, and it is made again")
 
 
 def _same_content(corpus: Corpus, encode: Encode, dtype: torch.dtype, others: Path) -> SameContent:

@@ -153,7 +153,9 @@ class ShardedBuild:
             draft.config = {name: self.plan[name] for name in ("dim", "dtype", "kind", "step")}
             draft.config["ivf"] = None
             draft.counts = {"passages": len(ids_N), "corpus_edits": self.plan["corpus_edits"]}
-            draft.parents = {name: self.plan[name] for name in ("weights", "corpus")}
+            draft.parents = {
+                name: self.plan[name] for name in ("weights", "corpus", "state") if name in self.plan
+            }
             if self.plan["kind"] == "ivf":
                 draft.config["ivf"] = _write_lists(draft.path, exact, queries_QD)
             else:
@@ -299,11 +301,19 @@ def apply_edit(path: Path, index: Index, number: int) -> int:
 def edits_contained(path: Path, edits: int | None = None) -> int:
     """How many edits of the corpus a version with its first `edits` edits (all if None) includes; of its own
     edits only the last is read."""
+    return int(_newest(path, edits).counts["corpus_edits"])
+
+
+def state_contained(path: Path, edits: int) -> str | None:
+    """What identifies the corpus with the edits that a version with its first `edits` edits includes; None in
+    indexes of older releases."""
+    return _newest(path, edits).parents.get("state")
+
+
+def _newest(path: Path, edits: int | None) -> Manifest:
     if edits := count_edits(path) if edits is None else edits:
-        newest = read_manifest(edit_place(path, edits), kind="index-edit")
-    else:
-        newest = read_manifest(path, kind="index", hint=_HINT)
-    return int(newest.counts["corpus_edits"])
+        return read_manifest(edit_place(path, edits), kind="index-edit")
+    return read_manifest(path, kind="index", hint=_HINT)
 
 
 def save_edit(
@@ -314,13 +324,14 @@ def save_edit(
     added_vectors: Tensor,
     removed_ids: Tensor,
     corpus_edits: int,
+    state: str,
 ) -> None:
     """Write a change of the corpus as an edit of a version, and change `index`, which is that version opened
     with all its edits, too.
 
     From now on `added_ids` have these vectors and `removed_ids` are gone. An added passage may replace one
     and a removed one need not have been there: what counts is the state after the edit. `corpus_edits` is how
-    many edits of the corpus the version then includes.
+    many edits of the corpus the version then includes, `state` what identifies the corpus with them.
     """
     contained = edits_contained(path)
     if corpus_edits <= contained:
@@ -337,6 +348,7 @@ def save_edit(
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(tensors, draft.path / "edit.safetensors")
         draft.counts = {"added": len(added_ids), "removed": len(gone), "corpus_edits": corpus_edits}
+        draft.parents["state"] = state
     index.remove(gone)
     index.add(added_ids, added_vectors)
 

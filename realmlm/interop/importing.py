@@ -325,8 +325,8 @@ def _import_vectors(vectors_ND: Tensor, model: Realm, corpus: Corpus, *, dtype: 
     fingerprint = tower_fingerprint(model.config, model.document)
     place = index_place(corpus, fingerprint, "exact")
     borders = [*range(0, len(vectors_ND), SHARD), len(vectors_ND)]
-    plan = {"weights": fingerprint, "corpus": corpus.fingerprint, "corpus_edits": 0, "borders": borders}
-    plan |= {"dim": vectors_ND.shape[1], "dtype": dtype, "kind": "exact", "step": 0}
+    plan = {"weights": fingerprint, "corpus": corpus.fingerprint, "state": corpus.state, "corpus_edits": 0}
+    plan |= {"borders": borders, "dim": vectors_ND.shape[1], "dtype": dtype, "kind": "exact", "step": 0}
     build = ShardedBuild(place.parent / f".{place.name}.partial", plan)
     for shard in range(build.shards):
         first = borders[shard]

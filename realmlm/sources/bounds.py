@@ -12,6 +12,9 @@ _MOST_FORMATS = 16  # <b>, <i> … that are open: each new paragraph opens all o
 _MOST_TAGS = 2**22  # of a page: its tree takes some 500 bytes for each
 _MOST_OPEN = 64  # brackets and tags of a wiki page that nothing closes
 
+_OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # how a compound file begins
+_ENCRYPTED = "EncryptedPackage".encode("utf-16-le")  # and what one with a password holds
+
 _VOID = "area base br col embed hr img input keygen link meta param source track wbr"
 _FORMATTING = "a b big code em font i nobr s small strike strong tt u"
 _BLOCKS = """
@@ -45,6 +48,12 @@ _CLOSED_BY = {"{{": "}}", "[[": "]]", "[": "]", "<!--": "-->"}
 
 class Unreadable(Exception):
     """Why a document cannot be read."""
+
+
+def refuse_locked(data: bytes) -> None:
+    """Raise if this is what Office makes of a document that has a password."""
+    if data.startswith(_OLE) and _ENCRYPTED in data:
+        raise Unreadable("is locked with a password; save it without one")
 
 
 def parts(text: str, most: int = PART) -> Iterator[str]:

@@ -6,7 +6,6 @@ may bring it down, and a small one may unpack to any size.
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from realmlm.errors import require
+from realmlm.sources import child
 from realmlm.sources.bounds import LARGEST, Unreadable
 
 COLUMNAR = (".parquet", ".arrow")
@@ -24,7 +24,6 @@ MEMORY = 2**32  # bytes
 _AT_ONCE = 64  # rows taken from the library at once
 _LONGEST_S = 60  # of computing, and as many seconds as the file has MiB
 _NAMED = 12  # columns that are listed
-_REFUSED = 3  # exit code: the file is refused, for the reason said
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,9 @@ class Row(NamedTuple):
 def read_rows(path: str, columns: Columns, *, on_bytes: Callable[[int], None]) -> Iterator[Row]:
     """The rows of a file; `on_bytes` is called with the bytes read since its last call, about."""
     require("pyarrow", extra="parquet", why=_WHY)
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    paths = os.pathsep.join(filter(None, sys.path))
+    command, surroundings = child.python(__name__)
     # the other allocators take address space that they do not use, which counts here
-    surroundings = {**os.environ, "PYTHONPATH": paths, "ARROW_DEFAULTMEMORY_POOL": "system"}
+    surroundings["ARROW_DEFAULTMEMORY_POOL"] = "system"
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
@@ -94,7 +92,7 @@ def read_rows(path: str, columns: Columns, *, on_bytes: Callable[[int], None]) -
             said.seek(0)
             why = said.read().decode(errors="replace").strip().rpartition("\n")[2]
             raise Unreadable(
-                why if ended == _REFUSED else f"cannot be read (its reader ended, {ended} {why})"
+                why if ended == child.REFUSED else f"cannot be read (its reader ended, {ended} {why})"
             )
 
 
@@ -106,8 +104,7 @@ def main() -> None:
     path, columns, memory = json.loads(sys.stdin.buffer.read())
     size = os.stat(path).st_size
     seconds = _LONGEST_S + (size >> 20)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    child.limit(seconds, memory)
     try:
         _write_rows(path, Columns(**columns), size)
     except MemoryError:
@@ -121,7 +118,7 @@ def main() -> None:
 def _refuse(why: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(" ".join(why.split()))
-    sys.exit(_REFUSED)
+    sys.exit(child.REFUSED)
 
 
 def _write_rows(path: str, columns: Columns, size: int) -> None:

@@ -1,7 +1,11 @@
 """Finds out in which encoding a file's bytes are text: from what it declares, and from the bytes."""
 
 import codecs
+import io
 import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 _HEAD = 1024  # bytes at the beginning of a page in which browsers look for its declared encoding
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
@@ -31,6 +35,12 @@ def utf_16_codec(head: bytes) -> str | None:
     if min(nuls) * 50 > max(nuls) or max(nuls) < max(_LEAST_NULS, len(head) * 3 // 8):
         return None
     return "utf-16-be" if nuls[0] > nuls[1] else "utf-16-le"
+
+
+def utf_16_lines(stream: Any, codec: str, most: int) -> Iterator[str]:
+    """The lines of a file in UTF-16; of one with more than `most` characters the first `most` + 1."""
+    text = io.TextIOWrapper(stream, codec, newline="\n")
+    yield from iter(partial(text.readline, most + 1), "")
 
 
 def declared_text(page: bytes) -> str | None:

@@ -8,31 +8,30 @@ either. A spreadsheet of a few bytes may say that it has a cell in the last row 
 import base64
 import importlib
 import json
-import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from realmlm.sources import markup, sheets
+from realmlm.sources import child, markup
 from realmlm.sources.bounds import Unreadable
 from realmlm.sources.headings import Document, Section
+from realmlm.sources.sheets import Sheet, sheets
 
 _SMALL = 2**18  # characters that are parsed here
 _LONGEST_S = 60  # of computing
 _MEMORY = 2**32  # bytes
-_REFUSED = 3  # exit code: the document is refused, for the reason said
 
 
 def html_document(html: str) -> Document:
     """`markup.html_document` within the limits."""
-    return _document(*_limited(markup.html_document, html))
+    title, sections = _limited(markup.html_document, html)
+    return Document(title, [Section(tuple(path), text) for path, text in sections])
 
 
-def spreadsheet(data: bytes) -> Document:
-    """`sheets.spreadsheet` within the limits."""
-    return _document(*_limited(sheets.spreadsheet, base64.b64encode(data).decode(), small=0))
+def spreadsheet(data: bytes) -> list[Sheet]:
+    """`sheets.sheets` within the limits."""
+    return [Sheet(*sheet) for sheet in _limited(sheets, base64.b64encode(data).decode(), small=0)]
 
 
 def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str]) -> str:
@@ -40,38 +39,30 @@ def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str]) -> str:
     return str(_limited(markup.wiki_to_text, wikitext, hidden_links=hidden_links))
 
 
-def _document(title: str, sections: list[tuple[list[str], str]]) -> Document:
-    return Document(title, [Section(tuple(path), text) for path, text in sections])
-
-
 def _limited(parse: Callable[..., Any], marked: str, *, small: int = _SMALL, **options: Any) -> Any:
     if len(marked) <= small:
         return parse(marked, **options)
     parse("")  # complains here if its library is not installed
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    paths = os.pathsep.join(filter(None, sys.path))
+    command, surroundings = child.python(__name__)
     what = (parse.__module__, parse.__name__)
     given = json.dumps([*what, marked, options, _LONGEST_S, _MEMORY], default=sorted).encode()
-    ended = subprocess.run(
-        command, input=given, capture_output=True, env={**os.environ, "PYTHONPATH": paths}, check=False
-    )
+    ended = subprocess.run(command, input=given, capture_output=True, env=surroundings, check=False)
     if ended.returncode == 0:
         return json.loads(ended.stdout)
     said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     if ended.returncode < 0 or "MemoryError" in said:
         limits = f"more than {_LONGEST_S} s or {_MEMORY >> 30} GiB of memory"
         raise Unreadable(f"takes {limits} to parse; split it")
-    raise Unreadable(said if ended.returncode == _REFUSED else f"cannot be read ({said})")
+    raise Unreadable(said if ended.returncode == child.REFUSED else f"cannot be read ({said})")
 
 
 def main() -> None:
     """In that process: parse what comes in, and write what comes of it."""
     module, name, marked, options, seconds, memory = json.loads(sys.stdin.buffer.read())
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    child.limit(seconds, memory)
     try:
         parse = getattr(importlib.import_module(module), name)
         sys.stdout.write(json.dumps(parse(marked, **options)))
     except Unreadable as error:
         sys.stderr.write(str(error))
-        sys.exit(_REFUSED)
+        sys.exit(child.REFUSED)

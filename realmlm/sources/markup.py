@@ -81,6 +81,7 @@ def _wiki_pieces(code: Any, nodes: Any, hidden_links: frozenset[str]) -> Iterato
 def in_words(name: str) -> str:
     """The name of a column as people say it: "crs_code" and "crsCode", as programs write them, are
     "crs code", "stationID" is "station ID". "WordPress" stays: it may be a name that people write so."""
+    name = name.removesuffix(":").rstrip()
     if not name.isidentifier():
         return name
     apart = name
@@ -93,7 +94,8 @@ def row_line(names: Sequence[str], cells: Sequence[str]) -> str:
     """A row of a table as one line, each cell after its column's name in words: "town: Oslo; river: Aker".
     Empty cells are left out."""
     pairs = ((in_words(name), " ".join(cell.split())) for name, cell in zip(names, cells, strict=True))
-    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
+    line = "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
+    return line.replace(":; ", ": ")  # of a form: the name of what follows is a cell
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, header: bool) -> list[str]:
@@ -111,7 +113,7 @@ def html_document(html: str) -> Document:
 
 
 def _html_tree(html: str) -> Any:
-    parser = require("selectolax.lexbor", extra="formats", why="reading HTML")
+    parser = require("selectolax.lexbor", extra="", why="reading HTML")
     return parser.LexborHTMLParser(shallow(html))
 
 
@@ -161,7 +163,7 @@ def _html_table(table: Any) -> list[str] | None:
 def markdown_document(markdown: str) -> Document:
     """Title (of the front matter, else the uppermost heading, else "") and text of a document, a block a
     line."""
-    parser = require("markdown_it", extra="formats", why="reading Markdown")
+    parser = require("markdown_it", extra="", why="reading Markdown")
     front = _FRONT_MATTER.match(markdown)
     stated = _FRONT_TITLE.search(front[1]) if front else None
     body = markdown[front.end() :] if front else markdown

@@ -1,4 +1,4 @@
-"""Word documents to plain text in sections, through a maintained library (extra `documents`).
+"""Word documents to plain text in sections, through a maintained library.
 
 Such files come from anywhere: one that is damaged, locked, scanned or far too large is refused with a reason,
 in bounded time and memory.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from realmlm.errors import require
-from realmlm.sources.bounds import LARGEST, Unreadable
+from realmlm.sources.bounds import LARGEST, Unreadable, refuse_locked
 from realmlm.sources.headings import Document, Heading, cut
 from realmlm.sources.letters import clean
 from realmlm.sources.markup import table_lines
@@ -22,7 +22,8 @@ _LARGEST_XML = 2**26  # bytes of a Word document's XML, decompressed: its tree t
 def word_document(data: bytes) -> Document:
     """Title (of the document's properties, else its uppermost heading, else "") and text of a Word document,
     one line for each paragraph or row of a table."""
-    docx = require("docx", extra="documents", why="reading Word documents")
+    docx = require("docx", extra="", why="reading Word documents")
+    refuse_locked(data)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as parts:
             sizes = [(part.filename.endswith((".xml", ".rels")), part.file_size) for part in parts.infolist()]

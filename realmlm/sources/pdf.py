@@ -1,4 +1,4 @@
-"""PDF to plain text in sections, through a maintained library (extra `documents`).
+"""PDF to plain text in sections, through a maintained library.
 
 Such files come from anywhere: one that is damaged, locked, scanned or far too large is refused with a reason,
 in bounded time and memory.
@@ -39,7 +39,7 @@ def pdf_document(data: bytes) -> Document:
     """Title (of the document's properties, else its uppermost heading, else "") and text of a PDF, one line
     for each paragraph, without page headers and footers. Headings are what its outline names, or else what
     stands in larger or bolder letters than the rest."""
-    pypdf = require("pypdf", extra="documents", why="reading PDF")
+    pypdf = require("pypdf", extra="", why="reading PDF")
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of every flaw that it overcomes
     try:
         pdf = pypdf.PdfReader(io.BytesIO(data))

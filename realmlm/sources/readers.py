@@ -8,7 +8,7 @@ import lzma
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,16 @@ from realmlm.sources.article import Article
 from realmlm.sources.bounds import LARGEST, Unreadable, parts
 from realmlm.sources.columnar import COLUMNAR, USUAL, Columns, read_rows
 from realmlm.sources.dump import Dump, NoDump
-from realmlm.sources.encodings import declared_text, utf_16_codec, windows_text
+from realmlm.sources.encodings import declared_text, utf_16_codec, utf_16_lines, windows_text
 from realmlm.sources.headings import Document, path_title
 from realmlm.sources.limited import html_document, spreadsheet, wiki_to_text
 from realmlm.sources.markup import markdown_document
 from realmlm.sources.office import word_document
 from realmlm.sources.pdf import pdf_document
-from realmlm.sources.tables import read_table
+from realmlm.sources.tables import Record, read_table, records, tables_of, width_of
 from realmlm.sources.wrapping import unwrapped
 from realmlm.storage.artefacts import read_manifest
+from realmlm.storage.files import Counted
 from realmlm.storage.remote import at_hand, mode_of, open_file, shown, url_of, walk
 
 OnBad = Callable[[RealmError], None]
@@ -37,7 +38,9 @@ OnBad = Callable[[RealmError], None]
 
 _DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+_SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 _CHUNK = 2**16
+_TOO_LONG = f"is a line of more than {LARGEST >> 20} MiB; split it"
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ def read_files(
         reading = _Reading(file, on_bad, on_guess, on_bytes)
         try:
             with open_file(file.path) as raw:
-                counted: BinaryIO = io.BufferedReader(_Counted(raw, on_bytes), _CHUNK)
+                counted: BinaryIO = io.BufferedReader(Counted(raw, on_bytes), _CHUNK)
                 stream = _DECOMPRESS[file.compression](counted) if file.compression else counted
                 yield from _READERS[file.kind](reading, stream)
         except _UNREADABLE as error:
@@ -246,22 +249,6 @@ def read_files(
             reading.bad(f"cannot be read ({type(error).__name__}: {error})")
         if not (reading.found or reading.faults):
             reading.bad("is empty: there is no article in it")
-
-
-class _Counted(io.RawIOBase):
-    """A file that calls `on_bytes` with the number of bytes of each read."""
-
-    def __init__(self, raw: io.FileIO, on_bytes: Callable[[int], None]) -> None:
-        self._raw = raw
-        self._on_bytes = on_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._raw.readinto(buffer) or 0
-        self._on_bytes(count)
-        return count
 
 
 class _Reading:
@@ -282,7 +269,7 @@ class _Reading:
         self._guessed = False
 
     def bad(self, what: str, *, line: int | None = None) -> None:
-        part = "row" if self.file.kind in COLUMNAR else "line"
+        part = "row" if self.file.kind in (*COLUMNAR, *_SPREADSHEETS) else "line"
         message = f"{shown(self.file.path)}{f', {part} {line}' if line else ''}: {what}"
         # half of a surrogate pair could not be printed
         self.fault(BadInput(message.encode(errors="backslashreplace").decode()))
@@ -315,7 +302,7 @@ class _Reading:
         has_rows: bool = False,
     ) -> Iterator[Article]:
         """An article for each section of one document, given as titles and texts, or a complaint and none. A
-        text of more than a million characters becomes several articles: cutting takes a hundred times the
+        text of more than two million characters becomes several articles: cutting takes a hundred times the
         memory of what is cut."""
         said = "".join(title + text for title, text in sections)
         try:
@@ -368,7 +355,9 @@ class _Reading:
             self._say_unmarked(utf_16)
             number = 0
             try:
-                for number, line in enumerate(io.TextIOWrapper(stream, utf_16, newline="\n"), start=1):
+                for number, line in enumerate(utf_16_lines(stream, utf_16, LARGEST // 2), start=1):
+                    if len(line) > LARGEST // 2:
+                        return self.bad(_TOO_LONG, line=number)
                     yield number, line
             except UnicodeDecodeError:
                 why = "is not UTF-16, which its first bytes announce; convert the file to UTF-8"
@@ -376,7 +365,7 @@ class _Reading:
             return
         for number, data in enumerate(iter(partial(stream.readline, LARGEST + 1), b""), start=1):
             if len(data) > LARGEST:
-                return self.bad(f"is a line of more than {LARGEST >> 20} MiB; split it", line=number)
+                return self.bad(_TOO_LONG, line=number)
             text = self.decode(data, line=number)
             if text is not None:
                 yield number, text
@@ -469,13 +458,40 @@ def _read_table(reading: _Reading, stream: BinaryIO, *, delimiters: str) -> Iter
     def on_bad(what: str, line: int) -> None:
         reading.bad(what, line=line)
 
-    columns = reading.file.columns
-    for record in read_table(reading.lines(stream), delimiters=delimiters, on_bad=on_bad, columns=columns):
-        title = _stem(reading.file) if record.title is None else record.title
+    lines = reading.lines(stream)
+    found = read_table(lines, delimiters=delimiters, on_bad=on_bad, columns=reading.file.columns)
+    yield from _recorded(reading, _stem(reading.file), found)
+
+
+def _read_spreadsheet(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
+    def on_bad(what: str, row: int) -> None:
+        reading.bad(what, line=row)
+
+    if (data := reading.whole(stream)) is None:
+        return
+    if not data:
+        return reading.bad("is empty")
+    sheets = spreadsheet(data)
+    if not sheets:
+        return reading.bad("has no text")
+    for name, rows, damage in sheets:
+        if damage:
+            reading.bad(f"its sheet '{name}' {damage}")
+        title = path_title(_stem(reading.file), (name,) * (len(sheets) > 1))
+        for table in tables_of(rows):
+            width = width_of([row for _, row in table])
+            found = records(table, width, on_bad=on_bad, columns=reading.file.columns)
+            yield from _recorded(reading, title, found)
+
+
+def _recorded(reading: _Reading, title: str, found: Iterable[Record]) -> Iterator[Article]:
+    """The documents of a table with this title: each row one with its own, or all of them together."""
+    for record in found:
         if record.line is None:
             yield from reading.articles([(title, record.text)], has_rows=True)
             continue
-        yield from reading.article(title, record.text, identity=record.identity, line=record.line)
+        own = title if record.title is None else record.title
+        yield from reading.article(own, record.text, identity=record.identity, line=record.line)
 
 
 def _read_columnar(reading: _Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -531,6 +547,6 @@ _READERS: dict[str, Callable[[_Reading, BinaryIO], Iterator[Article]]] = {
     ".xml": _read_dump,
     ".pdf": partial(_read_office, parse=pdf_document),
     ".docx": partial(_read_office, parse=word_document),
-    **{kind: partial(_read_office, parse=spreadsheet) for kind in (".xlsx", ".xlsm", ".xls", ".ods")},
+    **dict.fromkeys(_SPREADSHEETS, _read_spreadsheet),
 }
 _ONLY_UTF_8 = {".jsonl", ".ndjson"}  # by their standards: any other byte is damage

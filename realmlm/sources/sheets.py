@@ -1,33 +1,61 @@
-"""Spreadsheets to documents, through a maintained library: a section for each sheet, a line for each row."""
+"""Spreadsheets, through a maintained library: what their cells say, sheet by sheet."""
 
 import base64
 import io
-from collections.abc import Iterator
-from datetime import date, datetime, time
-from typing import Any
+from datetime import date, datetime, time, timedelta
+from typing import Any, NamedTuple
 
 from realmlm.errors import require
-from realmlm.sources.bounds import Unreadable
-from realmlm.sources.headings import Document, Section
-from realmlm.sources.tables import Record, records, usual_width
+from realmlm.sources.bounds import Unreadable, refuse_locked
 
+MOST_CHARACTERS = 50_000_000  # of all cells
 _DIGITS = 15  # of a number, as spreadsheets show them
 
 
-def spreadsheet(packed: str) -> Document:
-    """The sheets of a workbook that are not hidden, given in base64. Of several each has its name as heading;
-    rows are read as those of a CSV file are."""
+class Sheet(NamedTuple):
+    """A sheet of a workbook; its rows have the same number of cells."""
+
+    name: str
+    rows: list[list[str]]
+    damage: str = ""  # why it could not be read
+
+
+def sheets(packed: str) -> list[Sheet]:
+    """The sheets of a workbook, given in base64, that are not hidden and not empty."""
     calamine = require("python_calamine", extra="", why="reading spreadsheets")
     if not packed:
-        return Document("", [])
+        return []
+    data = base64.b64decode(packed)
+    refuse_locked(data)
     try:
-        book = calamine.CalamineWorkbook.from_filelike(io.BytesIO(base64.b64decode(packed)))
-        shown = [sheet.name for sheet in book.sheets_metadata if _is_shown(sheet, calamine)]
-        tables = [(name, list(_records(book.get_sheet_by_name(name).to_python()))) for name in shown]
+        book = calamine.CalamineWorkbook.from_filelike(io.BytesIO(data))
     except calamine.CalamineError as error:
         raise Unreadable(f"cannot be read as a spreadsheet ({error})") from error
-    filled = [(name, table) for name, table in tables if table]
-    return Document("", [section for name, table in filled for section in _sections(name, table, filled)])
+    found = []
+    size = 0
+    for name in (sheet.name for sheet in book.sheets_metadata if _is_shown(sheet, calamine)):
+        try:
+            rows = [[_said(cell) for cell in row] for row in _cells(book.get_sheet_by_name(name))]
+        except calamine.CalamineError as error:
+            found.append(Sheet(name, [], f"cannot be read ({error})"))
+            continue
+        size += sum(len(cell) + 1 for row in rows for cell in row)
+        if size > MOST_CHARACTERS:
+            raise Unreadable(f"has more than {MOST_CHARACTERS:,} characters; split it")
+        if any(map(any, rows)):
+            found.append(Sheet(name, rows))
+    return found
+
+
+def _cells(sheet: Any) -> list[list[Any]]:
+    """The cells of a sheet from its first that is not empty; of those merged downwards each has the value."""
+    cells: list[list[Any]] = sheet.to_python()
+    top, left = sheet.start or (0, 0)
+    for (first, column), (last, end) in sheet.merged_cell_ranges or ():
+        if column == end:
+            for row in range(first - top + 1, min(last - top + 1, len(cells))):
+                cells[row][column - left] = cells[first - top][column - left]
+    return cells
 
 
 def _is_shown(sheet: Any, calamine: Any) -> bool:
@@ -35,41 +63,34 @@ def _is_shown(sheet: Any, calamine: Any) -> bool:
     return (sheet.typ, sheet.visible) == kinds
 
 
-def _sections(name: str, table: list[Record], sheets: list[Any]) -> Iterator[Section]:
-    above = (name,) if len(sheets) > 1 else ()
-    for record in table:
-        yield Section((*above, record.title) if record.title else above, record.text)
-
-
-def _records(cells: list[list[Any]]) -> Iterator[Record]:
-    rows = [[_said(cell) for cell in row] for row in cells]
-    width = usual_width(map(_trimmed, rows)) or max(map(len, rows), default=0)
-    yield from records(enumerate(rows, 1), width, on_bad=_refuse)
-
-
-def _trimmed(row: list[str]) -> list[str]:
-    """Without the empty cells at its end."""
-    return row[: max((place for place, cell in enumerate(row, 1) if cell), default=0)]
-
-
-def _refuse(what: str, row: int) -> None:
-    raise Unreadable(f"row {row} {what}")
-
-
 def _said(cell: Any) -> str:
     """The value of a cell as text, dates and times in the form of ISO 8601."""
     match cell:
         case bool():
             return str(cell).upper()
+        case float() if cell.is_integer() and abs(cell) < 2**53:
+            return str(int(cell))
         case float():
             return f"{cell:.{_DIGITS}g}"
-        case datetime() if cell.time() == time():
-            return cell.date().isoformat()
         case datetime():
-            return cell.isoformat(" ", "minutes")
+            day, clock = _to_the_second(cell).isoformat(" ").split()
+            return day if cell.time() == time() else f"{day} {_short(clock)}"
         case time():
-            return cell.isoformat("minutes")
+            return _short(_to_the_second(datetime.combine(date.min, cell)).time().isoformat())
         case date():
             return cell.isoformat()
+        case timedelta():
+            seconds = round(abs(cell).total_seconds())
+            sign = "-" * (cell < timedelta())
+            return sign + _short(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}")
         case _:
             return str(cell).strip()
+
+
+def _to_the_second(moment: datetime) -> datetime:
+    """Rounded: spreadsheets keep a moment as a fraction of a day, which is seldom whole seconds."""
+    return (moment + timedelta(microseconds=500_000)).replace(microsecond=0)
+
+
+def _short(clock: str) -> str:
+    return clock.removesuffix(":00") if clock.count(":") == 2 else clock

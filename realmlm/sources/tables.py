@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 from realmlm.sources.columnar import USUAL, Columns
@@ -15,7 +15,9 @@ _FIELD_LIMIT = 2**24  # characters of one field; a quote that is never closed wo
 _TABLE = 2**20  # characters of a table's rows that become one document
 _FIRST_LINES = 50  # lines from which the separator is inferred
 _FIRST = 2**16  # and their characters
-_CORPUS = {"id", "title", "text"}  # columns of a table made to be a corpus, such as DPR's psgs_w100.tsv
+_FIGURE = re.compile(r"\d")
+# a date, a negative amount: what columns are not called, unless there is something else below
+_VALUE = re.compile(r"\d{4}-\d\d-\d\d|\d\d?([./])\d\d?\1\d{2,4}|-[\d.,]*\d")
 _NAMED = re.compile(r'"?sep=([^\w\s"]|\t)"?[\r\n]*', re.IGNORECASE)  # the first line that Excel may write
 
 
@@ -41,7 +43,9 @@ def read_table(
     if len(delimiters) > 1 and head and (named := _NAMED.fullmatch(head[0][1])):
         delimiters = named[1]
         head = head[1:]
-    delimiter, width = _shape([line for _, line in head], delimiters, cut=cut)
+    first = [line for _, line in head]
+    delimiter, agreed = _shape(first, delimiters, cut=cut)
+    width = agreed and width_of(_first_rows(first, delimiter))
     rows = _rows(chain(head, lines), delimiter, on_bad)
     yield from records(rows, width, on_bad=on_bad, columns=columns)
 
@@ -63,7 +67,7 @@ def records(
     header: _Header | None = None
     gathered: list[str] = []
     size = 0
-    for number, row in rows:
+    for (number, row), (_, below) in pairwise(chain(rows, [(0, [])])):
         if size > _TABLE:
             yield Record(None, "\n".join(gathered))
             gathered = []
@@ -74,6 +78,9 @@ def records(
             if not header.is_corpus and _stands_above(row, width):
                 header = None
                 line = row_line([""] * len(row), row)
+            elif not header.is_corpus and _is_no_header(row, below):
+                header = _Header([""] * len(row), columns)
+                line = header.line(row)
         elif header.is_corpus and len(row) != len(header.columns):
             on_bad(f"has {len(row)} fields where the header has {len(header.columns)}", number)
         elif header.text is None:
@@ -101,10 +108,9 @@ class _Header:
             self.is_corpus = True
             return
         names = [name.lower() for name in self.columns]
-        self.text, self._title, self._id = (
-            names.index(name) if name in names else None for name in ("text", "title", "id")
-        )
-        self.is_corpus = self.text is not None and _CORPUS.issuperset(names) and len(set(names)) == len(names)
+        usual = ("text", "title", "id" if "id" in names else "_id")
+        self.text, self._title, self._id = (names.index(name) if name in names else None for name in usual)
+        self.is_corpus = self.text is not None and set(names) <= set(usual) and len(set(names)) == len(names)
 
     def line(self, row: list[str], without: Collection[int | None] = ()) -> str:
         """A row as a line of text, `without` these columns."""
@@ -158,10 +164,41 @@ def _widest(widths: Iterable[int]) -> tuple[float, int]:
     )
 
 
-def usual_width(rows: Iterable[Sequence[str]]) -> int:
-    """The number of fields that most of these rows have, 0 if at most half of them agree."""
-    share, width = _widest(map(len, filter(None, rows)))
-    return width if share > 0.5 else 0
+def width_of(rows: Iterable[Sequence[str]]) -> int:
+    """The number of cells, up to the last that is not empty, that most of these rows have, or else any."""
+    lengths = list(filter(None, map(_length, rows)))
+    share, width = _widest(lengths)
+    return width if share > 0.5 else max(lengths, default=0)
+
+
+def _length(row: Sequence[str]) -> int:
+    """The number of cells up to the last that is not empty."""
+    return max((place for place, cell in enumerate(row, 1) if cell.strip()), default=0)
+
+
+def tables_of(rows: Sequence[list[str]]) -> Iterator[list[tuple[int, list[str]]]]:
+    """The tables that stand below each other on a sheet, as numbered rows. Another one begins after an empty
+    row if a header follows: two names or more, and not one figure, above a row that has some."""
+    table: list[tuple[int, list[str]]] = []
+    for number, row in enumerate(rows, start=1):
+        after_gap = sum(any(other) for _, other in table) > 1 and not any(table[-1][1])
+        if after_gap and _begins_table([other for other in rows[number - 1 : number + 2] if any(other)]):
+            yield table
+            table = []
+        table.append((number, row))
+    yield table
+
+
+def _begins_table(rows: Sequence[list[str]]) -> bool:
+    """Is the first of these rows a header, or the title of a table and the second its header?"""
+    if len(rows) > 2 and _length(rows[0]) == 1:
+        rows = rows[1:]
+    return (
+        len(rows) > 1
+        and sum(map(bool, rows[0])) > 1
+        and not _FIGURE.search("".join(rows[0]))
+        and any(_FIGURE.search(cell) for cell, name in zip(rows[1], rows[0], strict=True) if name)
+    )
 
 
 def _first_rows(lines: list[str], delimiter: str) -> Iterator[list[str]]:
@@ -172,8 +209,18 @@ def _first_rows(lines: list[str], delimiter: str) -> Iterator[list[str]]:
 def _stands_above(row: list[str], width: int) -> bool:
     """Is this row, before the header of a table of this `width`, a title of the table or empty?"""
     filled = sum(bool(cell.strip()) for cell in row)
-    narrow = len(row) == 1 or len(row) < width - 1 or (filled == 1 and width > 2)
+    length = _length(row)
+    narrow = length == 1 or length < width - 1 or (filled == 1 and width > 2)
     return not filled or (width > 1 and narrow)
+
+
+def _is_no_header(row: list[str], below: list[str]) -> bool:
+    """Is the first row of a table like those below it, or one of a form: "Customer:", "Brightwell Ltd"?"""
+    ends = [cell.rstrip().endswith(":") for cell in row if cell.strip()]
+    return (any(ends) and not all(ends)) or any(
+        _VALUE.fullmatch(cell.strip()) and _VALUE.fullmatch(other.strip())
+        for cell, other in zip(row, below, strict=False)
+    )
 
 
 def _rows(

@@ -49,6 +49,10 @@ class Manifest:
         checksums = {name: entry["sha256"] for name, entry in self.files.items()}
         return _digest({"kind": self.kind, "files": checksums})
 
+    def after(self, state: str) -> str:
+        """Identifies a content that was in this state, after this edit of it."""
+        return _digest({"before": state, "files": self.fingerprint, "config": self.config})
+
 
 @dataclass
 class Draft:

@@ -1,7 +1,8 @@
-"""Reading the text files that a user names on the command line or in settings."""
+"""Reading the files that a user names on the command line or in settings."""
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,19 @@ def json_lines(text: str) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line)
             except (ValueError, RecursionError):
                 yield number, None
+
+
+class Counted(io.RawIOBase):
+    """A file that calls `on_bytes` with the number of bytes of each read."""
+
+    def __init__(self, raw: io.FileIO, on_bytes: Callable[[int], None]) -> None:
+        self._raw = raw
+        self._on_bytes = on_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._raw.readinto(buffer) or 0
+        self._on_bytes(count)
+        return count

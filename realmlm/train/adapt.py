@@ -76,7 +76,11 @@ def adapt(settings: Adapt) -> Verdict:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("adapting uses one process: leave out torchrun")
     asked = _own_questions(settings.questions) if settings.questions else []
-    refuse_existing(settings.out)
+    try:
+        settings.out.mkdir(parents=True)  # ours from here on, and what is removed if this fails
+    except FileExistsError:
+        refuse_existing(settings.out)
+        raise
     try:
         return _adapt(settings, asked, begun)
     except (RealmError, KeyboardInterrupt):

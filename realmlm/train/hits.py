@@ -144,9 +144,11 @@ class _Once:
         return cls(np.array(list(number_of.values()), dtype=np.int64), np.array([row_of[q] for q in asked]))
 
 
-def _asked(gold: Gold, number: int) -> tuple[str, tuple[str, ...], int]:
-    """What tells a question from others: its words, its answers, its paragraph."""
-    return gold.texts[number], gold.asked[number].answers, int(gold.given_Q[number])
+def _asked(gold: Gold, number: int) -> tuple[str, tuple[str, ...], bool, int]:
+    """What tells a question from others: its words, its answers and whether they are patterns, its
+    paragraph."""
+    asked = gold.asked[number]
+    return gold.texts[number], asked.answers, asked.is_regex, int(gold.given_Q[number])
 
 
 def _told(gold: Gold, paragraph: int) -> tuple[str, str] | None:

@@ -294,7 +294,7 @@ def test_a_file_whose_library_is_missing_is_named_with_both_ways_on(tmp_path, mo
         bad.write_text("# Heron\n\nIt stands still.")
         with pytest.raises(
             MissingExtra,
-            match=rf"bad\.{kind}: reading .*pip install 'realmlm\[.*\]', or leave such input out with --skip-bad$",
+            match=rf"bad\.{kind}: reading .*pip install realmlm, or leave such input out with --skip-bad$",
         ):
             build_corpus([bad], tmp_path / "out", train_tokenizer=150)
     corpus = build_corpus(

@@ -105,6 +105,25 @@ def test_what_was_embedded_of_another_edit_is_not_taken(
     assert not list((own.folder / "index").glob(".*.partial"))
 
 
+def test_an_index_with_edits_that_are_no_more_is_refused(tiny_model: Model, own: Corpus) -> None:
+    model = tiny_model
+    base, _ = own.edit(remove=[0])
+    index_of(model, base)
+    edited, _ = base.edit(add=[Article("new", "The new passage tells of a heron.")])
+    index_of(model, edited)
+    shutil.rmtree(own.folder / "edits" / "000002")
+    other_edit, _ = Corpus.open(own.folder).edit(add=[Article("new", "The new passage tells of an otter.")])
+    assert (other_edit.edits, other_edit.ids.tolist()) == (edited.edits, edited.ids.tolist())
+    with pytest.raises(Mismatch, match=r"includes edits that .* no longer has; remove it"):
+        index_of(model, other_edit)
+    shutil.rmtree(own.folder / "index")
+    assert len(index_of(model, other_edit).index) == len(other_edit)
+    shutil.rmtree(own.folder / "edits")
+    also_one, _ = Corpus.open(own.folder).edit(remove=[1])  # its files are equal to those of `base`
+    with pytest.raises(Mismatch, match=r"includes edits that .* no longer has"):
+        index_of(model, also_one.edit(remove=[2])[0])
+
+
 def test_an_approximate_index_is_measured_with_real_queries_and_can_be_used(
     tiny_model: Model, own: Corpus, tmp_path: Path
 ) -> None:

@@ -260,7 +260,7 @@ def test_edits_equal_the_state_they_describe(tmp_path_factory, edits, kind):
             "added_vectors": vectors,
             "removed_ids": torch.tensor(list(removed)),
         }
-        save_edit(path, live, **changed, corpus_edits=number)
+        save_edit(path, live, **changed, corpus_edits=number, state="s")
         state = {i: vector for i, vector in state.items() if i not in removed} | {
             i: [value, 0.0, 1.0] for i, value in added.items()
         }
@@ -287,7 +287,13 @@ def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
     none = torch.tensor([])
     with pytest.raises(BadInput, match="contains 2 edits of the corpus already"):
         save_edit(
-            path, index, added_ids=none, added_vectors=none, removed_ids=torch.tensor([10]), corpus_edits=2
+            path,
+            index,
+            added_ids=none,
+            added_vectors=none,
+            removed_ids=torch.tensor([10]),
+            corpus_edits=2,
+            state="s",
         )
     with pytest.raises(BadInput, match="NaN"):
         save_edit(
@@ -297,6 +303,7 @@ def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
             added_vectors=torch.full((1, 3), torch.nan),
             removed_ids=none,
             corpus_edits=3,
+            state="s",
         )
     assert len(open_index(path)) == len(index) == 10
     assert index_info(path).corpus_edits == edits_contained(path) == 2
@@ -308,6 +315,7 @@ def test_bad_edits_are_refused_and_leave_nothing(tmp_path):
             added_vectors=none,
             removed_ids=torch.tensor([10 * number]),
             corpus_edits=number,
+            state="s",
         )
     (path / "edits" / "000001").rename(path / "edits" / "aside")
     with pytest.raises(ArtefactDamaged, match="000001 is missing"):

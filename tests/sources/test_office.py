@@ -413,10 +413,10 @@ def test_they_are_packed_and_built_like_any_other(tmp_path: Path, world: Path) -
     assert [corpus[number].source for number in corpus.ids.tolist()] == ["notes/a.pdf", "notes/b.docx"]
 
 
-def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.pdf").write_bytes(pdf(["The heron is a bird."]))
     monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'realmlm\[documents\]'"):
+    with pytest.raises(MissingExtra, match="reading PDF needs 'pypdf': pip install realmlm"):
         read(tmp_path / "a.pdf")
 
 
@@ -427,3 +427,10 @@ def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / f"a.{kind}.gz").write_bytes(gzip.compress(data))
     with pytest.raises(BadInput, match=r"is larger than|is a line of more than"):
         read(tmp_path / f"a.{kind}.gz")
+
+
+def test_a_line_in_utf_16_has_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realmlm.sources.readers.LARGEST", 100)
+    (tmp_path / "a.csv").write_bytes("name,town\n".encode("utf-16") + ("Oslo " * 11).encode("utf-16-le"))
+    with pytest.raises(BadInput, match=r"a.csv, line 2: is a line of more than"):
+        read(tmp_path / "a.csv")

@@ -238,14 +238,14 @@ def test_byte_order_marks_and_line_ends(tmp_path):
 def test_a_table_without_a_text_is_one_document_a_line_a_row(tmp_path):
     (tmp_path / "people.csv").write_text('Name, office ,phone\nAda,Oslo,12\n\n"Bo\nBerg",,13\n')
     (tmp_path / "semicolons.csv").write_text("name;office\nAda;Oslo, Norway\n")
-    (tmp_path / "tabs.tsv").write_text("name\t\nAda\tOslo\n")
+    (tmp_path / "tabs.tsv").write_text("name\t\trole\nAda\tOslo\tcook\n")
     (tmp_path / "texts.csv").write_text("Title;TEXT\nOtter;It swims.\n")
     (tmp_path / "untitled.csv").write_text("date\ttext\n2026-02-11\tIt swam.\n")
     articles = read(*sorted(tmp_path.iterdir()))
     assert [(article.title, article.text) for article in articles] == [
         ("people", "Name: Ada; office: Oslo; phone: 12\nName: Bo Berg; phone: 13"),
         ("semicolons", "name: Ada; office: Oslo, Norway"),
-        ("tabs", "name: Ada; Oslo"),
+        ("tabs", "name: Ada; Oslo; role: cook"),
         ("Otter", "It swims."),
         ("untitled", "date: 2026-02-11\nIt swam."),
     ]

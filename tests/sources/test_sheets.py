@@ -2,6 +2,9 @@
 
 import base64
 import io
+import os
+import subprocess
+import sys
 import time
 import zipfile
 import zlib
@@ -15,9 +18,9 @@ from hypothesis import strategies as st
 from realmlm.errors import BadInput, RealmError
 from realmlm.sources import limited
 from realmlm.sources.article import Article
-from realmlm.sources.headings import Section
+from realmlm.sources.columnar import Columns
 from realmlm.sources.limited import spreadsheet
-from realmlm.sources.readers import read_articles
+from realmlm.sources.readers import find_files, read_files
 
 pytest.importorskip("python_calamine")
 
@@ -26,8 +29,13 @@ Sheet = tuple[str, Sequence[Sequence[Cell]]]
 MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
 RELATED = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 RELATIONS = '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
-DATE, MOMENT, CLOCK = "d", "m", "c"  # what a number stands for, before it: ("d", 46148) is 6 May 2026
-FORMATS = {DATE: (1, 14), MOMENT: (2, 22), CLOCK: (3, 20)}  # style, number format
+DATE, MOMENT, CLOCK, LASTING = (
+    "d",
+    "m",
+    "c",
+    "l",
+)  # what a number stands for, before it: ("d", 46148) is 6 May 2026
+FORMATS = {DATE: (1, 14), MOMENT: (2, 22), CLOCK: (3, 20), LASTING: (4, 46)}  # style, number format
 
 
 def xlsx(*sheets: Sheet, hidden: Sequence[str] = ()) -> bytes:
@@ -85,6 +93,15 @@ def packed(parts: dict[str, str]) -> bytes:
     return stream.getvalue()
 
 
+def changed(data: bytes, sheet: str, old: str, new: str) -> bytes:
+    """A workbook with other XML in one of its sheets."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert old in parts[f"xl/worksheets/{sheet}"]
+    parts[f"xl/worksheets/{sheet}"] = parts[f"xl/worksheets/{sheet}"].replace(old, new)
+    return packed(parts)
+
+
 def ods(*rows: Sequence[str]) -> bytes:
     """A sheet as LibreOffice writes it, by hand."""
     spaces = " ".join(
@@ -107,11 +124,12 @@ def ods(*rows: Sequence[str]) -> bytes:
     )
 
 
-def read(path: Path) -> list[Article]:
+def read(path: Path, text: str | None = None) -> list[Article]:
     def strict(error: RealmError) -> None:
         raise error
 
-    return list(read_articles([path], on_bad=strict))
+    files, _ = find_files([path], on_bad=strict, columns=Columns(text=text))
+    return list(read_files(files, on_bad=strict))
 
 
 STAFF: list[list[Cell]] = [
@@ -143,15 +161,16 @@ def test_several_sheets_have_their_names_and_hidden_ones_are_not_read(tmp_path: 
         prices,
         secret,
         ("Empty", []),
-        ("Notes", [["title", "text"], ["Putty", "It dries."], ["Glue"]]),
+        ("Notes", [["title", "text"], ["Putty", "It dries."]]),
         hidden=["Old prices"],
     )
     (tmp_path / "shop.xlsx").write_bytes(data)
     assert [(article.title, article.text) for article in read(tmp_path / "shop.xlsx")] == [
         ("shop › Prices", "Item: putty; Price: 4.2"),
-        ("shop › Notes › Putty", "It dries."),
+        ("Putty", "It dries."),
     ]
-    assert spreadsheet(xlsx(prices)).sections == [Section((), "Item: putty; Price: 4.2")]
+    (tmp_path / "one.xlsx").write_bytes(xlsx(prices))
+    assert [article.title for article in read(tmp_path / "one.xlsx")] == ["one"]
 
 
 # town, river; Oslo, Aker; Bonn, Rhine, as Excel 97 writes it: packed by zlib, in base64
@@ -181,6 +200,107 @@ def test_those_of_libreoffice_are_read(tmp_path: Path) -> None:
     assert [article.text for article in read(tmp_path / "rivers.ods")] == ["town: Oslo; river: Aker"]
 
 
+def test_columns_hold_documents_as_those_of_a_csv_file_do(tmp_path: Path) -> None:
+    rows: list[list[Cell]] = [
+        ["id", "title", "Body"],
+        ["q1", "Putty", "It dries."],
+        ["q2", "Glue", "It stays."],
+    ]
+    (tmp_path / "d.xlsx").write_bytes(xlsx(("Sheet1", rows)))
+    articles = read(tmp_path / "d.xlsx", text="Body")
+    assert [(article.title, article.text, article.source) for article in articles] == [
+        ("Putty", "It dries.", "d.xlsx#q1"),
+        ("Glue", "It stays.", "d.xlsx#q2"),
+    ]
+    with pytest.raises(BadInput, match="has no column 'Words': it has id, title, Body"):
+        read(tmp_path / "d.xlsx", text="Words")
+    (tmp_path / "e.xlsx").write_bytes(xlsx(("Sheet1", [["title", "text"], ["Putty", "It dries."], ["Glue"]])))
+    with pytest.raises(BadInput, match=r"e.xlsx, row 3: has no text"):
+        read(tmp_path / "e.xlsx")
+
+
+def test_cells_merged_downwards_say_their_value_in_every_row(tmp_path: Path) -> None:
+    rows: list[list[Cell]] = [
+        ["Department", "Employee", "Room"],
+        ["Repairs", "Jana Holt", 11],
+        [None, "Otto Reiss", 12],
+        ["Sales", "Ada Berg", 13],
+    ]
+    data = xlsx(("Sheet1", rows))
+    merged = '</sheetData><mergeCells count="1"><mergeCell ref="A2:A3"/></mergeCells>'
+    (tmp_path / "staff.xlsx").write_bytes(changed(data, "sheet1.xml", "</sheetData>", merged))
+    (article,) = read(tmp_path / "staff.xlsx")
+    assert article.text.split("\n") == [
+        "Department: Repairs; Employee: Jana Holt; Room: 11",
+        "Department: Repairs; Employee: Otto Reiss; Room: 12",
+        "Department: Sales; Employee: Ada Berg; Room: 13",
+    ]
+
+
+def test_tables_below_each_other_have_headers_of_their_own(tmp_path: Path) -> None:
+    rows: list[list[Cell]] = [
+        ["Bay", "Mechanic", "Stand"],
+        ["North", "Petra Voss", 1],
+        [],
+        ["South", "Ivo Zell", 2],
+        [],
+        ["Vans"],
+        ["Van", "Registration", "MOT due"],
+        ["Red", "KX 44", (DATE, 46148)],
+    ]
+    (tmp_path / "yard.xlsx").write_bytes(xlsx(("Sheet1", rows)))
+    assert [article.text.split("\n") for article in read(tmp_path / "yard.xlsx")] == [
+        ["Bay: North; Mechanic: Petra Voss; Stand: 1", "Bay: South; Mechanic: Ivo Zell; Stand: 2"],
+        ["Vans", "Van: Red; Registration: KX 44; MOT due: 2026-05-06"],
+    ]
+
+
+def test_a_damaged_sheet_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    data = xlsx(("Good", [["Item", "Price"], ["putty", 4929000055556666.0]]), ("Bad", [["Item"], ["glue"]]))
+    (tmp_path / "shop.xlsx").write_bytes(changed(data, "sheet2.xml", "</c></row>", "</c><row"))
+    bad: list[RealmError] = []
+    files, _ = find_files([tmp_path], on_bad=bad.append)
+    articles = list(read_files(files, on_bad=bad.append))
+    assert [article.text for article in articles] == ["Item: putty; Price: 4929000055556666"]
+    assert len(bad) == 1
+    assert "shop.xlsx: its sheet 'Bad' cannot be read" in str(bad[0])
+
+
+@pytest.mark.parametrize("kind", ["xlsx", "docx"])
+def test_one_with_a_password_says_so(tmp_path: Path, kind: str) -> None:
+    locked = bytes.fromhex("d0cf11e0a1b11ae1") + bytes(1016) + "EncryptedPackage".encode("utf-16-le")
+    (tmp_path / f"a.{kind}").write_bytes(locked + bytes(1024))
+    with pytest.raises(BadInput, match="is locked with a password; save it without one"):
+        read(tmp_path / f"a.{kind}")
+
+
+def test_times_are_said_to_the_second(tmp_path: Path) -> None:
+    second = 1 / 86_400
+    moments: list[list[Cell]] = [
+        ["Day", "Lap"],
+        [(MOMENT, 46148 + 206 * second), (CLOCK, 206 * second)],
+        [(MOMENT, 46148 + 221 * second), (CLOCK, 47_137 * second)],
+        [(MOMENT, 46148.5), (CLOCK, 0.5)],
+        [(DATE, 46148), (LASTING, 1.5 + 34 * second)],
+    ]
+    (tmp_path / "laps.xlsx").write_bytes(xlsx(("Sheet1", moments)))
+    (article,) = read(tmp_path / "laps.xlsx")
+    assert article.text.split("\n") == [
+        "Day: 2026-05-06 00:03:26; Lap: 00:03:26",
+        "Day: 2026-05-06 00:03:41; Lap: 13:05:37",
+        "Day: 2026-05-06 12:00; Lap: 12:00",
+        "Day: 2026-05-06; Lap: 36:00:34",
+    ]
+
+
+def test_a_book_of_too_many_characters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "long.xlsx").write_bytes(
+        xlsx(*((f"s{number}", [["x" * 30_000] * 26]) for number in range(80)))
+    )
+    with pytest.raises(BadInput, match=r"long.xlsx: has more than 50,000,000 characters"):
+        read(tmp_path / "long.xlsx")
+
+
 def test_what_is_no_spreadsheet_says_so(tmp_path: Path) -> None:
     whole = xlsx(("Sheet1", STAFF))
     for number, data in enumerate(
@@ -200,16 +320,41 @@ def test_what_is_no_spreadsheet_says_so(tmp_path: Path) -> None:
 def test_a_cell_far_away_takes_no_memory_for_all_before_it(tmp_path: Path) -> None:
     far = '<c r="XFD1048576" t="inlineStr"><is><t>far</t></is></c>'
     data = xlsx(("Sheet1", [["near"]]))
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        parts = {name: archive.read(name).decode() for name in archive.namelist()}
-    parts["xl/worksheets/sheet1.xml"] = parts["xl/worksheets/sheet1.xml"].replace(
-        "</sheetData>", f'<row r="1048576">{far}</row></sheetData>'
-    )
-    (tmp_path / "far.xlsx").write_bytes(packed(parts))
+    last = f'<row r="1048576">{far}</row></sheetData>'
+    (tmp_path / "far.xlsx").write_bytes(changed(data, "sheet1.xml", "</sheetData>", last))
     begun = time.monotonic()
     with pytest.raises(BadInput, match=r"far.xlsx: takes more than .* of memory to parse"):
         read(tmp_path / "far.xlsx")
     assert time.monotonic() - begun < limited._LONGEST_S
+
+
+RUN = """
+from realmlm.cli import main
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_folder_of_documents_runs_nothing(tmp_path: Path) -> None:
+    """Neither the process that reads a spreadsheet nor the workers import what lies beside it."""
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "prices.xlsx").write_bytes(xlsx(("Sheet1", STAFF)))
+    for number in range(70):  # more than one process cuts alone
+        (docs / f"{number}.txt").write_text(f"The heron numbered {number} waits.")
+    for module in ("base64", "json", "pickle", "python_calamine", "realmlm", "runpy"):
+        (docs / f"{module}.py").write_text(f"open({str(tmp_path / module)!r}, 'w').close()\n")
+    (tmp_path / "elsewhere").mkdir()
+    program = tmp_path / "elsewhere" / "run.py"
+    program.write_text(RUN)
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    arguments = ["corpus", ".", "--out", "../corpus", "--train-tokenizer", "300", "--workers", "2"]
+    ran = subprocess.run(
+        [sys.executable, program, *arguments], cwd=docs, env=surroundings, capture_output=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "docs", "elsewhere"]
 
 
 TEXTS = st.text(alphabet="ab 1", min_size=1, max_size=5).filter(str.strip)
@@ -221,10 +366,6 @@ TEXTS = st.text(alphabet="ab 1", min_size=1, max_size=5).filter(str.strip)
         lambda width: st.lists(st.lists(TEXTS, min_size=width, max_size=width), min_size=2, max_size=4)
     )
 )
-def test_every_cell_is_said_once(rows: list[list[str]]) -> None:
-    (section,) = spreadsheet(
-        xlsx(("Sheet1", [[f"c{column}x" for column in range(len(rows[0]))], *rows]))
-    ).sections
-    assert section.text.split("\n") == [
-        "; ".join(f"c{column}x: {' '.join(cell.split())}" for column, cell in enumerate(row)) for row in rows
-    ]
+def test_every_cell_is_read(rows: list[list[str]]) -> None:
+    (sheet,) = spreadsheet(xlsx(("Sheet1", rows)))
+    assert sheet.rows == [[cell.strip() for cell in row] for row in rows]

@@ -42,6 +42,8 @@ def test_a_text_among_other_columns_is_a_document_that_begins_with_them():
 
 
 def test_a_corpus_is_its_texts_and_titles():
+    for name in ("id", "_id"):
+        assert read(f"{name},title,text\nq1,Egg,An egg.\n") == [Record("Egg", "An egg.", "q1", 2)]
     corpus = 'id\ttext\ttitle\n1\t"An, egg; or two."\tEgg\n2\tAn owl.\t\n'
     assert read(corpus, "\t") == [Record("Egg", "An, egg; or two.", "1", 2), Record("", "An owl.", "2", 3)]
     assert read("text\nAn owl.\n") == [Record(None, "An owl.", line=2)]
@@ -91,6 +93,39 @@ def test_what_separates_the_fields(table, expected):
 )
 def test_names_of_programs_are_words(name, words):
     assert lines(f"{name},town\nPNZ,Penzance\n") == [f"{words}: PNZ; town: Penzance"]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        # a title that was filled up with empty fields
+        (
+            "Stock,May 2026,,\nItem,Shelf,Count,Reorder\nSpokes,S1,400,100\nGrips,S2,60,20\n",
+            [
+                "Stock; May 2026",
+                "Item: Spokes; Shelf: S1; Count: 400; Reorder: 100",
+                "Item: Grips; Shelf: S2; Count: 60; Reorder: 20",
+            ],
+        ),
+        ("Price list,\nItem,Cost\nputty,4.2\n", ["Price list", "Item: putty; Cost: 4.2"]),
+        # every row is filled up
+        ("a,b,c,,\n1,2,3,,\n4,5,6,,\n", ["a: 1; b: 2; c: 3", "a: 4; b: 5; c: 6"]),
+        # no header
+        (
+            "2026-01-02,Tesco,-45.20\n2026-01-03,Rent,-850.00\n",
+            ["2026-01-02; Tesco; -45.20", "2026-01-03; Rent; -850.00"],
+        ),
+        ("country,2020-01-22,2020-01-23\nPeru,0,3\n", ["country: Peru; 2020-01-22: 0; 2020-01-23: 3"]),
+        # a form
+        (
+            "Customer:,Brightwell Ltd\nAddress:,4 Mill Lane\n",
+            ["Customer: Brightwell Ltd", "Address: 4 Mill Lane"],
+        ),
+        ("Name:,Town:\nAda,Oslo\n", ["Name: Ada; Town: Oslo"]),
+    ],
+)
+def test_what_is_a_header(table, expected):
+    assert lines(table) == expected
 
 
 @pytest.mark.parametrize(

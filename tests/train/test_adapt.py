@@ -245,6 +245,23 @@ def test_nothing_is_left_of_what_was_refused_or_stopped(
     assert not settings.out.exists()
 
 
+def test_one_that_comes_second_leaves_the_first_its_folder(
+    settings: Adapt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Realm.from_pretrained
+
+    def second(*given: Any, **how: Any) -> Realm:
+        monkeypatch.setattr(Realm, "from_pretrained", load)
+        with pytest.raises(ArtefactExists):
+            run_adapt(settings)
+        assert settings.out.exists()
+        return load(*given, **how)
+
+    monkeypatch.setattr(Realm, "from_pretrained", second)
+    run_adapt(settings)
+    assert (settings.out / "verdict.json").exists()
+
+
 def test_several_places_are_read_once_however_they_are_named(
     settings: Adapt, world: Path, tmp_path: Path
 ) -> None:
