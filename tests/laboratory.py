@@ -177,7 +177,7 @@ USES: list[tuple[str, str, Command]] = [
     ("index", "pretrain/index/step-00000000", resume_pretrain),
     ("snapshot", "pretrain/snapshots/step-00000002", resume_pretrain),
     ("checkpoint", "finetune/checkpoints/step-00000002", resume_finetune),
-    ("answers", "corpus/answers/*-1-*", resume_finetune),
+    ("answers", "corpus/answers/*-1-????????", resume_finetune),
 ]
 
 
