@@ -253,7 +253,9 @@ class Engine:
         if not texts:
             return []
         self.follow()
-        retrieved = retrieve(self._answerer.retriever, self._answerer.queries(texts), self._at_most(k))
+        retrieved = retrieve(
+            self._answerer.retriever, self._answerer.queries(texts), self._at_most(k, "k is 1 or more")
+        )
         found = [self._found(retrieved.some(np.array([row]), k)) for row in range(len(texts))]
         return found[0] if isinstance(query, str) else found
 
@@ -426,9 +428,9 @@ class Engine:
         first, last = (list(takewhile(lambda one: file(one) == file(here), some)) for some in (before, after))
         return [*reversed(first), here, *last]
 
-    def _at_most(self, read: int) -> int:
+    def _at_most(self, read: int, cure: str = "choose --read 1 or more") -> int:
         if read < 1:
-            raise BadInput(f"cannot read {read} passages; choose --read 1 or more")
+            raise BadInput(f"cannot read {read} passages; {cure}")
         kept = self._current.kept
         return min(read, len(self.corpus if kept is None else kept.index))
 

@@ -34,6 +34,10 @@ class MissingExtra(RealmError):
     """An optional library is needed and not installed."""
 
 
+class Diverged(RealmError):
+    """Training went where there are no numbers."""
+
+
 class NotEnough(RealmError):
     """Memory, a device or passages that a setting asks for are not there."""
 

@@ -441,6 +441,8 @@ class Realm(TakesInputs, nn.Module):
         self, texts: Sequence[str], titles: Sequence[str] | None = None, *, batch: int = 64
     ) -> Tensor:
         """Embed_doc(z) of each text [N, D], on the CPU; what is longer than a passage is cut off."""
+        if self.config.stand_in and tower_fingerprint(self.config, self.document) == self.config.stand_in:
+            raise no_embedder()
         texts = _texts(texts)
         names = [""] * len(texts) if titles is None else _texts(titles)
         if len(names) != len(texts):
@@ -453,6 +455,14 @@ class Realm(TakesInputs, nn.Module):
             inputs = self.document_inputs(heads[part], bodies[part])
             vectors.append(self.document(inputs.to(self.device)).cpu())
         return torch.cat(vectors)
+
+
+def no_embedder() -> Mismatch:
+    """Why a model whose document tower only stands in for one embeds nothing."""
+    return Mismatch(
+        "this model cannot embed passages: RealmForOpenQA came without the embedder of its passages; "
+        "import it again with that embedder named as well: realmlm import-hf OPENQA EMBEDDER …"
+    )
 
 
 def _texts(texts: Sequence[str]) -> Sequence[str]:

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import Mismatch
 from realmlm.model.encoders import Encoder, Tower, build_encoder
 from realmlm.model.inputs import Inputs, document_inputs, send
 from realmlm.model.packed import Packed, Size
-from realmlm.model.realm import ModelConfig, Realm, new_tower, tower_fingerprint
+from realmlm.model.realm import ModelConfig, Realm, new_tower, no_embedder, tower_fingerprint
 from realmlm.model.resident import Resident
 from realmlm.storage.artefacts import open_artefact, publish
 
@@ -48,10 +47,7 @@ class DocumentEncoder:
     @torch.inference_mode()
     def __call__(self, corpus: Corpus, ids_N: np.ndarray) -> Tensor:
         if self._stands_in:
-            raise Mismatch(
-                "this model cannot embed passages: RealmForOpenQA came without the embedder of its passages; "
-                "import it again with that embedder named as well: realmlm import-hf OPENQA EMBEDDER …"
-            )
+            raise no_embedder()
         training = [module for module in self.tower.modules() if module.training]
         self.tower.eval()
         device = self.device

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -102,7 +102,26 @@ def retrieve(retriever: Retriever, queries: list[Query], k: int) -> Retrieved:
         )
     if not scores_BK.isfinite().all():
         raise BadInput(f"{_name(retriever)} gave scores that are no numbers")
-    return Retrieved(ids_BK.to(torch.int64), scores_BK, found.null_B, found.words_BK)
+    for ids_K, query in zip(ids_BK.tolist(), queries, strict=True):
+        if len(set(ids_K)) < len(ids_K) or not set(ids_K).isdisjoint(query.sources):
+            raise BadInput(
+                f"{_name(retriever)} gave passages {ids_K[:8]} where each must be another, and none of the "
+                f"query's `sources` {list(query.sources)}, which it was taken from"
+            )
+    null_B = _beside(retriever, "null", found.null_B, (len(queries),))
+    words_BK = _beside(retriever, "words", found.words_BK, shape)
+    return Retrieved(ids_BK.to(torch.int64), scores_BK, null_B, words_BK)
+
+
+def _beside(retriever: Retriever, name: str, given: Any, shape: tuple[int, ...]) -> Tensor | None:
+    if given is None:
+        return None
+    numbers = torch.as_tensor(given, dtype=torch.float32, device="cpu")
+    if numbers.shape != shape or numbers.isnan().any():
+        raise BadInput(
+            f"{_name(retriever)} gave {name} {tuple(numbers.shape)} or numbers that are none; give {shape}"
+        )
+    return numbers
 
 
 def _name(retriever: Retriever) -> str:

@@ -71,6 +71,29 @@ def look_up(
     return starts_KS, ends_KS, weighed_KS
 
 
+def lacks(question: str, text: str, start: int) -> bool:
+    """Does the question name a row of this passage and a column that is empty there, though other rows have
+    it? Then the answer, which stands in a row at `start`, is of another column, or row."""
+    table = list(rows(text)) if "; " in text else []
+    if not any(row.start <= start < row.end for row in table):
+        return False
+    asked = _Asked(question)
+    named = [[cell for cell in row.cells if asked.names(text[cell.start : cell.end])] for row in table]
+    most = max(map(len, named))
+    if not most:
+        return False
+    here = [
+        asked.shares(cell.name)
+        for row, cells in zip(table, named, strict=True)
+        if len(cells) == most
+        for cell in row.cells
+        if cell not in cells
+    ]
+    elsewhere = [asked.shares(cell.name) for row in table for cell in row.cells]
+    of_named = [asked.shares(cell.name) for cells in named for cell in cells]
+    return max(elsewhere) > max([*here, *of_named, 0])
+
+
 def _cell_of(row: Row, start: int, end: int) -> Cell | None:
     """The cell that a span is most in; None if it is in none."""
     shared = [(min(end, cell.end) - max(start, cell.start), cell) for cell in row.cells]
@@ -96,7 +119,7 @@ class _Asked:
         """The cells of each passage that the question may ask for, and what the others of rows count for:
         those of the rows of which it names most cells, none if it names no row."""
         named = [
-            [[cell for cell in row.cells if self._has(text[cell.start : cell.end])] for row in table]
+            [[cell for cell in row.cells if self.names(text[cell.start : cell.end])] for row in table]
             for text, table in zip(texts, tables, strict=True)
         ]
         most = max(len(cells) for rows_ in named for cells in rows_)
@@ -115,14 +138,17 @@ class _Asked:
     def _columns(self, cells: list[Cell]) -> list[Cell]:
         """The cells with most words of the question in their column's name; else, of one that asks what
         something costs, those of prices."""
-        shared = [
-            len(self._words & {_stem(word) for word in _WORD.findall(cell.name.casefold())}) for cell in cells
-        ]
+        shared = [self.shares(cell.name) for cell in cells]
         if most := max(shared, default=0):
             return [cell for cell, words in zip(cells, shared, strict=True) if words == most]
         return [cell for cell in cells if self._price and _PRICES.search(cell.name)]
 
-    def _has(self, words: str) -> bool:
+    def shares(self, name: str) -> int:
+        """How many words of a column's name the question has."""
+        return len(self._words & {_stem(word) for word in _WORD.findall(name.casefold())})
+
+    def names(self, words: str) -> bool:
+        """Does the question have these words of a cell?"""
         words = words.casefold()
         return len(words) >= _SHORTEST and bool(
             re.search(rf"(?<!\w){re.escape(words)}(?:e?s)?(?!\w)", self._question)

@@ -1,5 +1,6 @@
 """The training loop of every stage: accumulate, clip, step, log, checkpoint; exact resume."""
 
+import math
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from realmlm.device import pick_device, release_memory
-from realmlm.errors import ArtefactDamaged, BadInput, NotEnough, RealmError
+from realmlm.errors import ArtefactDamaged, BadInput, Diverged, NotEnough, RealmError
 from realmlm.log import Clock, Metrics, Progress, say, tell
 from realmlm.model.cut import clip_norm, cut_like, is_cut, whole
 from realmlm.model.realm import Realm
@@ -171,7 +172,16 @@ class _Rows:
             self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
         self._count += 1
 
+    def check(self, step: int) -> None:
+        """Raise if the steps since the last row led to where there are no numbers: what comes after them is
+        worth nothing, and must not take the place of a checkpoint that is."""
+        if "loss" in self._sums and not math.isfinite(loss := float(self._sums["loss"]) / self._count):
+            cure = "lower the learning rate (--optim.lr, or --reader.lr and --retriever.lr) and begin again"
+            raise Diverged(f"the loss is {loss} before step {step}; {cure}, or go on from a checkpoint")
+
     def take(self) -> dict[str, Any]:
+        if taken := self._sums.keys() & self.latest.keys():
+            raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
         means = {name: round(float(total) / self._count, 5) for name, total in self._sums.items()}
         row = means | self.latest
         self.load_state({"sums": {}, "count": 0, "latest": {}})
@@ -252,6 +262,7 @@ def fit(
         model.compile_layers()
     model.train()
     objective.prepare(model)
+    training = {module: module.training for module in model.modules()}
     make_step = _Steps(objective, optimizer, groups, optim=optim, loop=loop, clock=clock, recorded=recorded)
     begun = time.monotonic()
     counted = start
@@ -271,7 +282,14 @@ def fit(
             return True
         except Enough:
             enough = True
+        finally:
+            as_before()
         return False
+
+    def as_before() -> None:
+        """Callbacks may have asked the model something, for which it leaves the mode that it trains in."""
+        for module, was in training.items():
+            module.training = was
 
     try:
         with _Stop() as stop, closing(drawn):
@@ -289,6 +307,7 @@ def fit(
                 done = step + 1
                 rows.latest |= objective.measure(done, clock)
                 if done % loop.log_every == 0 or done == optim.steps:
+                    rows.check(done)
                     taken = rows.take()  # waits for the steps that a GPU has still to make: they count too
                     speed = round((done - counted) * optim.batch / (time.monotonic() - begun), 1)
                     row = {"step": done, **taken, "queries/s": speed, "seconds": clock.take()}
@@ -300,12 +319,14 @@ def fit(
                 stopping = ranks.any(stop.asked)
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stopping):
                     clock("checkpoint")
+                    rows.check(done)
                     if ranks.first or cut:
                         state = _state(model, objective, optimizer, rows, done)
                     if ranks.first:
                         place = run.save(state)
                         for callback in callbacks:
                             callback.on_checkpoint(done, place)
+                        as_before()
                     ranks.wait()
                     if stopping:
                         raise KeyboardInterrupt
@@ -437,7 +458,7 @@ class _Steps:
             self._clock("data")
             examples = next(drawn)
             with self._precision():
-                loss, numbers = self._objective.loss(examples, step, self._clock)
+                loss, numbers = _checked(self._objective.loss(examples, step, self._clock))
             self._clock("backward")
             (loss / self._optim.accumulate).backward()
             for name, value in _row(loss, numbers).items():
@@ -468,7 +489,7 @@ class _Steps:
         """A whole step from what was staged for it."""
         self._optimizer.zero_grad(set_to_none=True)
         with self._precision():
-            loss, numbers = self._objective.compute(staged)
+            loss, numbers = _checked(self._objective.compute(staged))
         loss.backward()
         self._move()
         return _row(loss, numbers)
@@ -479,8 +500,23 @@ class _Steps:
         self._optimizer.step()
 
 
+def _checked(learned: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """What an objective gave, which may be someone's own."""
+    pair = isinstance(learned, tuple) and len(learned) == 2 and isinstance(learned[1], dict)
+    if not pair or not isinstance(learned[0], Tensor):
+        raise BadInput("an objective gives a loss, a tensor, and a dict of numbers to be shown: loss, {}")
+    loss, numbers = learned
+    if loss.ndim or not loss.requires_grad:
+        what = f"of the shape {tuple(loss.shape)}" if loss.ndim else "without a gradient"
+        raise BadInput(f"an objective's loss is one number that depends on the model's weights, not {what}")
+    for name, value in numbers.items():
+        if torch.as_tensor(value).numel() != 1:
+            raise BadInput(f"an objective's '{name}' is not one number; take its mean")
+    return loss, numbers
+
+
 def _row(loss: Tensor, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-    if taken := numbers.keys() & {"loss", "step"}:
+    if taken := numbers.keys() & {"loss", "step", "seconds", "queries/s"}:
         raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
     return {
         name: torch.as_tensor(value).detach().float() for name, value in {"loss": loss, **numbers}.items()

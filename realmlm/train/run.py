@@ -9,6 +9,7 @@ RUN/model/              the model, when the run has ended
 
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ class Run:
             run = cls(folder, ranks)
             if not ranks.first:
                 return run
-            run._amended = record_now if resume and before != record_now else None
+            run._amended = record_now if resume and before["config"] != record_now["config"] else None
             for place in (folder, folder / "checkpoints"):
                 sweep(place)
             return run
@@ -126,7 +127,9 @@ class Run:
     def stepped(self) -> None:
         """A step was made: settings that were amended are the run's own now."""
         if self._amended is not None:
-            write_run(self.folder, **self._amended)
+            former = read_run(self.folder)
+            begun = {"until": max(self.checkpoints(), default=0), "config": former["config"]}
+            write_run(self.folder, **self._amended, before=[*former.get("before", ()), begun])
             self._amended = None
         if self._whole is not None:
             self._whole.stepped()
@@ -159,7 +162,22 @@ class Run:
         """A model that was given as an object: a run that goes on must be given an equal one."""
         if model is not None:
             fingerprint = fingerprint_of(model, asdict(model.config))
-            self._pin("given model", fingerprint, "the model that is given has changed")
+            if not self._holds(model):
+                load = "the model that is given has changed (training goes on in it: give it loaded afresh)"
+                self._pin("given model", fingerprint, load)
+
+    def _holds(self, model: Realm) -> bool:
+        """Is this the model of the newest checkpoint, of the run or a part of it? So it is where a run was
+        stopped and the same program begins it again."""
+        own = model.own_state()
+        for place in (self.folder, self.folder / "reader", self.folder / "retriever"):
+            checkpoint = newest_checkpoint(place)
+            if checkpoint and all(
+                name in checkpoint.weights and torch.equal(weight.cpu(), checkpoint.weights[name])
+                for name, weight in own.items()
+            ):
+                return True
+        return False
 
     def _pin(self, name: str, value: int | str, otherwise: str) -> None:
         """Note down what the run begins with; a run that goes on must find the same."""
@@ -178,10 +196,10 @@ class Run:
 
     def checkpoints(self) -> list[int]:
         """The steps of its checkpoints, ascending."""
-        return sorted(int(path.name[5:]) for path in (self.folder / "checkpoints").glob("step-*"))
+        return _steps(self.folder)
 
     def _place(self, step: int) -> Path:
-        return self.folder / "checkpoints" / f"step-{step:08d}"
+        return _place(self.folder, step)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint and drop all but the newest; gives its place."""
@@ -200,14 +218,7 @@ class Run:
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint; None before the first."""
-        steps = self.checkpoints()
-        if not steps:
-            return None
-        folder = self._place(steps[-1])
-        manifest = open_artefact(folder, kind="checkpoint")
-        tensors = {name: load_file(folder / f"{name}.safetensors") for name in TENSORS}
-        config = {"row": {}} | manifest.config  # an older checkpoint has no row
-        return Checkpoint(step=config["step"], objective=config["objective"], row=config["row"], **tensors)
+        return newest_checkpoint(self.folder)
 
     def kept_objectives(self) -> list[dict[str, Any]]:
         """The objective's state in each checkpoint: which index versions they need, for one."""
@@ -236,6 +247,26 @@ class Run:
         self.close()
         if kind is None:
             self.ranks.wait()  # none may be gone while another has something to do
+
+
+def _steps(run: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+
+
+def _place(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def newest_checkpoint(run: Path) -> Checkpoint | None:
+    """The newest checkpoint in a run's folder; None before the first."""
+    steps = _steps(run)
+    if not steps:
+        return None
+    folder = _place(run, steps[-1])
+    manifest = open_artefact(folder, kind="checkpoint")
+    tensors = {name: load_file(folder / f"{name}.safetensors") for name in TENSORS}
+    config = {"row": {}} | manifest.config  # an older checkpoint has no row
+    return Checkpoint(step=config["step"], objective=config["objective"], row=config["row"], **tensors)
 
 
 def _check_amended(folder: Path, before: dict[str, Any], settings: Settings) -> None:
@@ -279,13 +310,17 @@ def _is_same(before: dict[str, Any], now: dict[str, Any], settings: Settings | N
         return False
 
 
-def write_run(folder: Path, *, stage: str, config: dict[str, Any]) -> None:
-    """Note stage and config down."""
-    write_record(Path(folder) / "run.json", {"stage": stage, "config": config})
+def write_run(
+    folder: Path, *, stage: str, config: dict[str, Any], before: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Note stage and config down; `before`: the configs that a run which went on with others had, each with
+    the step `until` which."""
+    others = {"before": list(before)} if before else {}
+    write_record(Path(folder) / "run.json", {"stage": stage, "config": config, **others})
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Stage and config of a run."""
+    """Stage and config of a run, and those `before`, if it went on with others."""
     file = Path(folder) / "run.json"
     if not file.exists():
         raise ArtefactMissing(
@@ -294,8 +329,10 @@ def read_run(folder: Path) -> dict[str, Any]:
         )
     try:
         record = read_record(file)
-        if record.keys() != {"stage", "config"} or not isinstance(record["config"], dict):
+        if record.keys() - {"before"} != {"stage", "config"} or not isinstance(record["config"], dict):
             raise ValueError("it does not say stage and config")
+        if not isinstance(record.get("before", []), list):
+            raise ValueError("what was before is no list")
     except ValueError as error:
         raise ArtefactDamaged(f"{file} is damaged ({error}); restore it, or start a new run") from error
     return record

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +61,7 @@ GUARD_LIMIT = 2000  # questions of a guard
 CUT_OTHERWISE = 0.1
 PASSES = 10  # over the questions, where no number of steps is given
 MOST_STEPS = 1000  # there
+_PLAIN = (bool, int, float, str, tuple, type(None))  # what is the same in another process
 GOOD_PART = 4  # of the questions: one in so many
 
 AnyStage = TypeVar("AnyStage", Warmup, Pretrain, TrainTowers, Finetune)
@@ -85,7 +86,7 @@ def pretrain(
     """
     settings = _with_corpus(settings, corpus)
     own_names = [_name(objective)] if objective is not JointPretraining else []
-    own_names += [] if masking is None else [_name(type(masking))]
+    own_names += _masking(masking)
     with _begin(settings, "pretrain", own_names, model, resume=resume) as run:
         run.pin_model(model)
         if run.finished:
@@ -245,7 +246,7 @@ def warmup(
     task or by words that recur, each in a run of its own in `settings.out`.
     """
     settings = _with_corpus(settings, corpus)
-    own_names = [] if masking is None else [_name(type(masking))]
+    own_names = _masking(masking)
     if resume:
         _check_parts(settings)
     with _begin(settings, "warmup", own_names, model, resume=resume) as whole:
@@ -374,8 +375,31 @@ def _begin(settings: AnyStage, stage: str, own_names: list[str], model: Realm | 
 
 
 def _name(thing: Any) -> str:
-    """What a class, or a partial of one, is called."""
-    return str(getattr(thing, "__qualname__", None) or _name(thing.func))
+    """What a class, a partial of one or an object is called, with what it was given: a run with something
+    else is another."""
+    given: dict[str, Any] = {}
+    if isinstance(thing, partial):
+        given = {str(place): value for place, value in enumerate(thing.args)} | thing.keywords
+        thing = thing.func
+    elif not isinstance(thing, type):
+        given = getattr(thing, "__dict__", {})
+        thing = type(thing)
+    if not isinstance(name := getattr(thing, "__qualname__", None), str):
+        raise BadInput(f"an objective is a class, or a partial of one, not {thing!r}")
+    shown = (f"{name}={value!r}" for name, value in given.items() if isinstance(value, _PLAIN))
+    return f"{name}({', '.join(shown)})" if given else name
+
+
+def _masking(masking: Masking | None) -> list[str]:
+    """The name of someone's own masking, if it is one."""
+    if masking is None:
+        return []
+    if isinstance(masking, type) or not all(hasattr(masking, name) for name in ("needs_spans", "choose")):
+        raise BadInput(
+            f"masking is an object with `needs_spans` and `choose` (docs/own.md), not {masking!r}; one of "
+            "realmlm's own is named in the settings"
+        )
+    return [_name(masking)]
 
 
 def _finished(run: Run) -> Realm:
@@ -392,13 +416,14 @@ def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: 
 
 
 def _save(run: Run, realm: Realm, corpus: Corpus | None, callbacks: Sequence[Callback]) -> Realm:
+    realm.eval()
     if run.ranks.first:
         for callback in callbacks:
             callback.on_end(realm)
         parents = None if corpus is None else {"corpus": corpus.fingerprint}
         realm.save_pretrained(run.folder / "model", parents=parents)
     run.ranks.wait()
-    return realm.eval()
+    return realm
 
 
 def _held_out(run: Run, corpus: Corpus, hold_out: Path | None) -> list[int]:

@@ -33,3 +33,44 @@ def test_the_logit_of_a_passage_without_a_title_does_not_count() -> None:
 
 def test_an_answer_without_evidence_has_signs() -> None:
     assert signs_of("Who?", Answer("", 0.0, ())) == pytest.approx(Signs(math.log(1e-6), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("question", "unknown"),
+    [
+        ("Which customer placed order ORD-199999?", True),
+        ("Which customer placed order ord-100033?", False),
+        ("Who bought KX 100033, of ORD-100033?", False),
+        ("Who fell ill with COVID-19 in the 1990s?", False),
+        ("Who bought it on 2026-05-06?", False),
+        ("What is NGC4414?", False),
+    ],
+)
+def test_a_code_that_nothing_says_is_amiss(question: str, unknown: bool) -> None:
+    order = Evidence(0, "Orders", "Order: ORD-100033; Customer: Olga Frost", 29, 39, 0.9, 0.8)
+    other = Evidence(1, "Stars", "NGC 4414 is a galaxy.", None, None, 0.1, 0.0)
+    assert signs_of(question, Answer("Olga Frost", 0.7, (order, other))).amiss == float(unknown)
+
+
+STAFF = (
+    "Name: Ada Berg; Phone ext: 220; Start date: 2025-01-06; Rate: 12.10\n"
+    "Name: Sunniva Breck; Start date: 2025-08-04\n"
+    "Name: Agatha Prewitt; Phone ext: 221; Start date: 2025-09-01"
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "empty"),
+    [
+        ("What is the phone extension of Sunniva Breck?", "2025-08-04", True),
+        ("What is the rate of Agatha Prewitt?", "12.10", True),
+        ("What is the phone extension of Agatha Prewitt?", "221", False),
+        ("What is the start date of Sunniva Breck?", "2025-08-04", False),
+        ("Who has the phone extension 220?", "Ada Berg", False),
+        ("When did Sunniva Breck begin?", "2025-08-04", False),
+    ],
+)
+def test_a_cell_that_is_empty_is_amiss(question: str, answer: str, empty: bool) -> None:
+    start = STAFF.index(answer)
+    evidence = Evidence(0, "Staff", STAFF, start, start + len(answer), 0.9, 0.8)
+    assert signs_of(question, Answer(answer, 0.7, (evidence,))).amiss == float(empty)

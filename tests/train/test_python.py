@@ -1,6 +1,10 @@
 """Training from Python: with objects or with names, as text or as paths, and what one hears of it."""
 
 import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +12,18 @@ import pytest
 import torch
 
 import realmlm
+from realmlm.corpus.masking import SalientSpan
 from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
-from realmlm.errors import BadInput, Mismatch
+from realmlm.errors import BadInput, Diverged, Mismatch
 from realmlm.log import read_metrics
 from realmlm.model.realm import Realm
 from realmlm.settings import BuildCorpus, Finetune, JointOptim, Loop, Optim, Pretrain, Refresh, Warmup
 from realmlm.train.callbacks import Callback, Enough
 from realmlm.train.objective import Group
 from realmlm.train.objectives.joint import JointPretraining
+from realmlm.train.run import read_run
 from tests.calls import build_corpus
 from tests.conftest import world_corpus
 
@@ -252,8 +258,158 @@ def test_a_run_of_ones_own_goes_on_only_with_what_it_began_with(
         )
     with pytest.raises(Mismatch, match=r"another run .*Own with a given model"):
         realmlm.pretrain(settings, model=model, corpus=knowledge, resume=True)
-    with pytest.raises(Mismatch, match="the model that is given has changed"):  # it has learned since
+    whole = Realm.from_pretrained(tiny_model_folder)
+    realmlm.pretrain(replace(settings, out=tmp_path / "whole"), model=whole, corpus=knowledge, objective=Own)
+    left = model.query.projection.weight.detach().clone()
+    with torch.no_grad():
+        model.query.projection.weight.mul_(2)
+    with pytest.raises(Mismatch, match=r"the model that is given has changed .* give it loaded afresh"):
         realmlm.pretrain(settings, model=model, corpus=knowledge, objective=Own)
+    with torch.no_grad():
+        model.query.projection.weight.copy_(left)
+    # as the run left it, which is what the same program has when it begins again
+    trained = realmlm.pretrain(settings, model=model, corpus=knowledge, objective=Own)
+    assert all(torch.equal(weight, whole.own_state()[name]) for name, weight in trained.own_state().items())
+
+
+def test_what_an_objective_or_a_masking_was_given_belongs_to_its_run(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    class Scaled(JointPretraining):
+        def __init__(self, *given: Any, strength: float, **more: Any) -> None:
+            super().__init__(*given, **more)
+
+    class Some(SalientSpan):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.count = count
+
+    def run(out: str, strength: float, count: int, stop_after: int | None = None) -> None:
+        realmlm.pretrain(
+            Pretrain(out=tmp_path / out, k=3, optim=JointOptim(steps=2, batch=2), refresh=STILL, loop=LOOP),
+            model=Realm.from_pretrained(tiny_model_folder),
+            corpus=knowledge,
+            objective=partial(Scaled, strength=strength),
+            masking=Some(count),
+            callbacks=[Heard(stop_after)],
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        run("run", 1.0, 2, stop_after=1)
+    with pytest.raises(Mismatch, match=r"Scaled\(strength=1.0\) with .*Some\(.*count=2\)"):
+        run("run", 100.0, 2)
+    with pytest.raises(Mismatch, match="another run"):
+        run("run", 1.0, 3)
+    run("run", 1.0, 2)
+    with pytest.raises(BadInput, match="masking is an object with `needs_spans`"):
+        realmlm.pretrain(
+            Pretrain(out=tmp_path / "named"),
+            model=Realm.from_pretrained(tiny_model_folder),
+            corpus=knowledge,
+            masking="uniform",  # type: ignore[arg-type]
+        )
+
+
+def test_a_run_that_goes_on_otherwise_says_how_it_began(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    def run(lr: float, stop_after: int | None = None, *, resume: bool = True) -> None:
+        optim = JointOptim(steps=4, batch=2, lr=lr)
+        realmlm.pretrain(
+            Pretrain(out=tmp_path / "run", k=3, optim=optim, refresh=STILL, loop=LOOP),
+            model=Realm.from_pretrained(tiny_model_folder),
+            corpus=knowledge,
+            callbacks=[Heard(stop_after)],
+            resume=resume,
+        )
+
+    for lr, stop_after in ((1e-4, 1), (2e-4, 2), (2e-4, 3), (3e-4, None)):
+        with pytest.raises(KeyboardInterrupt) if stop_after else nullcontext():
+            run(lr, stop_after, resume=lr > 1e-4)
+    record = read_run(tmp_path / "run")
+    assert record["config"]["optim"]["lr"] == 3e-4
+    assert [(past["until"], past["config"]["optim"]["lr"]) for past in record["before"]] == [
+        (1, 1e-4),
+        (3, 2e-4),
+    ]
+
+
+def test_callbacks_may_ask_the_model_and_change_nothing(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    class Asking(Callback):
+        def on_row(self, row: dict[str, Any]) -> None:
+            realmlm.load(model, knowledge, device="cpu").fill("The [MASK] lies on a river.")
+            assert not model.training
+
+        def on_end(self, trained: Realm) -> None:
+            assert not trained.training
+
+    def run(out: str, callbacks: Sequence[Callback]) -> dict[str, torch.Tensor]:
+        settings = Pretrain(
+            out=tmp_path / out, k=3, optim=JointOptim(steps=3, batch=2), refresh=STILL, loop=LOOP
+        )
+        return realmlm.pretrain(settings, model=model, corpus=knowledge, callbacks=callbacks).own_state()
+
+    ended = []
+    for out, callbacks in (("quiet", []), ("asking", [Asking()])):
+        model = Realm.from_pretrained(tiny_model_folder)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.3
+        ended.append(run(out, callbacks))
+    assert all(torch.equal(weight, ended[1][name]) for name, weight in ended[0].items())
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 10])
+def test_a_run_that_diverges_ends_and_keeps_what_was_good(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, checkpoint_every: int
+) -> None:
+    class Diverging(JointPretraining):
+        def likelihood(self, *given: Any) -> Any:
+            loss, numbers = super().likelihood(*given)
+            self.steps = getattr(self, "steps", 0) + 1
+            return loss * (torch.nan if self.steps > 4 else 1), numbers
+
+    settings = Pretrain(
+        out=tmp_path / "run",
+        k=3,
+        optim=JointOptim(steps=6, batch=2),
+        refresh=STILL,
+        loop=replace(LOOP, log_every=5, checkpoint_every=checkpoint_every),
+    )
+    model = Realm.from_pretrained(tiny_model_folder)
+    with pytest.raises(Diverged, match=r"the loss is nan before step .*lower the learning rate"):
+        realmlm.pretrain(settings, model=model, corpus=knowledge, objective=Diverging)
+    assert not (tmp_path / "run" / "model").exists()
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == (["step-00000003", "step-00000004"] if checkpoint_every == 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("learned", "says"),
+    [
+        (lambda loss, numbers: loss, "gives a loss, a tensor, and a dict"),
+        (lambda loss, numbers: (loss.expand(3), numbers), r"one number .* not of the shape \(3,\)"),
+        (lambda loss, numbers: (loss.detach(), numbers), "not without a gradient"),
+        (lambda loss, numbers: (loss, {"kl": torch.zeros(2)}), "'kl' is not one number"),
+        (lambda loss, numbers: (loss, {"index_age": loss}), "a row has its own 'index_age'"),
+        (lambda loss, numbers: (loss, {"queries/s": loss}), "a row has its own 'queries/s'"),
+    ],
+)
+def test_what_an_objective_gives_is_checked(
+    tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path, learned: Any, says: str
+) -> None:
+    class Wrong(JointPretraining):
+        def loss(self, *given: Any) -> Any:
+            return learned(*super().loss(*given))
+
+    optim = JointOptim(steps=1, batch=2)
+    settings = Pretrain(out=tmp_path / "run", k=3, optim=optim, refresh=STILL, loop=LOOP)
+    with pytest.raises(BadInput, match=says):
+        realmlm.pretrain(
+            settings, model=Realm.from_pretrained(tiny_model_folder), corpus=knowledge, objective=Wrong
+        )
 
 
 class Warm(JointPretraining):
