@@ -38,6 +38,7 @@ from realmlm.model.int8 import (
     same_weight,
     write_weights,
 )
+from realmlm.model.mask_heads import load_mask_head
 from realmlm.ranks import Ranks
 from realmlm.storage.artefacts import open_artefact, publish
 from realmlm.storage.mirrors import here
@@ -513,6 +514,8 @@ def new_model(
             )
         full = replace(config, tower=encoder_config(tower), reader=encoder_config(reader))
         model = Realm(full, wordpieces, tower=tower, reader=reader)
+        if head := load_mask_head(checkpoint, reader.config):
+            model.reader.mask_head.load_state_dict(head)
         if config.projection == model.document.encoder.hidden:  # begin in a sentence encoder's own space
             for side in (model.document, model.query):
                 nn.init.eye_(side.projection.weight)

@@ -25,6 +25,7 @@ from realmlm.model.create import fresh_encoder
 from realmlm.model.encoders import build_encoder, load_encoder, longest_input
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
 from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood
+from realmlm.model.mask_heads import load_mask_head
 from realmlm.model.quick import BFLOAT16, Way
 from realmlm.model.realm import ModelConfig, Realm, new_model
 from realmlm.reading.read import join, read_masks
@@ -452,6 +453,33 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     build_encoder({"model_type": "bert", **sizes, "intermediate_size": 16}).save_pretrained(folder)
     return folder
+
+
+def test_a_checkpoints_head_for_masked_words_predicts_as_it_did(subject: Subject, tmp_path: Path) -> None:
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, AutoModelForMaskedLM
+
+    torch.manual_seed(0)
+    encoder = subject.encoder()
+    config = AutoConfig.for_model(encoder.pop("model_type"), **encoder)
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        pytest.skip("it has no head for masked words")
+    theirs = AutoModelForMaskedLM.from_config(config).eval()
+    wear(theirs)
+    theirs.save_pretrained(tmp_path / "published")
+    subject.wordpieces.save(tmp_path / "published" / "tokenizer.json")
+    if load_mask_head(tmp_path / "published", config) is None:
+        pytest.skip("its head is of another form")
+    model = new_model(
+        subject.config(tower={}, reader={}), subject.wordpieces, checkpoint=str(tmp_path / "published")
+    ).eval()
+    first = "the flag shows a heron"
+    segments = subject.family.model_type not in NO_SEGMENTS
+    given = subject.theirs(first, subject.texts[0], return_tensors="pt", return_token_type_ids=segments)
+    with torch.no_grad():
+        expected = theirs(**given).logits[:, 1:3].log_softmax(-1)
+        hidden = model.reader.encoder(subject.joint((first, subject.texts[0])))
+        found = model.reader.mask_head(hidden[:, 1:3], model.reader.embedding.weight)
+    assert torch.allclose(expected, found, atol=1e-3)  # ModernBERT's norm has a larger epsilon
 
 
 def with_setting(checkpoint: Path, folder: Path, name: str, value: object) -> Path:
