@@ -195,14 +195,30 @@ def kept_index(
     with _held(path, corpus):  # others may want the same index at this moment
         if not path.exists():
             dtype = wanted.dtype or torch.float16
-            same = _same_vectors(path, corpus, encode, dtype, others)
-            queries_QD = embed_queries(sample_queries(corpus)).cpu() if kind == "ivf" else None
+            begun = _begun(path, corpus)
+            same = _same_vectors(path, begun, encode, dtype, others)
+            queries_QD = embed_queries(sample_queries(begun)).cpu() if kind == "ivf" else None
             how = Embedding(dtype=dtype, known=same, elsewhere=wanted.elsewhere)
-            build_index(path, corpus, encode, how, kind=kind, queries_QD=queries_QD)
+            build_index(path, begun, encode, how, kind=kind, queries_QD=queries_QD)
         _check(path, corpus, encode, wanted, follow=follow)
         kept = KeptIndex.open(path, corpus, encode)
         kept.take_up(corpus)
         return kept
+
+
+def _begun(path: Path, corpus: Corpus) -> Corpus:
+    """The earlier state of the corpus that a build at `path` was cut off at, or else the corpus: where that
+    state is built first, what was embedded then is used, however the corpus has changed since."""
+    try:
+        plan = ShardedBuild.begun(path.parent / f".{path.name}.partial").plan
+        edits = int(plan["corpus_edits"])
+        state = plan["state"]
+    except (ArtefactMissing, KeyError, TypeError, ValueError):
+        return corpus
+    if not 0 <= edits < corpus.edits:
+        return corpus
+    former = Corpus(corpus.folder, corpus.manifest, edits)
+    return former if former.state == state else corpus
 
 
 def _same_vectors(

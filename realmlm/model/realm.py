@@ -409,6 +409,8 @@ class Realm(TakesInputs, nn.Module):
         within = folder / "model"  # a run keeps its model there
         hint = f"mini comes with realmlm; make one: realmlm model --corpus CORPUS --out {folder}"
         hint = f"did you mean {within}?" if within.is_dir() else hint
+        if (folder.parent / "verdict.json").exists():
+            hint = "adapting found nothing surely better and kept no model; use the one that was adapted"
         manifest = open_artefact(folder, kind="model", hint=hint)
         config = ModelConfig.of(manifest.config, folder)
         wordpieces = Wordpieces.load(folder / "tokenizer.json")

@@ -7,11 +7,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, Mismatch
 from realmlm.index import keep
 from realmlm.index.build import embed_passages
+from realmlm.index.store import ShardedBuild
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.retrieve import index_of
@@ -103,6 +105,44 @@ def test_what_was_embedded_of_another_edit_is_not_taken(
     truth = embed_passages(edited, np.array([number]), DocumentEncoder.of(model), dtype=torch.float16)
     assert torch.allclose(vectors, truth.float(), atol=2e-3)
     assert not list((own.folder / "index").glob(".*.partial"))
+
+
+def test_what_was_embedded_before_the_corpus_changed_is_used(
+    tiny_model: Model, own: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model
+    put = ShardedBuild.put
+    done: list[int] = []
+
+    def two_shards(build: ShardedBuild, shard: int, *given: torch.Tensor) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(shard)
+        put(build, shard, *given)
+
+    embedded: list[int] = []
+    tokens = DocumentEncoder.__call__
+
+    def counted(encode: DocumentEncoder, corpus: Corpus, ids_N: np.ndarray) -> torch.Tensor:
+        embedded.extend(ids_N.tolist())
+        return tokens(encode, corpus, ids_N)
+
+    monkeypatch.setattr("realmlm.index.build._usual_shard", lambda passages, device: 50)
+    monkeypatch.setattr(DocumentEncoder, "__call__", counted)
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(ShardedBuild, "put", two_shards)
+        with pytest.raises(KeyboardInterrupt):
+            index_of(model, own)
+    (partial,) = (own.folder / "index").glob(".*.partial")
+    kept = sum(len(load_file(file)["ids"]) for file in partial.glob("shard-*.safetensors"))
+    assert kept == 100
+    edited, _ = own.edit(add=[Article("new", "The new passage tells of a heron.")], remove=[3])
+    embedded.clear()
+    index = index_of(model, edited).index
+    assert len(embedded) == len(own) - kept + 1
+    assert index.ids.tolist() == edited.ids.tolist()
+    truth = embed_passages(edited, edited.ids, DocumentEncoder.of(model), dtype=torch.float16)
+    assert torch.allclose(index.vectors(torch.from_numpy(edited.ids)), truth.float(), atol=2e-3)
 
 
 def test_an_index_with_edits_that_are_no_more_is_refused(tiny_model: Model, own: Corpus) -> None:

@@ -129,8 +129,13 @@ def test_it_is_kept_only_if_better(
     assert ("better on these sentences, so it was kept" in said) == better
     assert "the model is in" not in said  # it does not stay there
     assert ("nothing was kept" in said) != better
+    asking = ["ask", "Which animal?", "--docs", str(docs), "--model", str(settings.out / "model")]
     if better:
-        main(["ask", "Which animal?", "--docs", str(docs), "--model", str(settings.out / "model")])
+        main(asking)
+    else:
+        with pytest.raises(SystemExit):
+            main(asking)
+        assert "kept no model; use the one that was adapted" in capsys.readouterr().err
 
 
 def test_sentences_of_one_passage_count_as_one(knowledge: Corpus) -> None:
