@@ -6,10 +6,10 @@ their ids, and the ids of those that it removes. Opening a corpus applies the ed
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -387,16 +387,17 @@ class Corpus:
         segment, row = self._place(number)
         return segment.string("texts", row)
 
-    def find(self, text: str, *, limit: int) -> list[Passage]:
-        """The first `limit` passages, by id, with this text in title, body or source, ignoring case."""
+    def find(self, text: str, *, limit: int, stop: Callable[[], bool] = lambda: False) -> list[Passage]:
+        """The first `limit` passages, by id, with this text in title, body or source; may `stop` before."""
         if limit < 1:
             raise BadInput(f"{limit} passages cannot be shown; choose a limit of 1 or more")
-        wanted = text.casefold()
+        wanted = text.casefold()  # case is ignored
 
         def matches(passage: Passage) -> bool:
             return any(wanted in part.casefold() for part in (passage.title, passage.text, passage.source))
 
-        return list(islice(filter(matches, (self[number] for number in self.ids.tolist())), limit))
+        ids = takewhile(lambda number: not stop(), self.ids.tolist())
+        return list(islice(filter(matches, map(self.__getitem__, ids)), limit))
 
     def source(self, number: int) -> str:
         """Where the passage comes from: its file, and which part of it."""
@@ -548,8 +549,7 @@ class Corpus:
         return more, ids
 
     def _editable(self, changing: set[int]) -> "Corpus":
-        """The newest state of the corpus, unless someone else has changed one of these passages since this
-        one was opened. The lock must be held."""
+        """The newest state of the corpus, unless one of these passages was changed since. Holds the lock."""
         again = "since it was opened here; open it again, then edit"
         rebuilt = read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint
         if rebuilt or count_edits(self.folder) < self.edits:

@@ -1,6 +1,7 @@
 """The routes of the service in three groups: questions, passages, and the numbers for those who run it."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Annotated, Any
@@ -221,7 +222,11 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
     ) -> Passages:
         await _follow(engine, worker)
         corpus = engine.corpus
-        found = await asyncio.to_thread(corpus.find, text, limit=limit)
+        gone = threading.Event()
+        try:
+            found = await asyncio.to_thread(corpus.find, text, limit=limit, stop=gone.is_set)
+        finally:  # of millions of passages it would go on for minutes after its client has left
+            gone.set()
         return Passages(total=len(corpus), passages=[shown(passage) for passage in found])
 
     @routes.get("/passages/{number}", summary="Read a passage")

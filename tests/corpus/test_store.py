@@ -83,6 +83,8 @@ def test_passages_are_found_by_title_text_and_source(corpus):
     assert found("STRASSE") == [new]
     assert found("abc") == [0, new]
     assert corpus.find("abc", limit=20)[1] == corpus[new]
+    looked = iter([False, False, True])
+    assert corpus.find("", limit=20, stop=lambda: next(looked)) == corpus.find("", limit=2)
     with pytest.raises(BadInput, match="a limit of 1 or more"):
         corpus.find("abc", limit=0)
 
