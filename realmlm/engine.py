@@ -343,6 +343,9 @@ class Engine:
         """
         if self._watch is not None:
             raise BadInput("passages of documents come from their files; change the files")
+        add = list(add)
+        if wrong := [one for one in (*add, *(replace or {}).values()) if not isinstance(one, Article)]:
+            raise BadInput(f"a passage is given as Article(title, text, source), not as {wrong[0]!r}")
         self.follow()
         corpus, added = self.corpus.newest().edit(add=add, replace=replace, remove=remove)
         self._attempt(lambda: self._follow(corpus))

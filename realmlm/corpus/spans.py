@@ -252,11 +252,14 @@ def _tagged(tagger: Tagger, sentences: list[str]) -> list[list[Mention]]:
     """The mentions of each sentence. The tagger may be a user's own: what breaks the protocol is refused."""
     who = f"the tagger '{tagger.name}'"
     tagged = tagger.tag(sentences)
-    if len(tagged) != len(sentences):
-        wrong = f"{len(tagged)} lists of mentions for {len(sentences)} sentences"
-        raise BadInput(f"{who} gave {wrong}; give one for each")
+    if not isinstance(tagged, list) or len(tagged) != len(sentences):
+        count = f"{len(tagged)} lists of mentions" if isinstance(tagged, list) else repr(tagged)
+        raise BadInput(f"{who} gave {count} for {len(sentences)} sentences; give one list for each")
     for sentence, mentions in zip(sentences, tagged, strict=True):
         for mention in mentions:
+            places = (mention.start, mention.end) if isinstance(mention, Mention) else (None,)
+            if not all(isinstance(place, int | np.integer) for place in places):
+                raise BadInput(f"{who} gave {mention!r}; give Mention(start, end, kind), in whole characters")
             if mention.kind not in KINDS:
                 kinds = ", ".join(KINDS)
                 raise BadInput(f"{who} gave an unknown kind, '{mention.kind}'; the kinds are: {kinds}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -129,16 +130,16 @@ def test_a_sentence_is_never_one_span(corpus: Corpus) -> None:
         ([Mention(3, 3, "name")], "marked 3 to 3 of the"),
         ([Mention(0, 10_000, "name")], "marked 0 to 10000 of the"),
         ([Mention(-2, 4, "name")], "count from 0 within the sentence"),
+        ([(0, 4, "name")], "gave (0, 4, 'name'); give Mention(start, end, kind)"),
+        ([Mention(cast(Any, 0.5), 4, "name")], "gave Mention(start=0.5, end=4, kind='name'); give Mention("),
         (None, "gave 0 lists of mentions for"),
     ],
 )
-def test_a_tagger_of_ones_own_is_told_what_it_does_wrong(
-    corpus: Corpus, mentions: list[Mention] | None, said: str
-) -> None:
+def test_a_tagger_of_ones_own_is_told_what_it_does_wrong(corpus: Corpus, mentions: Any, said: str) -> None:
     class Own:
         name = "own"
 
-        def tag(self, sentences: Sequence[str]) -> list[list[Mention]]:
+        def tag(self, sentences: Sequence[str]) -> Any:
             return [] if mentions is None else [mentions for _ in sentences]
 
     with pytest.raises(BadInput, match=re.escape(said)):
