@@ -119,11 +119,15 @@ class Wordpieces:
 
     @classmethod
     def load(cls, source: str | Path) -> "Wordpieces":
-        """The tokenizer in a `tokenizer.json`, in a folder that has one, or of a model on the hub."""
+        """The tokenizer in a `tokenizer.json` or BERT's `vocab.txt`, in a folder that has one, or of a
+        model on the hub."""
         file = Path(source)
         if file.is_dir():
-            file = file / "tokenizer.json"
+            named = (file / name for name in ("tokenizer.json", "vocab.txt"))
+            file = next((one for one in named if one.is_file()), file / "tokenizer.json")
         is_file = file.is_file()
+        if file.suffix == ".txt":
+            return _of_list(file)
         try:
             if is_file:
                 return cls(Tokenizer.from_file(str(file)))
@@ -292,3 +296,29 @@ def _fetched(source: str) -> Path:
     file = Path(hf_hub_download(name, "tokenizer.json", revision=revision))
     say_revision(source, file.parent.name)
     return file
+
+
+def _of_list(file: Path) -> Wordpieces:
+    """BERT's tokenizer from its list of pieces, one on each line, with the settings of a
+    `tokenizer_config.json` beside it."""
+    try:
+        pieces = file.read_text("utf-8-sig").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read as a list of wordpieces ({type(error).__name__})") from error
+    if "[UNK]" not in pieces or len(set(pieces)) != len(pieces):
+        raise BadInput(f"{file} is no list of BERT's wordpieces: it has no [UNK], or a piece twice")
+    beside = file.with_name("tokenizer_config.json")
+    try:
+        settings = json.loads(beside.read_text("utf-8")) if beside.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{beside} cannot be read as JSON ({type(error).__name__}); fetch it again") from error
+    if not isinstance(settings, dict):
+        raise BadInput(f"{beside} holds no JSON object; fetch it again")
+    lowercase = settings.get("do_lower_case", True)
+    accents = settings.get("strip_accents")
+    return Wordpieces.from_list(
+        pieces,
+        lowercase=lowercase is not False,
+        accents=accents if isinstance(accents, bool) else None,
+        chinese=settings.get("tokenize_chinese_chars", True) is not False,
+    )

@@ -31,7 +31,7 @@ from realmlm.interop.layout import (
     their_name,
 )
 from realmlm.interop.records import count_records, read_records
-from realmlm.interop.sources import RECORDS, Source, open_source, wordpieces_from_list
+from realmlm.interop.sources import RECORDS, Source, open_source
 from realmlm.log import progress, say
 from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
 from realmlm.parallel import default_workers
@@ -251,7 +251,7 @@ def _fill_missing(state: dict[str, Tensor], parts: dict[str, Part]) -> None:
 
 def _tokenizer_of(sources: list[Source], file: Path | None) -> Wordpieces:
     if file is not None:
-        return wordpieces_from_list(file) if file.suffix == ".txt" else Wordpieces.load(file)
+        return Wordpieces.load(file)
     found = {source.name: source.wordpieces for source in sources if source.wordpieces is not None}
     if not found:
         names = listing(source.name for source in sources)

@@ -130,27 +130,5 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
 
 def _wordpieces(folder: Path) -> Wordpieces | None:
     """The tokenizer beside the weights: `tokenizer.json`, or BERT's `vocab.txt`."""
-    if (folder / "tokenizer.json").is_file():
-        return Wordpieces.load(folder)
-    return wordpieces_from_list(folder / "vocab.txt") if (folder / "vocab.txt").is_file() else None
-
-
-def wordpieces_from_list(file: Path) -> Wordpieces:
-    """BERT's tokenizer from its list of pieces, one on each line, with the settings of a
-    `tokenizer_config.json` beside it."""
-    try:
-        pieces = file.read_text("utf-8-sig").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} cannot be read as a list of wordpieces ({type(error).__name__})") from error
-    if "[UNK]" not in pieces or len(set(pieces)) != len(pieces):
-        raise BadInput(f"{file} is no list of BERT's wordpieces: it has no [UNK], or a piece twice")
-    beside = file.with_name("tokenizer_config.json")
-    settings = _read_json(beside) if beside.is_file() else {}
-    lowercase = settings.get("do_lower_case", True)
-    accents = settings.get("strip_accents")
-    return Wordpieces.from_list(
-        pieces,
-        lowercase=lowercase is not False,
-        accents=accents if isinstance(accents, bool) else None,
-        chinese=settings.get("tokenize_chinese_chars", True) is not False,
-    )
+    there = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+    return Wordpieces.load(folder) if there else None

@@ -43,8 +43,8 @@ class BuildCorpus(Settings):
     id_column: Annotated[str | None, optional("NAME")] = None
     """Column with the document's id; default: id, or _id, if there is one."""
     tokenizer: Annotated[str | None, optional("TEXT")] = None
-    """A tokenizer.json, a folder with one (a model, a corpus), or a model's name (mini, or NAME@REVISION on
-    the hub)."""
+    """A tokenizer.json or vocab.txt, a folder with one (a model, a corpus), or a model's name (mini, or
+    NAME@REVISION on the hub)."""
     train_tokenizer: Annotated[int | None, optional("N")] = None
     """Train a tokenizer of this many wordpieces on the documents instead."""
     max_wordpieces: int = 288

@@ -1,6 +1,7 @@
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,3 +171,15 @@ def test_without_a_post_processor_inputs_are_written_as_bert_writes_them():
 def test_a_vocabulary_that_marks_no_words_continues_none():
     wordpieces = written("<s> $A </s>", "<s> $A </s> $B </s>", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     assert not wordpieces.continues.any()
+
+
+def test_a_folder_with_a_list_of_pieces_alone_is_a_tokenizer_too(tmp_path: Path) -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "her", "##on", "Her"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+    for place in (tmp_path, tmp_path / "vocab.txt"):
+        assert Wordpieces.load(place).encode("Heron heron").tolist() == [5, 6, 5, 6]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}', "utf-8")
+    assert Wordpieces.load(tmp_path).encode("Heron heron").tolist() == [7, 6, 5, 6]
+    (tmp_path / "tokenizer_config.json").write_text("{", "utf-8")
+    with pytest.raises(BadInput, match=r"tokenizer_config\.json cannot be read as JSON"):
+        Wordpieces.load(tmp_path)
