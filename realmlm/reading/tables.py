@@ -21,6 +21,12 @@ _PRICES = re.compile(
     r"(?i:price|cost|fee|fare|rent|charge|salary|wage)|\b(?:GBP|EUR|USD|CHF|AUD|CAD)\b|[$£€]"
 )
 _STEM = 5  # letters that two words have in common at their beginning, "Supplier" and "supplies"
+_CALENDAR = frozenset(
+    _WORD.findall(
+        "january february march april june july august sept september october november december "
+        "monday tues tuesday wednesday thurs thursday friday saturday sunday"
+    )
+)
 # what the reader's p counts for outside the cells that were asked for, by their row alone or by their column,
 # too: the reader is often sure of the cell below or above
 _BESIDE = 0.02
@@ -156,4 +162,6 @@ class _Asked:
 
 
 def _stem(word: str) -> str:
+    if word in _CALENDAR:
+        return word[:3]  # as columns are called: Feb, Tue
     return word[:_STEM] if len(word) > _STEM else word.removesuffix("s")

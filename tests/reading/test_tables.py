@@ -131,3 +131,13 @@ def test_rows_that_no_question_names_count_for_little_beside_one_that_is_named()
     assert weighed[0].tolist() == [0.2, 0.0]
     assert weighed[1, 0] < weighed[1, 1]
     assert weighed.sum(1) == pytest.approx(p.sum(1))
+
+
+def test_columns_may_be_called_by_the_first_letters_of_a_month_or_a_day() -> None:
+    text = row_line(("Bicycle", "Jan", "Feb", "Tues", "Total"), ("Merlin", "71", "28", "4", "99"))
+    for question, cell in (
+        ("How many Merlins were sold in February?", "28"),
+        ("How many Merlins were sold on Tuesday?", "4"),
+        ("How many Merlins were sold in total?", "99"),
+    ):
+        assert answer(question, {"99": 0.9, "71": 0.05}, text)[0] == cell
