@@ -3,6 +3,7 @@
 import base64
 import io
 from datetime import date, datetime, time, timedelta
+from itertools import chain
 from typing import Any, NamedTuple
 
 from realmlm.errors import require
@@ -48,14 +49,33 @@ def sheets(packed: str) -> list[Sheet]:
 
 
 def _cells(sheet: Any) -> list[list[Any]]:
-    """The cells of a sheet from its first that is not empty; of those merged downwards each has the value."""
+    """The cells of a sheet from its first that is not empty. Of those merged downwards each has the value."""
     cells: list[list[Any]] = sheet.to_python()
     top, left = sheet.start or (0, 0)
+    wide: dict[int, list[range]] = {}  # the places of cells merged to the right, by their row
     for (first, column), (last, end) in sheet.merged_cell_ranges or ():
         if column == end:
-            for row in range(first - top + 1, min(last - top + 1, len(cells))):
-                cells[row][column - left] = cells[first - top][column - left]
+            for below in range(first - top + 1, min(last - top + 1, len(cells))):
+                cells[below][column - left] = cells[first - top][column - left]
+        elif first == last and column > left:
+            wide.setdefault(first - top, []).append(range(column - left, min(end - left + 1, len(cells[0]))))
+    for row, merged in wide.items():
+        if _is_above_names(cells, row, merged):
+            for places in merged:
+                for place in places:
+                    cells[row + 1][place] = f"{_said(cells[row][places[0]])} {cells[row + 1][place]}"
+            cells[row] = [""] * len(cells[row])
     return cells
+
+
+def _is_above_names(cells: list[list[Any]], row: int, wide: list[range]) -> bool:
+    """Do cells of this row, merged to the right, stand over names of columns, as years over their months? Of
+    a table's first row, two of them do, or one where the first column has its name below."""
+    if row + 1 == len(cells) or any(sum(map(bool, other)) > 1 for other in cells[:row]):
+        return False
+    names = [str(name) for name in cells[row + 1]]
+    named = all(names[place] for place in chain(*wide)) and not any(map(str.isdigit, "".join(names)))
+    return named and (len(wide) > 1 or cells[row][0] in ("", cells[row + 1][0]))
 
 
 def _is_shown(sheet: Any, calamine: Any) -> bool:

@@ -237,6 +237,35 @@ def test_cells_merged_downwards_say_their_value_in_every_row(tmp_path: Path) -> 
     ]
 
 
+def test_a_year_over_its_columns_stands_before_each_of_them(tmp_path: Path) -> None:
+    rows: list[list[Cell]] = [
+        ["Sales"],
+        ["Town", 2024, None, 2025, None],
+        [None, "Units", "Revenue", "Units", "Revenue"],
+        ["Leeds", 14, 17400, 19, 23900],
+    ]
+    merges = "".join(f'<mergeCell ref="{place}"/>' for place in ("A1:E1", "A2:A3", "B2:C2", "D2:E2"))
+    merged = f'</sheetData><mergeCells count="4">{merges}</mergeCells>'
+    data = changed(xlsx(("Sheet1", rows)), "sheet1.xml", "</sheetData>", merged)
+    (tmp_path / "sales.xlsx").write_bytes(data)
+    (article,) = read(tmp_path / "sales.xlsx")
+    assert article.text.split("\n") == [
+        "Sales",
+        "Town: Leeds; 2024 Units: 14; 2024 Revenue: 17400; 2025 Units: 19; 2025 Revenue: 23900",
+    ]
+
+
+def test_a_wide_name_above_what_is_no_name_stays_one(tmp_path: Path) -> None:
+    rows: list[list[Cell]] = [["Name", "Contact", None], ["Ada", "Oslo", "Norway"], ["Bo", "Bonn", "Germany"]]
+    merged = '</sheetData><mergeCells count="1"><mergeCell ref="B1:C1"/></mergeCells>'
+    (tmp_path / "staff.xlsx").write_bytes(changed(xlsx(("S", rows)), "sheet1.xml", "</sheetData>", merged))
+    (article,) = read(tmp_path / "staff.xlsx")
+    assert article.text.split("\n") == [
+        "Name: Ada; Contact: Oslo; Norway",
+        "Name: Bo; Contact: Bonn; Germany",
+    ]
+
+
 def test_tables_below_each_other_have_headers_of_their_own(tmp_path: Path) -> None:
     rows: list[list[Cell]] = [
         ["Bay", "Mechanic", "Stand"],
