@@ -61,10 +61,12 @@ def _cells(sheet: Any) -> list[list[Any]]:
             wide.setdefault(first - top, []).append(range(column - left, min(end - left + 1, len(cells[0]))))
     for row, merged in wide.items():
         if _is_above_names(cells, row, merged):
+            above, names = cells[row], cells[row + 1]
+            cells[row + 1] = [name or over for over, name in zip(above, names, strict=True)]
             for places in merged:
                 for place in places:
-                    cells[row + 1][place] = f"{_said(cells[row][places[0]])} {cells[row + 1][place]}"
-            cells[row] = [""] * len(cells[row])
+                    cells[row + 1][place] = f"{_said(above[places[0]])} {names[place]}"
+            cells[row] = [""] * len(above)
     return cells
 
 

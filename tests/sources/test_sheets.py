@@ -237,15 +237,18 @@ def test_cells_merged_downwards_say_their_value_in_every_row(tmp_path: Path) -> 
     ]
 
 
-def test_a_year_over_its_columns_stands_before_each_of_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("town_merged", [True, False])
+def test_a_year_over_its_columns_stands_before_each_of_them(tmp_path: Path, town_merged: bool) -> None:
     rows: list[list[Cell]] = [
         ["Sales"],
         ["Town", 2024, None, 2025, None],
         [None, "Units", "Revenue", "Units", "Revenue"],
         ["Leeds", 14, 17400, 19, 23900],
     ]
-    merges = "".join(f'<mergeCell ref="{place}"/>' for place in ("A1:E1", "A2:A3", "B2:C2", "D2:E2"))
-    merged = f'</sheetData><mergeCells count="4">{merges}</mergeCells>'
+    merges = "".join(
+        f'<mergeCell ref="{place}"/>' for place in ("B2:C2", "D2:E2", "A1:E1", *["A2:A3"] * town_merged)
+    )
+    merged = f"</sheetData><mergeCells>{merges}</mergeCells>"
     data = changed(xlsx(("Sheet1", rows)), "sheet1.xml", "</sheetData>", merged)
     (tmp_path / "sales.xlsx").write_bytes(data)
     (article,) = read(tmp_path / "sales.xlsx")
