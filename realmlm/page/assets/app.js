@@ -243,13 +243,13 @@ function showAnswer(place, result) {
   const cards = evidenceCards(result);
   const first = result.masks || !cards.length ? [] : [cards.shift()];
   place.replaceChildren(...first, ...answerHead(result));
-  if (result.others?.length) {
+  const others = (result.others ?? []).filter(({ probability }) => probability >= 0.0005);
+  if (others.length) {
     const list = element("ul", { class: "others", "aria-label": "Other answers" });
-    for (const { words, probability } of result.others)
-      if (probability >= 0.0005) {
-        const share = element("span", { class: "numeric" }, ` ${percent(probability)}`);
-        list.append(element("li", {}, words, share));
-      }
+    for (const { words, probability } of others) {
+      const share = element("span", { class: "numeric" }, ` ${percent(probability)}`);
+      list.append(element("li", {}, words, share));
+    }
     place.append(list);
   }
   if (result.masks) place.append(...wordTable(result.masks));
