@@ -145,7 +145,7 @@ WITHOUT_RUN = [
     ),
     (
         "corpus {desk}/notes --out {out} --tokenizer {desk}/prose.txt",
-        r"prose\.txt is not a tokenizers file.*name another",
+        r"prose\.txt is no list of BERT's wordpieces.*name another",
     ),
     (
         "corpus {desk}/notes --out {out} --train-tokenizer 300 --max-wordpieces 2",

@@ -306,7 +306,9 @@ def _of_list(file: Path) -> Wordpieces:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read as a list of wordpieces ({type(error).__name__})") from error
     if "[UNK]" not in pieces or len(set(pieces)) != len(pieces):
-        raise BadInput(f"{file} is no list of BERT's wordpieces: it has no [UNK], or a piece twice")
+        raise BadInput(
+            f"{file} is no list of BERT's wordpieces: it has no [UNK], or a piece twice; name another"
+        )
     beside = file.with_name("tokenizer_config.json")
     try:
         settings = json.loads(beside.read_text("utf-8")) if beside.is_file() else {}
