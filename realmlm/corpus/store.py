@@ -549,7 +549,7 @@ class Corpus:
         return more, ids
 
     def _editable(self, changing: set[int]) -> "Corpus":
-        """The newest state of the corpus, unless one of these passages was changed since. Holds the lock."""
+        """The newest state of the corpus, unless one of these passages was changed since. Needs the lock."""
         again = "since it was opened here; open it again, then edit"
         rebuilt = read_manifest(self.folder, kind="corpus").fingerprint != self.fingerprint
         if rebuilt or count_edits(self.folder) < self.edits:

@@ -54,11 +54,14 @@ def _cells(sheet: Any) -> list[list[Any]]:
     top, left = sheet.start or (0, 0)
     wide: dict[int, list[range]] = {}  # the places of cells merged to the right, by their row
     for (first, column), (last, end) in sheet.merged_cell_ranges or ():
+        row, place = first - top, column - left
+        if not (0 <= row < len(cells) and 0 <= place < len(cells[row])):
+            continue  # empty cells around the table
         if column == end:
-            for below in range(first - top + 1, min(last - top + 1, len(cells))):
-                cells[below][column - left] = cells[first - top][column - left]
-        elif first == last and column > left:
-            wide.setdefault(first - top, []).append(range(column - left, min(end - left + 1, len(cells[0]))))
+            for below in cells[row + 1 : last - top + 1]:
+                below[place] = cells[row][place]
+        elif first == last and place > 0:
+            wide.setdefault(row, []).append(range(place, min(end - left + 1, len(cells[row]))))
     for row, merged in wide.items():
         if _is_above_names(cells, row, merged):
             above, names = cells[row], cells[row + 1]

@@ -258,6 +258,24 @@ def test_a_year_over_its_columns_stands_before_each_of_them(tmp_path: Path, town
     ]
 
 
+@pytest.mark.parametrize("place", ["A1:A2", "C1:D1", "H1:H9", "H4:J4", "C9:C12", "A9:D9", "D4:F4", "D5:D40"])
+def test_merged_cells_around_a_table_change_nothing(tmp_path: Path, place: str) -> None:
+    rows: list[list[Cell]] = [
+        [],
+        [],
+        ["", "", "Name", "Town"],
+        ["", "", "Ada", "Oslo"],
+        ["", "", "Bo", "Bonn"],
+    ]
+    rows = [[cell or None for cell in row] for row in rows]
+    merged = f'</sheetData><mergeCells><mergeCell ref="{place}"/></mergeCells>'
+    for number, table in enumerate((rows, [])):
+        data = changed(xlsx(("S", table), ("T", rows)), "sheet1.xml", "</sheetData>", merged)
+        (tmp_path / f"{number}.xlsx").write_bytes(data)
+    for article in read(tmp_path):
+        assert article.text == "Name: Ada; Town: Oslo\nName: Bo; Town: Bonn"
+
+
 def test_a_wide_name_above_what_is_no_name_stays_one(tmp_path: Path) -> None:
     rows: list[list[Cell]] = [["Name", "Contact", None], ["Ada", "Oslo", "Norway"], ["Bo", "Bonn", "Germany"]]
     merged = '</sheetData><mergeCells count="1"><mergeCell ref="B1:C1"/></mergeCells>'
