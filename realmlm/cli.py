@@ -45,7 +45,7 @@ def _corpus(settings: kinds.BuildCorpus) -> None:
 def _edit(settings: kinds.EditCorpus) -> None:
     from realmlm.corpus.store import Corpus
     from realmlm.sources.article import Article
-    from realmlm.sources.readers import read_articles
+    from realmlm.sources.files import read_articles
 
     corpus = Corpus.open(settings.corpus)
     replace = {}

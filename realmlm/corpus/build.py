@@ -22,7 +22,9 @@ from realmlm.sentences import split_sentences
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import PART
 from realmlm.sources.columnar import Columns
-from realmlm.sources.readers import OnBad, SourceFile, find_files, read_files
+from realmlm.sources.files import find_files
+from realmlm.sources.readers import read_files
+from realmlm.sources.reading import OnBad, SourceFile
 from realmlm.storage.artefacts import Draft, publish
 from realmlm.storage.remote import shown, size_of
 

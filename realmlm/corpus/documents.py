@@ -26,7 +26,9 @@ from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra, RealmError
 from realmlm.log import counted, progress, say
 from realmlm.parallel import default_workers
 from realmlm.sources.article import Article
-from realmlm.sources.readers import SourceFile, apart, find_files, read_files
+from realmlm.sources.files import apart, find_files
+from realmlm.sources.readers import read_files
+from realmlm.sources.reading import SourceFile
 from realmlm.storage.arrays import map_array
 from realmlm.storage.artefacts import MANIFEST, discard, publish, sha256_of, write_text
 from realmlm.storage.cache import cache_folder, make_private

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from realmlm.errors import require
 from realmlm.sources.bounds import Unreadable, refuse_locked
 
+SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 MOST_CHARACTERS = 50_000_000  # of all cells
 _DIGITS = 15  # of a number, as spreadsheets show them
 

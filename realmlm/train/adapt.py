@@ -39,7 +39,7 @@ from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
 from realmlm.reading.retrieve import LearnedRetriever, hybrid_of, index_of
 from realmlm.settings import Adapt, BuildCorpus, Finetune, JointOptim, Loop, Optim, together
-from realmlm.sources.readers import apart
+from realmlm.sources.files import apart
 from realmlm.storage.artefacts import discard, refuse_existing, write_text
 from realmlm.train.budget import (
     FEWEST_STEPS,

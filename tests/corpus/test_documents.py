@@ -22,7 +22,7 @@ from realmlm.engine import Engine
 from realmlm.errors import ArtefactDamaged, BadInput, MissingExtra
 from realmlm.index import build
 from realmlm.sources.article import Article
-from realmlm.sources.readers import SourceFile
+from realmlm.sources.reading import SourceFile
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 from realmlm.corpus.questions import read_questions
 from realmlm.errors import RealmError
-from realmlm.sources.readers import read_articles
+from realmlm.sources.files import read_articles
 
 JSON = {"content-type": "application/json"}
 LONGEST_S = 20.0  # for one input, of some kilobytes

@@ -16,7 +16,8 @@ from realmlm.errors import BadInput, RealmError
 from realmlm.sources import columnar
 from realmlm.sources.article import Article
 from realmlm.sources.columnar import Columns
-from realmlm.sources.readers import find_files, read_files
+from realmlm.sources.files import find_files
+from realmlm.sources.readers import read_files
 
 pa: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")

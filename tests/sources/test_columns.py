@@ -8,7 +8,8 @@ import pytest
 from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.sources.article import Article
 from realmlm.sources.columnar import Columns
-from realmlm.sources.readers import find_files, read_files
+from realmlm.sources.files import find_files
+from realmlm.sources.readers import read_files
 
 
 def refuse(error: RealmError) -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realmlm.sources.files import read_articles
 from realmlm.sources.headings import Document, Heading, Section, cut, path_title, tidy
 from realmlm.sources.letters import Line, emphasised, outlined
 from realmlm.sources.markup import html_document, markdown_document
 from realmlm.sources.office import word_document
-from realmlm.sources.readers import read_articles
 from tests.calls import build_corpus
 
 HANDBOOK = Document(

@@ -17,10 +17,10 @@ from realmlm.errors import BadInput, MissingExtra, RealmError
 from realmlm.sources import pdf as pdf_source
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import Unreadable
+from realmlm.sources.files import read_articles
 from realmlm.sources.headings import Document
 from realmlm.sources.office import word_document
 from realmlm.sources.pdf import pdf_document
-from realmlm.sources.readers import read_articles
 from tests.calls import build_corpus
 
 docx = pytest.importorskip("docx")
@@ -422,7 +422,7 @@ def test_without_the_library_it_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kind", ["pdf", "txt", "md", "html", "jsonl"])
 def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("realmlm.sources.readers.LARGEST", 100)
+    monkeypatch.setattr("realmlm.sources.reading.LARGEST", 100)
     data = pdf(["The heron is a bird."]) if kind == "pdf" else b"a heron " * 100
     (tmp_path / f"a.{kind}.gz").write_bytes(gzip.compress(data))
     with pytest.raises(BadInput, match=r"is larger than|is a line of more than"):
@@ -430,7 +430,7 @@ def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_line_in_utf_16_has_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realmlm.sources.readers.LARGEST", 100)
+    monkeypatch.setattr("realmlm.sources.reading.LARGEST", 100)
     (tmp_path / "a.csv").write_bytes("name,town\n".encode("utf-16") + ("Oslo " * 11).encode("utf-16-le"))
     with pytest.raises(BadInput, match=r"a.csv, line 2: is a line of more than"):
         read(tmp_path / "a.csv")

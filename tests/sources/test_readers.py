@@ -20,9 +20,10 @@ from realmlm.sources import limited, readers
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import balanced, parts, shallow
 from realmlm.sources.encodings import declared_text
+from realmlm.sources.files import find_files, read_articles
 from realmlm.sources.headings import Document, Section
 from realmlm.sources.markup import html_document, markdown_document, wiki_to_text
-from realmlm.sources.readers import find_files, read_articles, read_files
+from realmlm.sources.readers import read_files
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

@@ -19,8 +19,9 @@ from realmlm.errors import BadInput, RealmError
 from realmlm.sources import limited
 from realmlm.sources.article import Article
 from realmlm.sources.columnar import Columns
+from realmlm.sources.files import find_files
 from realmlm.sources.limited import spreadsheet
-from realmlm.sources.readers import find_files, read_files
+from realmlm.sources.readers import read_files
 
 pytest.importorskip("python_calamine")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realmlm.sentences import split_sentences
-from realmlm.sources.readers import read_articles
+from realmlm.sources.files import read_articles
 from realmlm.sources.wrapping import unwrapped
 
 PROSE = (

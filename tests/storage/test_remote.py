@@ -25,7 +25,7 @@ from realmlm.index.store import open_index
 from realmlm.model.realm import Realm
 from realmlm.settings import Ask, BuildCorpus, EditCorpus
 from realmlm.sources.article import Article
-from realmlm.sources.readers import find_files, read_articles
+from realmlm.sources.files import find_files, read_articles
 from realmlm.storage.artefacts import open_artefact, publish
 from realmlm.storage.cache import cache_folder
 from realmlm.storage.mirrors import here
