@@ -19,6 +19,7 @@ OPTIONAL = (  # module, extra that brings it, what it is for, the commands that 
     ("pypdf", "", "PDF", "ask --docs, corpus, edit"),
     ("docx", "", "Word documents", "ask --docs, corpus, edit"),
     ("python_calamine", "", "spreadsheets", "ask --docs, corpus, edit"),
+    ("striprtf", "", "Rich Text Format", "ask --docs, corpus, edit"),
     ("selectolax", "", "HTML", "ask --docs, corpus, edit"),
     ("markdown_it", "", "Markdown", "ask --docs, corpus, edit"),
     ("mwparserfromhell", "formats", "Wikipedia dumps", "corpus"),

@@ -49,6 +49,7 @@ OPTIONAL = (
     "markdown_it",
     "pypdf",
     "docx",
+    "striprtf",
     "pyarrow",
     "spacy",
     "fastapi",

@@ -218,6 +218,7 @@ def test_a_first_hour_needs_no_extra() -> None:
         "pypdf",
         "python-docx",
         "python-calamine",
+        "striprtf",
         "pyahocorasick",
     }
 

@@ -1,8 +1,9 @@
-"""Parses large pages, and all spreadsheets, in a process of its own, which is stopped when it takes too long
-or too much memory.
+"""Parses large pages, all spreadsheets and all rich text in a process of its own, which is stopped when it
+takes too long or too much memory.
 
-The parsers are written in C or Rust: nothing else can stop them, and their authors promise no bound on
-either. A spreadsheet of a few bytes may say that it has a cell in the last row and column of millions.
+The parsers are written in C or Rust, or are one regular expression: nothing else can stop them, and their
+authors promise no bound on either. A spreadsheet of a few bytes may say that it has a cell in the last row
+and column of millions.
 """
 
 import base64
@@ -19,7 +20,7 @@ from realmlm.sources.headings import Document, Section
 from realmlm.sources.sheets import Sheet, sheets
 
 _SMALL = 2**18  # characters that are parsed here
-_LONGEST_S = 60  # of computing
+LONGEST_S = 60  # of computing
 _MEMORY = 2**32  # bytes
 
 
@@ -34,6 +35,11 @@ def spreadsheet(data: bytes) -> list[Sheet]:
     return [Sheet(*sheet) for sheet in _limited(sheets, base64.b64encode(data).decode(), small=0)]
 
 
+def rich_text(marked: str) -> str:
+    """`markup.rich_text` within the limits."""
+    return str(_limited(markup.rich_text, marked, small=0))
+
+
 def wiki_to_text(wikitext: str, *, hidden_links: frozenset[str]) -> str:
     """`markup.wiki_to_text` within the limits."""
     return str(_limited(markup.wiki_to_text, wikitext, hidden_links=hidden_links))
@@ -45,13 +51,13 @@ def _limited(parse: Callable[..., Any], marked: str, *, small: int = _SMALL, **o
     parse("")  # complains here if its library is not installed
     command, surroundings = child.python(__name__)
     what = (parse.__module__, parse.__name__)
-    given = json.dumps([*what, marked, options, _LONGEST_S, _MEMORY], default=sorted).encode()
+    given = json.dumps([*what, marked, options, LONGEST_S, _MEMORY], default=sorted).encode()
     ended = subprocess.run(command, input=given, capture_output=True, env=surroundings, check=False)
     if ended.returncode == 0:
         return json.loads(ended.stdout)
     said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     if ended.returncode < 0 or "MemoryError" in said:
-        limits = f"more than {_LONGEST_S} s or {_MEMORY >> 30} GiB of memory"
+        limits = f"more than {LONGEST_S} s or {_MEMORY >> 30} GiB of memory"
         raise Unreadable(f"takes {limits} to parse; split it")
     raise Unreadable(said if ended.returncode == child.REFUSED else f"cannot be read ({said})")
 

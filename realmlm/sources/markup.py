@@ -160,6 +160,16 @@ def _html_table(table: Any) -> list[str] | None:
     return [*captions, *table_lines(rows, header=header)]
 
 
+def rich_text(marked: str) -> str:
+    """The text of a file in Rich Text Format, given as its bytes' characters."""
+    parser = require("striprtf.striprtf", extra="", why="reading Rich Text Format")
+    if marked and not marked.lstrip().startswith("{\\rtf"):
+        raise Unreadable("cannot be read as Rich Text Format (.rtf): it does not begin as one")
+    lines = parser.rtf_to_text(marked, errors="ignore").splitlines()
+    rows = (line.split("|") for line in lines)
+    return "\n".join(row_line([""] * len(row), row) if row[-1] == "" else "|".join(row) for row in rows)
+
+
 def markdown_document(markdown: str) -> Document:
     """Title (of the front matter, else the uppermost heading, else "") and text of a document, a block a
     line."""

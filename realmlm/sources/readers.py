@@ -7,6 +7,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO
 from xml.parsers import expat
@@ -15,11 +16,12 @@ from realmlm.errors import MissingExtra, RealmError
 from realmlm.log import say
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import Unreadable
-from realmlm.sources.columnar import read_rows
+from realmlm.sources.columnar import COLUMNAR, read_rows
 from realmlm.sources.dump import Dump, NoDump
 from realmlm.sources.encodings import declared_text
-from realmlm.sources.headings import Document, path_title
-from realmlm.sources.limited import html_document, spreadsheet, wiki_to_text
+from realmlm.sources.headings import Document, path_title, tidy
+from realmlm.sources.limited import html_document, rich_text, spreadsheet, wiki_to_text
+from realmlm.sources.mail import messages, read_mail
 from realmlm.sources.markup import markdown_document
 from realmlm.sources.office import word_document
 from realmlm.sources.pdf import pdf_document
@@ -27,6 +29,7 @@ from realmlm.sources.reading import CHUNK, OnBad, Reading, SourceFile
 from realmlm.sources.sheets import SPREADSHEETS
 from realmlm.sources.tables import Record, read_table, records, tables_of, width_of
 from realmlm.sources.wrapping import unwrapped
+from realmlm.sources.zipped import book, open_document, powerpoint
 from realmlm.storage.files import Counted
 from realmlm.storage.remote import at_hand, open_file, shown
 
@@ -48,23 +51,30 @@ def read_files(
     """
     for file in files:
         reading = Reading(file, on_bad, on_guess, on_bytes)
-        try:
-            with open_file(file.path) as raw:
-                counted: BinaryIO = io.BufferedReader(Counted(raw, on_bytes), CHUNK)
-                stream = DECOMPRESS[file.compression](counted) if file.compression else counted
-                yield from READERS[file.kind](reading, stream)
-        except _UNREADABLE as error:
-            reading.bad(f"cannot be read to its end ({str(error) or type(error).__name__})")
-        except Unreadable as error:
-            reading.bad(str(error))
-        except MissingExtra as error:
-            reading.fault(MissingExtra(f"{shown(file.path)}: {error}"))
-        except RealmError:  # from `on_bad`
-            raise
-        except Exception as error:  # whatever it is, one file must not keep a folder from being read
-            reading.bad(f"cannot be read ({type(error).__name__}: {error})")
-        if not (reading.found or reading.faults):
-            reading.bad("is empty: there is no article in it")
+        with _complaints(reading), open_file(file.path) as raw:
+            counted: BinaryIO = io.BufferedReader(Counted(raw, on_bytes), CHUNK)
+            stream = DECOMPRESS[file.compression](counted) if file.compression else counted
+            yield from READERS[file.kind](reading, stream)
+
+
+@contextmanager
+def _complaints(reading: Reading, *, line: int | None = None) -> Iterator[None]:
+    """What is wrong with a file, or with the part of it that begins in this line, becomes a complaint."""
+    before = reading.found + reading.faults
+    try:
+        yield
+    except _UNREADABLE as error:
+        reading.bad(f"cannot be read to its end ({str(error) or type(error).__name__})", line=line)
+    except Unreadable as error:
+        reading.bad(str(error), line=line)
+    except MissingExtra as error:
+        reading.fault(MissingExtra(f"{shown(reading.file.path)}: {error}"))
+    except RealmError:  # from `on_bad`
+        raise
+    except Exception as error:  # whatever it is, one file must not keep a folder from being read
+        reading.bad(f"cannot be read ({type(error).__name__}: {error})", line=line)
+    if reading.found + reading.faults == before:
+        reading.bad("is empty: there is no article in it", line=line)
 
 
 def _read_text(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -86,6 +96,33 @@ def _read_html(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
         yield from _titled(reading, html_document(marked))
 
 
+def _read_mail(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    if (data := reading.whole(stream)) is not None:
+        yield from _mailed(reading, data)
+
+
+def _read_mails(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    for number, (line, data) in enumerate(messages(stream), start=1):
+        with _complaints(reading, line=line):
+            yield from _mailed(reading, data, mark=f"#{number}", line=line)
+
+
+def _mailed(reading: Reading, data: bytes, *, mark: str = "", line: int | None = None) -> Iterator[Article]:
+    """A message, then the files that came with it."""
+    mail = read_mail(data)
+    yield from _titled(reading, mail.document, mark=mark, line=line)
+    for name, content in mail.attached:
+        inner = reading.attached(name, mark)
+        if inner.file.kind in READERS and inner.file.kind not in _NEVER_ATTACHED:
+            with _complaints(inner):
+                yield from READERS[inner.file.kind](inner, io.BufferedReader(io.BytesIO(content)))
+
+
+def _read_rich_text(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    if (data := reading.whole(stream)) is not None:
+        yield from reading.article(_stem(reading.file), rich_text(data.decode("latin-1")), polish=tidy)
+
+
 def _read_office(
     reading: Reading, stream: BinaryIO, *, parse: Callable[[bytes], Document]
 ) -> Iterator[Article]:
@@ -96,12 +133,14 @@ def _read_office(
     yield from _titled(reading, parse(data))
 
 
-def _titled(reading: Reading, document: Document) -> Iterator[Article]:
+def _titled(
+    reading: Reading, document: Document, *, mark: str = "", line: int | None = None
+) -> Iterator[Article]:
     """An article for each section of a document, with the path of its headings as its title; a document
     without a title has its file's name."""
     title = document.title or _stem(reading.file)
     sections = [(path_title(title, section.path), section.text) for section in document.sections]
-    yield from reading.articles(sections or [(title, "")], has_rows=True)
+    yield from reading.articles(sections or [(title, "")], mark=mark, line=line, has_rows=True)
 
 
 def _stem(file: SourceFile) -> str:
@@ -231,5 +270,13 @@ READERS: dict[str, Callable[[Reading, BinaryIO], Iterator[Article]]] = {
     ".xml": _read_dump,
     ".pdf": partial(_read_office, parse=pdf_document),
     ".docx": partial(_read_office, parse=word_document),
+    ".odt": partial(_read_office, parse=open_document),
+    ".odp": partial(_read_office, parse=open_document),
+    ".pptx": partial(_read_office, parse=powerpoint),
+    ".epub": partial(_read_office, parse=book),
+    ".rtf": _read_rich_text,
+    ".eml": _read_mail,
+    ".mbox": _read_mails,
     **dict.fromkeys(SPREADSHEETS, _read_spreadsheet),
 }
+_NEVER_ATTACHED = (*COLUMNAR, ".mbox", ".xml")  # what comes with a message is a document

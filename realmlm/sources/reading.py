@@ -1,7 +1,7 @@
 """A file being read: what is known of it, its text, and the complaints about it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,6 +49,13 @@ class Reading:
         self.on_bytes = on_bytes
         self.found = self.faults = 0
         self._guessed = False
+
+    def attached(self, name: str, mark: str) -> "Reading":
+        """The reading of a file that came with a message of this one."""
+        path = self.file.path / Path(name.replace("/", "_"))
+        file = replace(self.file, path=path, kind=path.suffix.lower(), compression="")
+        file = replace(file, name=f"{self.file.name}{mark or '#'}{'/' * bool(mark)}{path.name}")
+        return Reading(file, self._on_bad, self._on_guess, lambda count: None)
 
     def bad(self, what: str, *, line: int | None = None) -> None:
         part = "row" if self.file.kind in (*COLUMNAR, *SPREADSHEETS) else "line"

@@ -43,6 +43,15 @@ SEEDS: dict[str, bytes] = {
         "<html><head><meta charset='utf-8'><title>Birds</title></head><body><ul><li>a<li>b</ul><table><tr><th>x"
         f"<th>y<tr><td>1<td>2</table><p>{PROSE}<b>bold</b><script>no()</script><!-- c --></body>" * 5
     ).encode(),
+    ".rtf": (
+        r"{\rtf1\ansi{\fonttbl{\f0 Times;}}\f0 " + r"The caf\'e9 \b opens\b0 .\par a\cell\row " * 20 + "}"
+    ).encode(),
+    ".eml": (
+        "From: Zoë <z@x.y>\nTo: =?utf-8?q?B=C3=B6?=, b@c.d\nDate: Tue, 03 Jun 2025 14:02:11 +0200\nContent-Type: "
+        f"multipart/mixed; boundary=b\n\n--b\nContent-Type: text/plain; charset=utf-8\n\n{PROSE}> quoted\n--b\n"
+        "Content-Type: text/csv\nContent-Disposition: attachment; filename=a.csv\n\nname,office\nAda,Oslo\n--b--\n"
+    ).encode(),
+    ".mbox": f"From a Tue\nSubject: Herons\n\n{PROSE}\nFrom b Wed\nFrom: Bo\n\n<p>{PROSE}\n".encode() * 5,
     ".jsonl": (json.dumps({"title": "Herons", "text": PROSE, "id": 7}) + "\n").encode() * 10,
     ".csv": ("name,office\n" + 'Ada,"Oslo, Norway"\n' * 30).encode(),
     ".tsv": ("id\ttext\ttitle\n" + "1\tThe heron waits.\tHeron\n" * 30).encode(),
@@ -163,10 +172,11 @@ class Inputs:
 
 
 def _office() -> dict[str, bytes]:
-    """A PDF, a Word document and a spreadsheet, if their libraries are there."""
+    """Documents of office programs, if their libraries are there."""
     if not _MADE:
         from tests.sources.test_office import docx, pdf, saved
         from tests.sources.test_sheets import xlsx
+        from tests.sources.test_zipped import epub, odt, pptx, shape
 
         document = docx.Document()
         document.add_heading("Herons")
@@ -174,6 +184,9 @@ def _office() -> dict[str, bytes]:
         document.add_table(2, 2).cell(0, 0).text = "x"
         _MADE[".pdf"] = pdf(["The heron is a bird.", "It waits."] * 5, title="Birds")
         _MADE[".docx"] = saved(document)
+        _MADE[".odt"] = odt(f"<text:p>{PROSE}</text:p>")
+        _MADE[".pptx"] = pptx(shape("Herons", "title") + shape(PROSE))
+        _MADE[".epub"] = epub(f"<h1>Herons</h1><p>{PROSE}</p>")
         _MADE[".xlsx"] = xlsx(("Birds", [["name", "legs"], ["heron", 2], ["crane", 2.0]]))
     return _MADE
 

@@ -529,7 +529,7 @@ def test_a_large_page_is_read_as_a_small_one(tmp_path):
         assert article == Article("É", text, f"{name}.html", has_rows=True)
 
 
-@pytest.mark.parametrize(("limit", "most"), [("_LONGEST_S", 0), ("_MEMORY", 2**27)])
+@pytest.mark.parametrize(("limit", "most"), [("LONGEST_S", 0), ("_MEMORY", 2**27)])
 def test_a_parser_that_takes_too_much_is_stopped(tmp_path, monkeypatch, limit, most):
     monkeypatch.setattr(limited, limit, most)
     (tmp_path / "large.html").write_text("<p>An otter &amp; a heron.</p>" * 200_000)
