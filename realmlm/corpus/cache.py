@@ -9,7 +9,7 @@ from filelock import Timeout
 
 from realmlm.errors import RealmError
 from realmlm.log import counted
-from realmlm.storage.artefacts import discard, read_manifest
+from realmlm.storage.artefacts import discard, read_manifest, sweep_abandoned
 from realmlm.storage.cache import cache_folder
 from realmlm.storage.locks import lock_on
 
@@ -37,9 +37,10 @@ class Cached:
         return f"{self.name}  {self.bytes / 2**20:9,.1f} MiB  {what:>22}  {age:>12}  {self.sources}"
 
 
-def cached(cache: Path | None = None) -> list[Cached]:
-    """All there is, the largest first."""
-    folder = (cache or cache_folder()) / "documents"
+def cached() -> list[Cached]:
+    """All there is, the largest first. What a killed process left half removed is removed."""
+    folder = cache_folder() / "documents"
+    sweep_abandoned(folder)
     places = [place for place in folder.glob("[!.]*") if place.is_dir()]
     return sorted(map(_entry, places), key=lambda entry: (-entry.bytes, entry.name))
 

@@ -85,7 +85,7 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
         if (replace or url) and path.exists():  # of a URL it may be one that is no longer there
             aside = _move_aside(path)
             temporary.rename(path)
-            shutil.rmtree(aside)
+            _remove(aside)
         else:
             _rename_to_new(temporary, path)
         fsync_file(path.parent)
@@ -126,7 +126,7 @@ def _name_full_disk(error: BaseException, path: Path) -> None:
 def _new_temporary(path: Path, suffix: str) -> tuple[Path, int | None]:
     """An empty folder (.tmp) or file (.part) beside `path` in which to write what will stand there, and the
     lock that tells others that its writer lives. What dead writers left is removed."""
-    _sweep_temporaries(path, suffix)
+    sweep_abandoned(path.parent, escape(path.name))
     while True:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}"
         if suffix == ".tmp":
@@ -156,15 +156,16 @@ def _lock(temporary: Path) -> int | None:
     return descriptor
 
 
-def _sweep_temporaries(path: Path, suffix: str) -> None:
-    """Remove what killed writers of `path` left. What a living one is writing, it has locked."""
-    for leftover in path.parent.glob(f".{escape(path.name)}.????????{suffix}"):
+def sweep_abandoned(folder: Path, name: str = "*") -> None:
+    """Remove what killed writers and removers left in `folder`, of what has this name. What a living one is
+    writing, it has locked."""
+    for leftover in filter(is_temporary, folder.glob(f".{name}.????????.*")):
         with suppress(OSError):
             if (lock := _lock(leftover)) is not None:
-                if suffix == ".tmp":
-                    shutil.rmtree(leftover, ignore_errors=True)
-                else:
+                if leftover.suffix == ".part":
                     leftover.unlink()
+                else:
+                    shutil.rmtree(leftover, ignore_errors=True)
                 os.close(lock)
 
 
@@ -184,7 +185,13 @@ def _rename_to_new(temporary: Path, path: Path) -> None:
 
 def discard(path: Path) -> None:
     """Remove an artefact; a kill while it does leaves all of it at `path`, or nothing."""
-    shutil.rmtree(_move_aside(path))
+    sweep_abandoned(path.parent, escape(path.name))
+    _remove(_move_aside(path))
+
+
+def _remove(aside: Path) -> None:
+    with suppress(FileNotFoundError):  # another process sweeps it
+        shutil.rmtree(aside)
 
 
 def _move_aside(path: Path) -> Path:

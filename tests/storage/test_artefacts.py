@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -114,6 +115,26 @@ def test_an_error_leaves_nothing_and_keeps_what_stood_there(
             fail_halfway(path, error)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert open_artefact(old, kind="note").counts == {"words": 5}
+
+
+@pytest.mark.parametrize("again", ["discard", "publish"])
+def test_what_a_killed_removal_left_is_removed_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    path = make(tmp_path / "old")
+
+    def stop(*_: object, **__: object) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", stop)
+        with pytest.raises(Stop):
+            artefacts.discard(path)
+    assert [left.suffix for left in tmp_path.iterdir()] == [".old"]
+    make(path)
+    if again == "discard":
+        artefacts.discard(path)
+    assert [left.name for left in tmp_path.iterdir()] == ["old"] * (again == "publish")
 
 
 def test_an_error_while_sealing_keeps_the_old_one(tmp_path: Path) -> None:
