@@ -17,7 +17,8 @@ class Callback:
     """Override what you want to hear of. What a callback raises ends the run; its last checkpoint stays."""
 
     def on_row(self, row: dict[str, Any]) -> None:
-        """A row of metrics, as `metrics.jsonl` has it: `step`, `loss` and what the objective measures.
+        """A row of metrics, as `metrics.jsonl` has it: `step`, `loss` and what the objective measures; before
+        the first step, where something is measured then, without `loss`.
 
         Raising KeyboardInterrupt stops the run as Ctrl-C does: a checkpoint is written first, and the same
         call goes on from there. Raising `Enough` ends training: the model is saved as it is.

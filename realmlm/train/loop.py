@@ -297,8 +297,9 @@ def fit(
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
                 clock("refresh")
                 rows.latest |= objective.before_step(step)
-                if step == 0 and (measured := objective.measure(0, clock)):
-                    stop.asked |= report({"step": 0, **measured})
+                measured = objective.measure(0, clock) if step == 0 else {}
+                if measured and report({"step": 0, **measured}):
+                    stop.asked = True
                 _set_rates(optimizer, optim, step, objective.slowed())
                 rows.add(make_step(step, drawn))
                 if step == start and ranks.first:
@@ -311,7 +312,8 @@ def fit(
                     taken = rows.take()  # waits for the steps that a GPU has still to make: they count too
                     speed = round((done - counted) * optim.batch / (time.monotonic() - begun), 1)
                     row = {"step": done, **taken, "queries/s": speed, "seconds": clock.take()}
-                    stop.asked |= report(row)
+                    if report(row):  # while which a signal may come too
+                        stop.asked = True
                     begun = time.monotonic()
                     counted = done
                     if ranks.any(enough):

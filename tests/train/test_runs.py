@@ -22,8 +22,10 @@ from realmlm.log import read_metrics
 from realmlm.settings import JointOptim, Loop, Optim, Pretrain, Refresh, Warmup, record
 from realmlm.sources.article import Article
 from realmlm.train import loop as training
+from realmlm.train.callbacks import Callback
 from realmlm.train.gold import locate_answers
 from realmlm.train.run import Run, read_run, write_run
+from realmlm.train.stages import pretrain as run_pretrain
 from tests.calls import create_model, flat, pretrain, run_warmup
 from tests.conftest import TINY_MODEL, world_corpus
 from tests.train.steps import at_each_step, fail_at
@@ -284,10 +286,16 @@ def test_located_answers_belong_to_their_questions_and_edits(
     assert not len(locate_answers(edited, [question]).spans(0, 3))
 
 
+@pytest.mark.parametrize("while_told", [False, True])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_saves_the_step_and_the_run_goes_on_from_it(
-    settings: Pretrain, sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Pretrain,
+    sent: signal.Signals,
+    while_told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    settings = dataclasses.replace(settings, loop=dataclasses.replace(LOOP, log_every=1))
     whole = weights(pretrain(**{**flat(settings), "out": tmp_path / "whole"}))
     before = signal.getsignal(sent)
 
@@ -295,10 +303,15 @@ def test_a_stop_saves_the_step_and_the_run_goes_on_from_it(
         if step == 2:
             os.kill(os.getpid(), sent)
 
+    class Told(Callback):
+        def on_row(self, row: dict[str, Any]) -> None:
+            interrupt(row["step"] - 1)
+
     with monkeypatch.context() as patch:
-        at_each_step(interrupt, patch)
+        if not while_told:
+            at_each_step(interrupt, patch)
         with pytest.raises(KeyboardInterrupt):
-            pretrain(**flat(settings))
+            run_pretrain(settings, callbacks=[Told()] if while_told else [])
     assert Run(settings.out).checkpoints() == [2, 3]
     assert same(weights(pretrain(**flat(settings))), whole)
     assert signal.getsignal(sent) is before
