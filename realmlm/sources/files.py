@@ -52,8 +52,9 @@ def find_files(
     passed over; links are followed. `columns` are those of tables with the text, the title and the id."""
     files: list[SourceFile] = []
     unknown: list[Path] = []
+    bases = _bases(sources)
     for source in map(Path, sources):
-        base = Path(os.path.abspath(source)).parent
+        base = bases[source]
         if not _is_text(os.path.basename(os.path.abspath(source))):
             on_bad(_misnamed(source))
             continue
@@ -85,6 +86,19 @@ def find_files(
         else:
             on_bad(BadInput(f"{source} is neither a file nor a folder"))
     return [replace(file, columns=columns) for file in files] if columns else files, unknown
+
+
+def _bases(sources: Sequence[Path]) -> dict[Path, Path]:
+    """The folder from which on the names of a source's files are given: the one it is in; of sources that are
+    called alike, one that all of them are in."""
+    alike: dict[str, list[Path]] = {}
+    for source in map(Path, sources):
+        alike.setdefault(os.path.basename(os.path.abspath(source)), []).append(source)
+    return {
+        source: Path(os.path.commonpath([Path(os.path.abspath(other)).parent for other in others]))
+        for others in alike.values()
+        for source in others
+    }
 
 
 def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:

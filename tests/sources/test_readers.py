@@ -67,6 +67,16 @@ def test_a_folder_is_walked_in_sorted_order(tmp_path):
     assert (len(files), unknown) == (3, [notes / "a/photo.png"])
 
 
+def test_files_that_are_called_alike_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "notes.txt").write_text(f"The heron of {folder}.")
+    (tmp_path / "c.txt").write_text("Alone.")
+    files = [tmp_path / "a/notes.txt", tmp_path / "b/notes.txt", tmp_path / "c.txt"]
+    articles = list(read_articles(files, on_bad=strict))
+    assert [article.source for article in articles] == ["a/notes.txt", "b/notes.txt", "c.txt"]
+
+
 # without the time of day: processes that share the tests must name them alike
 CUT_OFF = gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)[:-12]
 
