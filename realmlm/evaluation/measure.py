@@ -186,10 +186,15 @@ def measure(
     the workers of a Ray cluster, which then do it."""
     alone = isinstance(answerer.retriever, NoRetriever)
     own = source_copies(answerer.corpus, questions)
-    searchable = len(answerer.corpus) - max(map(len, own), default=0)
-    if not (searchable or alone):
+    findable = len(answerer.corpus)
+    if isinstance(answerer.retriever, LearnedRetriever):  # whose index may be told to find some alone
+        findable = len(answerer.retriever.index)
+    searchable = findable - max(map(len, own), default=0)
+    if searchable < 1 and not alone:
         same = f"every passage of {answerer.corpus.folder} has the same words"
         raise NotEnough(f"{same}: none is left to search for a sentence of theirs")
+    if read > findable and not alone:
+        raise NotEnough(f"cannot read {read} passages: {findable} can be found; choose --read {findable}")
     depth = 0 if alone else min(max(*CUTOFFS, read, answerer.rerank), searchable)
     at_once = answerer.at_once if any(map(is_cloze, questions)) else answerer.spans_at_once
     at_once = at_once if read else SEARCHED_AT_ONCE

@@ -199,7 +199,10 @@ class BM25Index:
         none_Q0 = torch.empty(len(queries), 0, dtype=torch.int64)
         exclude_QE = (none_Q0 if exclude_QE is None else exclude_QE).to(self.device)
         ask_QC = (none_Q0 if ask_QC is None else ask_QC).to(self.device)
-        searchable = len(self) - (int((exclude_QE >= 0).sum(1).max()) if len(queries) else 0)
+        searchable = len(self)
+        if exclude_QE.numel():
+            there_QE = (exclude_QE >= 0) & (exclude_QE < self._size) & ~torch.isin(exclude_QE, self._absent)
+            searchable -= int(there_QE.sum(1).max())
         if not 1 <= k <= searchable:
             count = f"{searchable:,}"
             raise NotEnough(f"{k} passages asked for, the index holds {count}; choose k from 1 to {count}")
@@ -320,7 +323,7 @@ def _units(saturation: Tensor, codes: Tensor, weight: Tensor | float) -> Tensor:
 def _saturation(mean: float) -> Tensor:
     """By code: tf / (tf + k1 (1 − b + b length / mean length)), in units."""
     count, length = np.divmod(np.arange((MOST_COUNTED + 1) * (LONGEST + 1)), LONGEST + 1)
-    part = count / (count + K1 * (1 - B + B * length / max(1.0, mean)))
+    part = count / (count + K1 * (1 - B + B * length / (mean or 1.0)))
     return torch.from_numpy((part * UNIT).astype(np.float32))
 
 

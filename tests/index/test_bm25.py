@@ -132,6 +132,8 @@ def test_what_is_excluded_is_not_found_and_what_is_hidden_still_has_a_score(tmp_
     found = few.search(query, 2, ask_QC=torch.tensor([[0, 2]]))
     assert found.hits.ids_QK.tolist() == [[1, 2]]
     assert found.asked_QC.tolist() == [[found.hits.scores_QK[0, 0].item(), 0.0]]
+    never_there = torch.tensor([[0, 3, 99, -1]])
+    assert few.search(query, 2, exclude_QE=never_there).hits.ids_QK.tolist() == [[1, 2]]
     with pytest.raises(NotEnough, match="4 passages asked for, the index holds 3"):
         BM25Index(corpus).search(query, 4, exclude_QE=exclude)
 

@@ -14,9 +14,11 @@ import torch
 from fastapi.testclient import TestClient
 
 from realmlm.cli import main
+from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.errors import ArtefactExists, ArtefactMissing, BadInput, Mismatch, NotEnough, RealmError
+from realmlm.evaluation.measure import measure
 from realmlm.index.exact import ExactIndex
 from realmlm.index.shared import (
     Batch,
@@ -31,7 +33,8 @@ from realmlm.index.shared import (
 )
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
-from realmlm.reading.retrieve import index_of
+from realmlm.reading.answer import Answerer
+from realmlm.reading.retrieve import LearnedRetriever, index_of
 from realmlm.serve.http import create_app
 from realmlm.settings import Ask
 from realmlm.sources.article import Article
@@ -265,6 +268,20 @@ def test_only_passages_that_fulfil_the_filter_are_found(
     assert ids("id < 3") == [0, 1, 2]
     assert ids("id <= 3", "id != 1", "id >=1", hybrid=0.0) == [2, 3]
     assert ids("source != o'hara.txt", "id>0") == corpus.ids.tolist()[1:-1]
+
+
+def test_evaluate_measures_among_the_passages_that_are_found(
+    place: SharedPlace, tiny_model: Realm, corpus: Corpus
+) -> None:
+    written(place, tiny_model, corpus)
+    index = index_of(tiny_model, corpus, path=replace(place, only=(Condition.of("id < 4"),))).index
+    answerer = Answerer(tiny_model, corpus, LearnedRetriever.settled(tiny_model, index))
+    asked = [Question("which bird?", ("heron",))]
+    (outcome,) = measure(answerer, asked, read=4, recall="dpr")
+    assert outcome.answer is not None
+    assert len(outcome.found) == 4
+    with pytest.raises(NotEnough, match="cannot read 5 passages: 4 can be found; choose --read 4"):
+        list(measure(answerer, asked, read=5, recall="dpr"))
 
 
 def test_edits_are_filtered_too(place: SharedPlace, tiny_model: Realm, corpus: Corpus) -> None:
