@@ -185,7 +185,7 @@ def kept_whole(question: str) -> frozenset[str]:
 _WRAPPED = 55  # characters of a line that may have been broken within a sentence
 _MAY_END = re.compile(r"[\n\r\u2028\u2029;.!?。！？]")  # perhaps a clause or a line of a list
 _CLAUSE = re.compile(r";(?=\s)")
-_BREAK = re.compile(r"[^\n]*\n")
+_BREAK = re.compile(r"^[^\n]*\n", re.MULTILINE)
 _STOP = re.compile(r"(?<=\d)[.,;:](?!\d)")  # after a number it belongs to the sentence; that of "D.C." stays
 _MARK = re.compile(r"[ \t]*((?:\d{1,3}\.)*\d{1,3}[.)])(?=\s)")
 _FILE_NAME = re.compile(r"\.\w{2,4}$")

@@ -50,7 +50,8 @@ class BuildCorpus(Settings):
     max_wordpieces: int = 288
     """Longest passage, in wordpieces."""
     max_passages: Annotated[int | None, optional("N")] = None
-    """Take only the first N passages of each document."""
+    """Take only the first N passages of each document; of one of more than two million characters, of each
+    such part."""
     skip_passages: int = 0
     """Leave out the first N passages of each document: the part that --max-passages N takes."""
     skip_bad: bool = False
@@ -143,7 +144,6 @@ class MarkSpans(Settings):
         for name, value, kind in (("phrases", self.phrases, "FILE"), ("learned", self.learned, "TAGGER")):
             fits = (self.tagger == name) == (value is not None)
             ensure(fits, f"--tagger {name} and --{name} {kind} go together")
-        self.at_least(1, "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +165,11 @@ class MakeClozes(Settings):
     """A different seed picks different sentences."""
 
     def check(self) -> None:
-        self.at_least(1, "count")
+        self.at_least(1, "count", "max_query")
+        self.at_least(0, "seed")
 
 
 def _check_engine(engine: str, workers: int | None) -> None:
     counted = engine == "local" or workers is None
     ensure(counted, "--workers are processes of this machine: leave it out with --engine ray")
+    ensure(workers is None or workers >= 1, f"workers must be 1 or more, not {workers}")

@@ -94,6 +94,7 @@ class TrainTagger(Settings):
 
     def check(self) -> None:
         self.at_least(1, "epochs", "batch")
+        self.at_least(0, "seed")
         self.above_zero("lr")
 
 

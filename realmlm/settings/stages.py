@@ -165,6 +165,7 @@ class Adapt(Settings):
 
     def check(self) -> None:
         ensure(any(self.docs), "say what to adapt to: --docs FOLDER")
+        self.at_least(0, "seed")
         self.above_zero("minutes")
 
 

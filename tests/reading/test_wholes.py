@@ -1,5 +1,7 @@
 """Answers are whole things and run across no border."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -190,6 +192,13 @@ def test_an_answer_runs_across_no_clause_and_no_line_of_a_list(text: str, span: 
     start = text.index(span)
     first, past = within_borders(start, start + len(span), text)
     assert text[first:past].rstrip(".") == bounded
+
+
+def test_a_long_text_without_line_breaks_takes_no_time() -> None:
+    begun = time.monotonic()
+    assert not marks("A heron of the marsh at 5 o'clock, " * 5000)
+    assert borders("1. A heron of the marsh at 5 o'clock, " * 5000)
+    assert time.monotonic() - begun < 5
 
 
 @given(st.text(alphabet="aB. ;\n", min_size=1, max_size=30), st.data())
