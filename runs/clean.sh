@@ -7,21 +7,21 @@
 #   runs/clean.sh FOLDER DATA joint                reader and towers together on 2 million sentences, with pointing; FINDING=recurring: after `recurring`, as all below
 #   runs/clean.sh FOLDER DATA plain|posterior|frozen|ict   the paper's loss alone; pointing, but the retriever learns from the posterior (EMDR²); with the retriever held still; the towers go on alone
 #   runs/clean.sh FOLDER DATA words                hybrid search with the joint model, and word matching alone
-#   runs/clean.sh FOLDER DATA without|with|frozen-too   all of fine-tuning on questions, three seeds: after the warm-up (ORQA), after `joint` (REALM), after `frozen`
+#   runs/clean.sh FOLDER DATA without|with|frozen-too   all of fine-tuning on questions, three seeds: after the warm-up (ORQA), after `joint` (REALM), after `frozen`; RECIPE as for runs/joint.sh
 #   runs/clean.sh FOLDER DATA compare              what was found before any question was seen, and answered after all of them
 #
 # DATA as for runs/small.sh (runs/questions.py makes DATA/unseen).
-# READER, FIND, JOINT, TOWERS, READING=n: steps   K=n   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n: in a FOLDER of its own
+# READER, FIND, JOINT, TOWERS, READING=n: steps   K=n   GLIMPSES, TITLED=share: of `recurring`   IN_BATCH=weight, RECURRING=1: of joint training   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n: in a FOLDER of its own
 set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0") scale=${SCALE:-1} seed=${SEED:-0}
 export TOKENIZERS_PARALLELISM=false
 scaled() { awk -v n="$1" -v s="$scale" 'BEGIN { v = int(n * s); print v < 2 ? 2 : v }'; }
 loop="--loop.seed $seed --loop.log-every $(scaled 100) --loop.checkpoint-every $(scaled 5000) ${COMPILE:+--loop.compile}"
 held=$out/held-out.jsonl warm=$out/${FINDING:-warmup}/model
-export ENCODER=$out/corpus START=$warm K=${K:-4} JOINT_LR=${JOINT_LR:-2e-4} RETRIEVER_LR=${RETRIEVER_LR:-1e-4} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=current REFRESH=${REFRESH:-400}
+export ENCODER=$out/corpus START=$warm K=${K:-4} JOINT_LR=${JOINT_LR:-2e-4} RETRIEVER_LR=${RETRIEVER_LR:-1e-4} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=${SEARCH_WITH:-current} REFRESH=${REFRESH:-400}
 export JOINT=${JOINT:-15700} GUARD=0 FREEZE=$(scaled 100) HOLD_OUT=$held CHECKPOINT=${CHECKPOINT:-5000}
 # all that fine-tuning has, from a model that has seen no question; its retriever alone searches, as ORQA's and REALM's do
-export HYBRID=${HYBRID:-0} TOWERS=${TOWERS:-500} TOWERS_LR=${TOWERS_LR:-1e-4} READING=${READING:-1200} READING_BATCH=${READING_BATCH:-64} READING_LR=${READING_LR:-2e-4}
+export HYBRID=${HYBRID:-0} TOWERS=${TOWERS:-500} TOWERS_LR=${TOWERS_LR:-1e-4} READING=${READING:-1200} READING_BATCH=${READING_BATCH:-64} READING_LR=${READING_LR:-2e-4} QUERY_LR=${QUERY_LR:-5e-5}
 ls "$data"/unseen/* > /dev/null # made by runs/questions.py
 evaluate() { # arm, name, model, questions, flags
   echo "evaluate --model $3 --corpus $out/corpus --questions $4 --report $out/reports/$1/$2.json --predictions $out/predictions/$1/$2.jsonl ${*:5}"
@@ -56,7 +56,7 @@ reading)
   } | run
   ;;
 warmup) find_alone warmup "$out/reading/model" ict 5e-4 "$seed" --towers-as-reader ;;
-recurring) find_alone recurring "$out/reading/model" recurring 5e-4 "$seed" --towers-as-reader ;;
+recurring) find_alone recurring "$out/reading/model" recurring 5e-4 "$seed" --towers-as-reader --glimpses "${GLIMPSES:-0}" --titled "${TITLED:-0}" ;;
 joint) joint with ;; # where runs/joint.sh looks for it
 plain) POINTING=0 joint plain ;;
 posterior) TARGET=posterior joint posterior ;;

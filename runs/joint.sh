@@ -4,6 +4,7 @@
 #
 #   runs/joint.sh FOLDER DATA without|joint|with|frozen   FOLDER and DATA as for runs/small.sh, the corpus made (STAGES=corpus); START=model (mini)
 #                                                         JOINT, TOWERS, READING=n: steps; whatever else runs/small.sh takes but SEED
+#                                                         RECIPE=as-is: only the reader learns from questions; RECIPE=query: the query tower with it, over the index as it is (the paper's)
 #   runs/joint.sh FOLDER DATA retriever                   the retriever of `with` beside START's own reader, which had no part in joint training
 #   runs/joint.sh FOLDER DATA average                     the mean of the weights of the three that have read, and its scores; OF=without: of those
 #   runs/joint.sh FOLDER DATA compare                     what it was worth: found before training on questions, answered after it
@@ -15,14 +16,20 @@ export START=${START:-mini} WARMUP=0 K=${K:-3} JOINT_LR=${JOINT_LR:-5e-5} RETRIE
 export FREEZE=${FREEZE:-0} CHECKPOINT=${CHECKPOINT:-5000} READING_BATCH=${READING_BATCH:-32} LIMIT=${LIMIT:-300}
 # joint training halves the scale of f(x,z), so that λ · BM25 would weigh more after it: the towers learn it anew, at a rate that reaches so far, and λ is fitted to both
 export TOWERS_SCALE_LR=${TOWERS_SCALE_LR:-2e-2}
-joint=${JOINT:-15700} towers=${TOWERS:-150} reading=${READING:-600}
+joint=${JOINT:-15700} towers=${TOWERS:-150} reading=${READING:-600} recipe=${RECIPE:-towers}
+case $recipe in
+towers) export QUERY_LR=0 && learned="" ;;
+as-is) export QUERY_LR=0 && learned=-as-is towers=0 ;;
+query) export QUERY_LR=${QUERY_LR:-1e-5} && learned=-query towers=0 ;;
+*) echo "no recipe $recipe: towers, as-is or query" >&2 && exit 2 ;;
+esac
 all_of() { # processes: wait for each of them, then fail if one did
   local failed=0
   for job in "$@"; do wait "$job" || failed=1; done
   return $failed
 }
-found() { # arm: its model that finds, before reading; where λ is given, it is not fitted
-  [ -z "${HYBRID:-}" ] && echo "$out/$1/plain-0/hybrid" || echo "$out/$1/plain-0/towers/model"
+found() { # arm, model: what reading begins with; where λ is given, it is not fitted
+  if [ "$towers" = 0 ]; then echo "$2"; elif [ -z "${HYBRID:-}" ]; then echo "$out/$1/plain-0/hybrid"; else echo "$out/$1/plain-0/towers/model"; fi
 }
 thrice() { # name, model: reading
   local jobs=()
@@ -33,11 +40,14 @@ thrice() { # name, model: reading
   all_of "${jobs[@]}"
 }
 arm() { # name, model: towers from questions and word matching beside them once, then reading three times
-  START=$2 JOINT=0 NAME=$1 STAGES=start "$here/small.sh" "$out" "$data" &
-  local start=$!
-  START=$2 JOINT=0 NAME=$1 STAGES="towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
-  thrice "$1" "$(found "$1")" &
-  all_of $start $!
+  local name=$1$learned jobs=()
+  if [ "$towers" != 0 ]; then
+    START=$2 JOINT=0 NAME=$name STAGES=start "$here/small.sh" "$out" "$data" &
+    jobs+=($!)
+    START=$2 JOINT=0 NAME=$name STAGES="towers hybrid" TOWERS=$towers "$here/small.sh" "$out" "$data"
+  fi
+  thrice "$name" "$(found "$name" "$2")" &
+  all_of "${jobs[@]}" $!
 }
 predictions() { echo "$out/$1/plain-0/predictions,$out/$1/plain-1/predictions,$out/$1/plain-2/predictions"; }
 compare() { # what, predictions with, predictions without, prefix
@@ -50,7 +60,7 @@ without) arm without "$START" ;;
 joint) JOINT=$joint NAME=with STAGES=joint "$here/small.sh" "$out" "$data" ;;
 with) arm with "$out/with/joint/model" ;;
 retriever)
-  [ -e "$out/retriever/begin" ] || python "$here/splice.py" "$out/retriever/begin" "$(found with)" "$START"
+  [ -e "$out/retriever/begin" ] || python "$here/splice.py" "$out/retriever/begin" "$(found with "$out/with/joint/model")" "$START"
   thrice retriever "$out/retriever/begin"
   ;;
 frozen) arm frozen "$out/frozen/joint/model" ;; # the reader learned as long, the retriever did not (runs/clean.sh)
@@ -61,12 +71,13 @@ average)
   ;;
 compare)
   for set in nq triviaqa webquestions curatedtrec squad entities; do
-    compare "$set, before training on questions" "$out/with/plain-0/predictions" "$out/without/plain-0/predictions" "start-$set"
+    [ "$recipe" != towers ] || compare "$set, before training on questions" "$out/with/plain-0/predictions" "$out/without/plain-0/predictions" "start-$set"
   done
   for other in with retriever; do
+    other=$other$learned
     [ -d "$out/$other/plain-2/predictions" ] || continue
     for set in nq triviaqa webquestions curatedtrec squad entities small tables everyday papers ""; do
-      compare "$other and without: ${set:-all}, after reading, mean of three seeds" "$(predictions $other)" "$(predictions without)" "reading-$set"
+      compare "$other and without: ${set:-all}, after reading, mean of three seeds" "$(predictions "$other")" "$(predictions "without$learned")" "reading-$set"
     done
   done
   ;;

@@ -15,6 +15,7 @@
 #                                                               TEACHER=model: the larger reader (runs/base.sh)
 #                                                               HYBRID=λ: reading, `answers` and `tests` with this weight of word matching, which is not fitted then
 #                                                               READ=n: passages of a question in training, RIVALS=n: of them paragraphs of other questions, where it came with its own
+#                                                               QUERY_LR=rate: the query tower learns beside the reader, over the index as it is
 #                                                               STAGES=tests: START on DATA/questions/*-test.*, once, at the end   ONLY=nq: one set of questions alone   RERANK=n: answers from the best 20 of n
 #
 # The encoder was supervised on question pairs, Natural Questions among them: say so beside every number.
@@ -60,7 +61,7 @@ answered() { # name, model
   done
 }
 answer() { # name, the model to begin with, steps, flags
-  echo "finetune --from $2 --corpus $out/corpus --questions $(sets train)$(sets reading)--out $of/$1 --read ${READ:-20} --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals ${RIVALS:-9} $how --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr 0 ${*:4} $loop"
+  echo "finetune --from $2 --corpus $out/corpus --questions $(sets train)$(sets reading)--out $of/$1 --read ${READ:-20} --read-gold --candidates 100 --closed-book 0.02 --passage-logit --title-answers --max-answer 20 --rivals ${RIVALS:-9} $how --optim.steps $(scaled "$3") --optim.batch $(scaled "${READING_BATCH:-64}") --optim.accumulate ${PARTS:-1} --optim.lr ${READING_LR:-1e-4} --optim.retriever-lr ${QUERY_LR:-0} ${*:4} $loop"
   answered "$1" "$of/$1/model"
 }
 stage() { [[ " $stages " == *" $1 "* ]]; }
@@ -79,7 +80,7 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
     echo "warmup --from $own/begin --corpus $out/corpus --out $own/warmup --pairing recurring --pointing 1 --reader.steps $(scaled "$warmup") --reader.batch $(scaled 256) --reader.lr 3e-4 --retriever.steps 0 $loop"
   fi
   if stage joint && [ "$joint" != 0 ]; then
-    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing ${POINTING:-1} --retriever-target ${TARGET:-marginal} --k ${K:-8} --search-with ${SEARCH_WITH:-current} $([ "${GUARD:-1}" = 0 ] || echo "--guard $(sets dev)") ${HOLD_OUT:+--hold-out $HOLD_OUT} --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever ${FREEZE:-$(scaled 100)} --optim.steps $(scaled "$joint") --optim.batch $(scaled "${JOINT_BATCH:-128}") --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $([ "${REFRESH:-}" = 0 ] && echo 0 || scaled "${REFRESH:-500}") $loop"
+    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing ${POINTING:-1} --in-batch ${IN_BATCH:-0} ${RECURRING:+--recurring }--retriever-target ${TARGET:-marginal} --k ${K:-8} --search-with ${SEARCH_WITH:-current} $([ "${GUARD:-1}" = 0 ] || echo "--guard $(sets dev)") ${HOLD_OUT:+--hold-out $HOLD_OUT} --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever ${FREEZE:-$(scaled 100)} --optim.steps $(scaled "$joint") --optim.batch $(scaled "${JOINT_BATCH:-128}") --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $([ "${REFRESH:-}" = 0 ] && echo 0 || scaled "${REFRESH:-500}") $loop"
   fi
   stage start && evaluate start "$before" dev --read 0 --hybrid 0
   stage answers && answered answers "$before"

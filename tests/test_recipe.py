@@ -21,7 +21,7 @@ from realmlm.cli import COMMANDS, main, parse
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.realm import Realm
-from realmlm.settings import Evaluate, Finetune
+from realmlm.settings import Evaluate, Finetune, Pretrain, Warmup
 from realmlm.storage.artefacts import read_manifest
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
@@ -334,6 +334,23 @@ def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Pa
     other = commands_of("clean.sh", tmp_path / "other", tmp_path / "data", "joint", FINDING="recurring")
     starts = [line[line.index("--from") + 1] for line in other if line[0] == "pretrain"]
     assert starts == [str(tmp_path / "other" / "recurring" / "model")]
+    for recipe, rate in (("as-is", 0.0), ("query", 5e-5)):
+        folder = tmp_path / recipe
+        lines = commands_of("clean.sh", folder, tmp_path / "data", "without", RECIPE=recipe)
+        finetuned = [parse(name, COMMANDS[name][0], rest) for name, *rest in lines if name == "finetune"]
+        assert "towers" not in [line[0] for line in lines]
+        assert [settings.out.parts[-3] for settings in finetuned] == [f"without-{recipe}"] * 3
+        for settings in finetuned:
+            assert isinstance(settings, Finetune)
+            assert (settings.model, settings.optim.retriever_lr) == (folder / "warmup" / "model", rate)
+    short = commands_of("clean.sh", tmp_path / "short", tmp_path / "data", "recurring", TITLED="0.5")
+    (towers,) = (parse(name, COMMANDS[name][0], rest) for name, *rest in short if name == "warmup")
+    assert isinstance(towers, Warmup)
+    assert (towers.glimpses, towers.titled) == (0.0, 0.5)
+    told = commands_of("clean.sh", tmp_path / "told", tmp_path / "data", "joint", IN_BATCH="1", RECURRING="1")
+    (joint,) = (parse(name, COMMANDS[name][0], rest) for name, *rest in told if name == "pretrain")
+    assert isinstance(joint, Pretrain)
+    assert (joint.in_batch, joint.recurring) == (1.0, True)
     assert stages["words"] == ["hybrid"]
     for part, after in (
         ("without", "warmup/model"),

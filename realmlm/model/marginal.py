@@ -212,6 +212,13 @@ def in_batch_contrast(scores_BN: Tensor, passages_N: Tensor, first: int = 0) -> 
     return contrast(scores_BN, own_B, passages_N[own_B][:, None] != passages_N)
 
 
+def among_all(scores_BU: Tensor, own_BK: Tensor, others_BU: Tensor) -> Tensor:
+    """log p(z|x) [B, K] of a query's own passages, in columns `own_BK`, among these and the others of the
+    batch: nearer to the sum over all of Z in eq. 1 than a softmax over its own."""
+    counted_BU = others_BU.scatter(1, own_BK, True)
+    return scores_BU.masked_fill(~counted_BU, -torch.inf).log_softmax(-1).gather(1, own_BK)
+
+
 def mean_where(valid_B: Tensor, values_B: Tensor) -> Tensor:
     """Mean over the valid entries; 0 if there is none."""
     return torch.where(valid_B, values_B, 0.0).sum() / valid_B.sum().clamp(min=1)

@@ -217,6 +217,7 @@ class Offered:
     def __init__(self, corpus: Corpus, ids_BK: np.ndarray, *, null: bool) -> None:
         ids_U = np.unique(ids_BK[ids_BK >= 0])
         tokens = corpus.tokens_of(ids_U)
+        self.ids_U = np.append(-1, ids_U)
         self.titles = [NULL, *tokens.titles]
         self.bodies = [NULL, *tokens.bodies]
         place_BK = np.where(ids_BK < 0, 0, np.searchsorted(ids_U, ids_BK) + 1)
@@ -237,10 +238,14 @@ def null_vector(model: Realm) -> Tensor:
     return embed_documents(model, [NULL], [NULL])[0]
 
 
+def scores_of_all(model: Realm, query_BD: Tensor, offered: Offered) -> Tensor:
+    """f(x,z) [B, U] of every query and all that is offered to any, with gradient."""
+    return inner_products(query_BD, embed_documents(model, offered.titles, offered.bodies))
+
+
 def fresh_scores(model: Realm, query_BD: Tensor, offered: Offered) -> Tensor:
     """f(x,z) [B, K] by the current weights, with gradient: the index that found the passages is steps old."""
-    inputs = model.document_inputs(offered.titles, offered.bodies)
-    scores_BU = inner_products(query_BD, model.document(inputs.to(query_BD.device)))
+    scores_BU = scores_of_all(model, query_BD, offered)
     return scores_BU.gather(1, torch.from_numpy(offered.place_BK).to(scores_BU.device))
 
 

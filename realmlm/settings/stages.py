@@ -38,6 +38,11 @@ class Warmup(Settings):
     retriever_objective: Literal["ict", "recurring"] = "ict"
     """What the retriever finds: the passage that a sentence was taken from (ICT), or another one of its title
     that has marked words of the sentence too, which half of the time are taken out of it (recurring)."""
+    glimpses: float = 0.0
+    """Words that recur: share of sentences cut to a few words around them, as short as a question."""
+    titled: float = 0.0
+    """Words that recur: share of sentences with the title of their document in front, so that they name what
+    they are about, as a question does."""
     remove_sentence: float = 0.9
     """ICT: share of cases in which the sentence is removed from its passage."""
     scale_lr: float = 0.0
@@ -54,7 +59,9 @@ class Warmup(Settings):
         ensure(not skipped, "towers-as-reader needs ICT: give it steps (--retriever.steps)")
         check_others(ict, "retriever")
         self.at_least(0, "pointing", "scale_lr")
-        self.between(0, 1, "remove_sentence")
+        self.between(0, 1, "remove_sentence", "glimpses", "titled")
+        pairs = self.retriever_objective == "recurring" or not (self.glimpses or self.titled)
+        ensure(pairs, "glimpses and titled are about --retriever-objective recurring")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +101,9 @@ class Pretrain(Settings):
     retriever_target: TARGET = "marginal"
     """What the retriever learns from: the marginal likelihood (the paper), the posterior of the passages
     (EMDR²), or how likely each makes the hidden words by itself (perplexity: Atlas)."""
+    in_batch: float = 0.0
+    """Weight of telling the passages that explain a sentence, by their posterior, from those found for all
+    other sentences of the batch."""
     scale_lr: float = 0.0
     """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     freeze_retriever: int = 0
@@ -120,9 +130,8 @@ class Pretrain(Settings):
         counted = "k counts the null document and at least one passage"
         ensure(self.k >= least, f"{counted}: {least} or more, not {self.k}")
         self.between(0, 1, "glimpses")
-        self.at_least(0, "pointing")
+        self.at_least(0, "pointing", "in_batch", "scale_lr")
         self.at_least(1, "probe_every")
-        self.at_least(0, "scale_lr")
         one = self.retriever_target == "marginal" or self.marginal == "joint"
         ensure(
             one,

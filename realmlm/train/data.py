@@ -103,7 +103,9 @@ class SentenceSource:
         if not self._glimpses:
             return query
         rng = generator(self._seed + 2, position)
-        return glimpse(example.tokens, example.positions, rng) if rng.random() < self._glimpses else query
+        if rng.random() >= self._glimpses:
+            return query
+        return glimpse(np.delete(example.tokens, example.positions), int(example.positions[0]), rng)
 
     def examples(self, first: int, count: int) -> list[Example]:
         """The examples from position `first` on."""
@@ -151,13 +153,12 @@ def _check_hidden(positions: np.ndarray, length: int, scheme: Masking) -> None:
 GLIMPSE = (6, 17)  # wordpieces, the last one excluded: as questions have
 
 
-def glimpse(tokens: np.ndarray, positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Some wordpieces of a sentence around what it hides, without that: about as much as a question tells."""
-    seen = np.delete(tokens, positions)
+def glimpse(tokens: np.ndarray, place: int, rng: np.random.Generator) -> np.ndarray:
+    """Some wordpieces of a sentence around a place in it: about as much as a question tells."""
     length = int(rng.integers(*GLIMPSE))
-    start = int(positions[0]) - int(rng.integers(length + 1))
-    start = max(0, min(start, len(seen) - length))
-    return seen[start : start + length]
+    start = place - int(rng.integers(length + 1))
+    start = max(0, min(start, len(tokens) - length))
+    return tokens[start : start + length]
 
 
 NULL_SHARE = 0.1  # of the reader's warm-up pairs
@@ -200,7 +201,7 @@ class ReadingPairs:
         return int(rng.choice(others)) if len(others) else passage
 
 
-def _document_title(corpus: Corpus, passage: int) -> np.ndarray:
+def document_title(corpus: Corpus, passage: int) -> np.ndarray:
     """The wordpieces of a passage's title without those of the headings above it."""
     tokens = corpus.title_tokens(passage)
     title, below, _ = corpus[passage].title.partition(BETWEEN)
@@ -220,7 +221,7 @@ class Recurrences:
             if sentence.passage != passage:
                 passage = sentence.passage
                 tokens = corpus.tokens(sentence.passage)
-                title = crc32(_document_title(corpus, passage).tobytes())
+                title = crc32(document_title(corpus, passage).tobytes())
             for start, end in sentence.spans.tolist():
                 words = crc32(tokens[sentence.start + start : sentence.start + end].tobytes(), title)
                 flat.extend((words, passage, number, start, end))

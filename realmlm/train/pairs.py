@@ -11,7 +11,15 @@ import numpy as np
 
 from realmlm.errors import NotEnough
 from realmlm.log import progress, say
-from realmlm.train.data import Recurrences, SentenceSource, epoch_positions, generator
+from realmlm.train.data import (
+    Example,
+    Recurrences,
+    SentenceSource,
+    document_title,
+    epoch_positions,
+    generator,
+    glimpse,
+)
 from realmlm.train.gold import Gold
 
 REMOVED = 0.5  # share of sentences that a recurring span is taken out of
@@ -108,14 +116,26 @@ class SpanPairs:
     that are marked in the sentence are marked too. No one labels anything.
 
     In half of the cases the words are taken out of the sentence: else matching them would be enough. It is
-    told from a passage of its title without the words, if there is one.
+    told from a passage of its title without the words, if there is one. Some sentences are cut to a few words
+    around the gap, and some are given the title: a question is as short, and names what it is about.
     """
 
-    def __init__(self, source: SentenceSource, *, seed: int, held_out: Iterable[int] = ()) -> None:
-        """`held_out` are passages that must not be learned from."""
+    def __init__(
+        self,
+        source: SentenceSource,
+        *,
+        seed: int,
+        held_out: Iterable[int] = (),
+        glimpses: float = 0.0,
+        titled: float = 0.0,
+    ) -> None:
+        """`held_out` are passages that must not be learned from; `glimpses` and `titled` are the shares of
+        sentences that are cut, and given the title."""
         self._source = source
         self._seed = seed
         self._held_out = np.array(sorted(held_out), dtype=np.int64)
+        self._glimpses = glimpses
+        self._titled = titled
         self._recurrences = Recurrences(source.corpus, source.sentences)
 
     def draw(self, first: int, count: int) -> Contrasts:
@@ -126,8 +146,7 @@ class SpanPairs:
         for row in range(count):
             rng = generator(self._seed + 3, first + row)
             example, another, having = self._recurrences.pair(self._source, rng)
-            without = rng.random() < REMOVED
-            queries.append(np.delete(example.tokens, example.positions) if without else example.tokens)
+            queries.append(self._query(example, rng))
             beside = np.setdiff1d(self._source.corpus.siblings(example.passage), having)
             beside = np.setdiff1d(beside, self._held_out)
             ids_BJ[row, 0] = another
@@ -135,3 +154,12 @@ class SpanPairs:
                 ids_BJ[row, 1] = rng.choice(beside)
             spared.append(having)  # its own passage among them
         return Contrasts.of(queries, ids_BJ, spared)
+
+    def _query(self, example: Example, rng: np.random.Generator) -> np.ndarray:
+        without = rng.random() < REMOVED
+        tokens = np.delete(example.tokens, example.positions) if without else example.tokens
+        if self._glimpses and rng.random() < self._glimpses:
+            tokens = glimpse(tokens, int(example.positions[0]), rng)
+        if self._titled and rng.random() < self._titled:
+            tokens = np.concatenate([document_title(self._source.corpus, example.passage), tokens])
+        return tokens

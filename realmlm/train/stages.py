@@ -284,7 +284,13 @@ def warmup(
                 realm.learn_scale()
             if settings.retriever_objective == "recurring":
                 source = sentences(realm, "salient")
-                spans = SpanPairs(source, seed=settings.loop.seed, held_out=held_out())
+                spans = SpanPairs(
+                    source,
+                    seed=settings.loop.seed,
+                    held_out=held_out(),
+                    glimpses=settings.glimpses,
+                    titled=settings.titled,
+                )
                 return PassageContrast(
                     realm,
                     opened,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realmlm.model.marginal import (
+    among_all,
     answer_log_likelihood,
     contrast,
     divergence,
@@ -290,3 +291,19 @@ def test_a_target_is_no_ones_to_change_and_the_reader_learns_as_before(target: s
         strict=True,
     ):
         assert torch.allclose(one, other, atol=1e-12)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(3, 7), st.integers(0, 10_000))
+def test_its_own_passages_among_those_of_the_batch_by_a_plain_loop(
+    queries: int, own: int, passages: int, seed: int
+) -> None:
+    scores_BU = draw(seed, queries, passages)
+    dice = torch.Generator().manual_seed(seed)
+    own_BK = torch.stack([torch.randperm(passages, generator=dice)[:own] for _ in range(queries)])
+    others_BU = torch.rand(queries, passages, generator=dice) < 0.5
+    got_BK = among_all(scores_BU, own_BK, others_BU)
+    for b in range(queries):
+        counted = {u for u in range(passages) if others_BU[b, u]} | set(own_BK[b].tolist())
+        total = sum(math.exp(scores_BU[b, u].item()) for u in counted)
+        for k, u in enumerate(own_BK[b].tolist()):
+            assert got_BK[b, k].item() == pytest.approx(scores_BU[b, u].item() - math.log(total), abs=1e-9)

@@ -144,6 +144,8 @@ def same_step(one: Stepped, other: Stepped) -> dict[str, float]:
         ("bert", {"pointing": 1.0, "retriever_target": "perplexity", "scale_lr": 0.1}),
         ("bert", {"retriever_target": "posterior"}),
         ("bert", {"search_with": "index"}),
+        ("bert", {"pointing": 1.0, "in_batch": 0.5}),
+        ("bert", {"in_batch": 0.5, "null_document": False, "own_passage": True}),
     ],
 )
 def test_the_same_step(family: str, changed: dict[str, Any], knowledge: Corpus, tmp_path: Path) -> None:

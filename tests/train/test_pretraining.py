@@ -1,14 +1,17 @@
 """Joint pre-training otherwise: without the null document, pointing, glimpses, another text."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from realmlm.corpus.questions import Question, write_questions
 from realmlm.corpus.spans import mark_spans, rule_tagger
@@ -16,9 +19,9 @@ from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluation.clozes import make_clozes, measure_clozes
 from realmlm.index.duplicates import SameWords, share_cut_otherwise
-from realmlm.index.exact import ExactIndex
-from realmlm.log import read_metrics
-from realmlm.model.inputs import reader_inputs
+from realmlm.index.exact import ExactIndex, Hits
+from realmlm.log import Clock, read_metrics
+from realmlm.model.inputs import NULL, reader_inputs
 from realmlm.model.marginal import answer_log_likelihood, span_log_probabilities, span_mask
 from realmlm.model.realm import Realm
 from realmlm.reading.answer import Answerer
@@ -31,10 +34,11 @@ from realmlm.reading.read import (
     read_masks,
     standing,
 )
-from realmlm.reading.retrieve import Offered
+from realmlm.reading.retrieve import Offered, embed_documents
 from realmlm.settings import JointOptim, Loop, Pretrain, Refresh
 from realmlm.sources.article import Article
 from realmlm.train.data import SentenceSource, glimpse
+from realmlm.train.objectives.joint import JointPretraining
 from tests.calls import build_corpus, evaluate, run_pretrain
 from tests.train.test_resume import joint_run
 
@@ -217,14 +221,14 @@ def test_a_glimpse_is_a_run_of_words_beside_what_is_hidden() -> None:
     tokens = np.arange(100, 140)
     for _ in range(200):
         positions = np.arange(start := int(rng.integers(38)), start + 2)
-        seen = glimpse(tokens, positions, rng)
+        seen = glimpse(np.delete(tokens, positions), start, rng)
         assert 6 <= len(seen) < 17
         assert not set(seen.tolist()) & set(tokens[positions].tolist())
         rest = [token for token in tokens.tolist() if token not in tokens[positions]]
         first = rest.index(seen[0])
         assert seen.tolist() == rest[first : first + len(seen)]
         assert first <= start <= first + len(seen)
-    assert glimpse(tokens[:3], np.array([1]), rng).tolist() == [100, 102]
+    assert glimpse(tokens[[0, 2]], 1, rng).tolist() == [100, 102]
 
 
 def test_a_text_cut_otherwise_from_the_same_documents_is_said(
@@ -420,3 +424,68 @@ def test_what_is_hidden_and_shown_is_as_asked(
     monkeypatch.setattr(SentenceSource, "__init__", noted)
     joint_run(tiny_model_folder, knowledge, tmp_path / "run", recurring=True, glimpses=0.25, **plain)
     assert [(settings["recurring"], settings["glimpses"]) for settings in made] == [(True, 0.25)]
+
+
+def test_what_explains_a_sentence_is_told_from_what_was_found_for_others(
+    tiny_model: Realm, knowledge: Corpus
+) -> None:
+    model = tiny_model.eval()
+    source = SentenceSource(knowledge, "salient", max_query=32, seed=0)
+    drawn = source.draw(16, 4)
+    own = SameWords(knowledge, knowledge)
+    ids_BK = (torch.from_numpy(drawn.passages)[:, None] + torch.tensor([1, 2])) % len(knowledge)
+    ids_BK[1, 0] = int(drawn.passages[0])  # found for the second: the first sentence's own
+    read: list[tuple[Tensor, ...]] = []
+
+    class Noting(JointPretraining):
+        def likelihood(self, *given: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            read.append(given)
+            return super().likelihood(*given)
+
+    def loss(weight: float) -> tuple[float, dict[str, Tensor]]:
+        settings = Pretrain(out=Path("unused"), k=3, in_batch=weight)
+        live = SimpleNamespace(
+            index=SimpleNamespace(search=lambda *_, **__: Hits(torch.zeros(4, 2), ids_BK)), asker=None
+        )
+        objective = Noting(settings, model, knowledge, source, live, own=own)  # type: ignore[arg-type]
+        value, numbers = objective.loss(objective.draw(16, 4), 9999, Clock())
+        return value.item(), numbers
+
+    plain, without = loss(0.0)
+    told, numbers = loss(0.5)
+    retrieval_BK, token_BKM, valid_BM = read[-1]
+    query_BD = model.query(model.query_inputs(drawn.seen))
+    found = sorted(set(ids_BK.flatten().tolist()))
+    vectors = {
+        number: embed_documents(model, [knowledge.title_tokens(number)], [knowledge.tokens(number)])[0]
+        for number in found
+    }
+    vectors[-1] = embed_documents(model, [NULL], [NULL])[0]
+    total = 0.0
+    share = 0.0
+    for b, mine in enumerate(ids_BK.tolist()):
+        f = {number: (query_BD[b] @ vector).item() for number, vector in vectors.items()}
+        barred = {*own(drawn.passages)[b].tolist(), -1}
+        among = [number for number in found if number not in barred]
+        log_all = math.log(sum(math.exp(f[number]) for number in among))
+        explained = [
+            math.exp(f[number] + (token_BKM[b, k] * valid_BM[b]).sum().item())
+            for k, number in enumerate([-1, *mine])
+        ]
+        for weight, number in zip(explained[1:], mine, strict=True):
+            total -= weight / sum(explained) * (f[number] - log_all)
+            share += math.exp(f[number] - log_all)
+    assert retrieval_BK.shape == (4, 3)
+    assert told - plain == pytest.approx(0.5 * total / 4, rel=1e-3)
+    assert numbers["among"].item() == pytest.approx(share / 4, rel=1e-4)
+    assert "among" not in without
+
+
+def test_passages_of_a_batch_are_told_apart_in_one_process_only(tiny_model: Realm, knowledge: Corpus) -> None:
+    source = SentenceSource(knowledge, "salient", max_query=32, seed=0)
+    settings = Pretrain(out=Path("unused"), in_batch=0.5)
+    live: Any = SimpleNamespace(asker=None)
+    objective = JointPretraining(settings, tiny_model, knowledge, source, live)
+    objective.ranks = SimpleNamespace(count=2)  # type: ignore[assignment]
+    with pytest.raises(BadInput, match="--in-batch"):
+        objective.prepare(tiny_model)

@@ -192,6 +192,34 @@ def test_a_sentence_is_to_find_another_passage_with_its_words(tmp_path: Path) ->
     assert again == [query.tolist() for query in whole.queries]
 
 
+def test_sentences_become_as_short_as_questions_and_name_what_they_are_about(towns: Corpus) -> None:
+    source = SentenceSource(towns, "salient", max_query=32, seed=0)
+    sentences = SpanPairs(source, seed=0).draw(0, 40)
+    titled = SpanPairs(source, seed=0, titled=1.0).draw(0, 40)
+    for whole, named, place in zip(sentences.queries, titled.queries, sentences.own_B, strict=True):
+        title = towns.title_tokens(int(sentences.ids_U[place])).tolist()
+        assert named.tolist() == [*title, *whole.tolist()]
+    cut = SpanPairs(source, seed=0, glimpses=1.0).draw(0, 40)
+    shorter = 0
+    for whole, seen in zip(sentences.queries, cut.queries, strict=True):
+        text = " ".join(map(str, whole.tolist()))
+        assert " ".join(map(str, seen.tolist())) in text
+        assert len(seen) < 17
+        shorter += len(seen) < len(whole)
+    assert shorter > 2
+    some = SpanPairs(source, seed=0, glimpses=0.5, titled=0.5)
+    at_once = [query.tolist() for query in some.draw(3, 6).queries]
+    in_parts = [query.tolist() for part in (some.draw(3, 2), some.draw(5, 4)) for query in part.queries]
+    assert in_parts == at_once
+
+
+def test_glimpses_are_of_words_that_recur() -> None:
+    with pytest.raises(BadInput, match="--retriever-objective recurring"):
+        Warmup(out=Path("out"), corpus=Path("corpus"), titled=0.5)
+    with pytest.raises(BadInput, match="titled"):
+        Warmup(out=Path("out"), corpus=Path("corpus"), retriever_objective="recurring", titled=1.5)
+
+
 def test_towers_warm_up_on_words_that_recur(towns: Corpus, towns_model: Path, tmp_path: Path) -> None:
     warm_up(
         model=towns_model,

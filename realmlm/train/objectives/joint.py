@@ -13,18 +13,21 @@ from torch import Tensor
 
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
+from realmlm.errors import BadInput
 from realmlm.evaluation.clozes import measure_clozes, source_copies
 from realmlm.index.duplicates import SameWords
 from realmlm.log import Clock
 from realmlm.model.encoders import Tower
 from realmlm.model.inputs import Inputs, send
 from realmlm.model.marginal import (
+    among_all,
     hidden_log_p,
     inner_products,
     joint_reading,
     marginal_log_likelihood,
     mean_where,
     per_token_marginal,
+    posterior,
     retrieval_utility,
     taught_apart,
 )
@@ -45,7 +48,7 @@ from realmlm.reading.packed import (
     standing_in,
 )
 from realmlm.reading.read import join, point, pointing_log_likelihood, read_masks, standing
-from realmlm.reading.retrieve import LearnedRetriever, Offered, fresh_scores
+from realmlm.reading.retrieve import LearnedRetriever, Offered, scores_of_all
 from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.guard import Guard
@@ -111,6 +114,8 @@ class JointPretraining(Objective):
 
     def prepare(self, model: Realm) -> None:
         super().prepare(model)
+        if self.settings.in_batch and self.ranks.count > 1:
+            raise BadInput("--in-batch tells apart what one process has found: leave it out under torchrun")
         mine = type(self).loss is JointPretraining.loss and type(self).draw is JointPretraining.draw
         if mine:
             encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
@@ -156,34 +161,64 @@ class JointPretraining(Objective):
         hits = self.live.index.search(searching_BD.float(), self._passages, exclude_QE=own_BE)
         offered = Offered(self.corpus, hits.ids_QK.cpu().numpy(), null=self._null)
         clock("embed")
-        retrieval_BK = fresh_scores(model, query_BD, offered)
+        scores_BU = scores_of_all(model, query_BD, offered)
         if frozen:
-            retrieval_BK = retrieval_BK.detach()
+            scores_BU = scores_BU.detach()
+        place_BK = torch.from_numpy(offered.place_BK).to(self._device)
+        retrieval_BK = scores_BU.gather(1, place_BK)
+        among_BK = self._among(scores_BU, place_BK, torch.from_numpy(offered.ids_U), own_BE)
         clock("read")
         inputs = join(model, masked.queries, offered)
         reading = read_masks(model, inputs.to(self._device), positions_BM)
         token_BKM = hidden_log_p(reading.log_BKMV, targets_BM)
         if not self.settings.pointing:
-            return self._learned(retrieval_BK, token_BKM, valid_BM, None)
+            return self._learned(retrieval_BK, token_BKM, valid_BM, None, among_BK)
         clock("point")
         runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
         gold_N3 = standing(runs, offered.bodies_N, inputs)
-        return self._learned(retrieval_BK, token_BKM, valid_BM, point(model.reader, reading, gold_N3))
+        pointed = point(model.reader, reading, gold_N3)
+        return self._learned(retrieval_BK, token_BKM, valid_BM, pointed, among_BK)
 
     def _learned(
-        self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor, pointed: tuple[Tensor, Tensor] | None
+        self,
+        retrieval_BK: Tensor,
+        token_BKM: Tensor,
+        valid_BM: Tensor,
+        pointed: tuple[Tensor, Tensor] | None,
+        among_BK: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The likelihood, and that of pointing at the hidden words, if `point` gave it."""
+        """The likelihood, that of pointing at the hidden words, if `point` gave it, and that of what explains
+        a sentence among all passages of the batch, if `_among` gave theirs."""
         loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
         numbers |= scale_of(self.model)
-        if pointed is None:
-            return loss, numbers
-        some_B = pointed[1].view_as(retrieval_BK).any(-1)
-        point_BK = pointed[0].view_as(retrieval_BK).masked_fill(~some_B[:, None], 0.0)
-        weight_BK, apart_B = self._apart(retrieval_BK, point_BK)
-        found_B, some_B = pointing_log_likelihood(weight_BK, *pointed)
-        numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
-        return loss - self.settings.pointing * (found_B - torch.where(some_B, apart_B, 0.0)).mean(), numbers
+        evidence_BK = joint_reading(token_BKM, valid_BM)
+        if pointed is not None:
+            some_B = pointed[1].view_as(retrieval_BK).any(-1)
+            point_BK = pointed[0].view_as(retrieval_BK).masked_fill(~some_B[:, None], 0.0)
+            evidence_BK = evidence_BK + self.settings.pointing * point_BK
+            weight_BK, apart_B = self._apart(retrieval_BK, point_BK)
+            found_B, some_B = pointing_log_likelihood(weight_BK, *pointed)
+            numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
+            learned_B = found_B - torch.where(some_B, apart_B, 0.0)
+            loss = loss - self.settings.pointing * learned_B.mean()
+        if among_BK is not None:
+            explains_BK = posterior(retrieval_BK, evidence_BK).detach()[:, int(self._null) :]
+            numbers["among"] = among_BK.logsumexp(-1).exp().mean()
+            loss = loss - self.settings.in_batch * (explains_BK * among_BK).sum(-1).mean()
+        return loss, numbers
+
+    def _among(
+        self, scores_BU: Tensor, place_BK: Tensor, ids_U: Tensor, own_BE: Tensor | None
+    ) -> Tensor | None:
+        """log p(z|x) of the passages offered to each sentence among those offered to any, without the null
+        document and those that it may not retrieve."""
+        if not self.settings.in_batch:
+            return None
+        ids_U = ids_U.to(scores_BU.device)
+        others_BU = (ids_U >= 0).expand_as(scores_BU)
+        if own_BE is not None:
+            others_BU = others_BU & (ids_U[:, None] != own_BE.to(ids_U.device)[:, None]).all(-1)
+        return among_all(scores_BU, place_BK[:, int(self._null) :], others_BU)
 
     def _apart(self, retrieval_BK: Tensor, reader_BK: Tensor) -> tuple[Tensor, Tensor]:
         return taught_apart(retrieval_BK, retrieval_BK, reader_BK, self.settings.retriever_target)
@@ -247,9 +282,12 @@ class JointPretraining(Objective):
         found = Offer(**{name: staged.tensors[name] for name in Offer._fields})
         vectors_UD = model.document(resident.documents(found.ids_U, document_size, there_N=found.there_U))
         query_BD = embed_seen(model, resident, batch)
-        retrieval_BK = inner_products(query_BD, vectors_UD).gather(1, found.place_BK)
+        scores_BU = inner_products(query_BD, vectors_UD)
         if staged.way:  # the retriever holds still
-            retrieval_BK = retrieval_BK.detach()
+            scores_BU = scores_BU.detach()
+        retrieval_BK = scores_BU.gather(1, found.place_BK)
+        ids_U = found.ids_U.where(found.there_U, -1)
+        among_BK = self._among(scores_BU, found.place_BK, ids_U, batch.passages_BE)
         rows_N = rows_of(found.ids_BK)
         packed = resident.pairs(batch.queries, rows_N, found.ids_BK.flatten(), pair_size)
         standing_NJ = None
@@ -258,7 +296,7 @@ class JointPretraining(Objective):
         k = found.ids_BK.shape[1]
         token_SK, _, pointed = read_packed(model.reader, packed, batch, standing_NJ, k=k, room=room)
         token_BKM, valid_BM = batch.by_mask(token_SK)
-        return self._learned(retrieval_BK, token_BKM, valid_BM, pointed)
+        return self._learned(retrieval_BK, token_BKM, valid_BM, pointed, among_BK)
 
     def likelihood(
         self, retrieval_BK: Tensor, token_BKM: Tensor, valid_BM: Tensor
