@@ -11,7 +11,7 @@
 #   runs/clean.sh FOLDER DATA compare              what was found before any question was seen, and answered after all of them
 #
 # DATA as for runs/small.sh (runs/questions.py makes DATA/unseen).
-# READER, FIND, JOINT, TOWERS, READING=n: steps   K=n   GLIMPSES, TITLED=share: of `recurring`   IN_BATCH=weight, RECURRING=1: of joint training   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n: in a FOLDER of its own
+# READER, FIND, JOINT, TOWERS, READING=n: steps   K=n   GLIMPSES, TITLED=share: of `recurring`   IN_BATCH=weight, RECURRING=1, SEARCH_WITH=index, IN_LINE=1: of joint training   COMPILE=1 on a GPU   SCALE=0.01: a rehearsal   SEED=n: in a FOLDER of its own
 set -euo pipefail
 out=$1 data=$2 part=$3 here=$(dirname "$0") scale=${SCALE:-1} seed=${SEED:-0}
 export TOKENIZERS_PARALLELISM=false

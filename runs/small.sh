@@ -80,7 +80,7 @@ stage() { [[ " $stages " == *" $1 "* ]]; }
     echo "warmup --from $own/begin --corpus $out/corpus --out $own/warmup --pairing recurring --pointing 1 --reader.steps $(scaled "$warmup") --reader.batch $(scaled 256) --reader.lr 3e-4 --retriever.steps 0 $loop"
   fi
   if stage joint && [ "$joint" != 0 ]; then
-    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing ${POINTING:-1} --in-batch ${IN_BATCH:-0} ${RECURRING:+--recurring }--retriever-target ${TARGET:-marginal} --k ${K:-8} --search-with ${SEARCH_WITH:-current} $([ "${GUARD:-1}" = 0 ] || echo "--guard $(sets dev)") ${HOLD_OUT:+--hold-out $HOLD_OUT} --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever ${FREEZE:-$(scaled 100)} --optim.steps $(scaled "$joint") --optim.batch $(scaled "${JOINT_BATCH:-128}") --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $([ "${REFRESH:-}" = 0 ] && echo 0 || scaled "${REFRESH:-500}") $loop"
+    echo "pretrain --from $read --corpus $out/corpus --out $own/joint --pointing ${POINTING:-1} --in-batch ${IN_BATCH:-0} ${RECURRING:+--recurring }--retriever-target ${TARGET:-marginal} --k ${K:-8} --search-with ${SEARCH_WITH:-current} $([ "${GUARD:-1}" = 0 ] || echo "--guard $(sets dev)") ${HOLD_OUT:+--hold-out $HOLD_OUT} --scale-lr ${SCALE_LR:-5e-3} --freeze-retriever ${FREEZE:-$(scaled 100)} --optim.steps $(scaled "$joint") --optim.batch $(scaled "${JOINT_BATCH:-128}") --optim.lr ${JOINT_LR:-1e-4} --optim.retriever-lr ${RETRIEVER_LR:-1e-5} --refresh.every-steps $([ "${REFRESH:-}" = 0 ] && echo 0 || scaled "${REFRESH:-500}") ${IN_LINE:+--refresh.no-process }$loop"
   fi
   stage start && evaluate start "$before" dev --read 0 --hybrid 0
   stage answers && answered answers "$before"

@@ -38,6 +38,8 @@ questions() { # name, model: the same fine-tuning, then held-out questions
   measure warmup "$out/warmup/model"
   arm realm $other $often
   arm pointing $other $often --pointing 1
+  arm in-batch $other $often --in-batch 1
+  arm pointing-in-batch $other $often --pointing 1 --in-batch 1
   arm glimpses $other $often --glimpses 0.5
   arm scale $other $often --scale-lr 1e-2
   arm perplexity $other $often --retriever-target perplexity
@@ -45,6 +47,7 @@ questions() { # name, model: the same fine-tuning, then held-out questions
   arm uniform $other $often --masking uniform
   arm random-span $other $often --masking random-span
   arm stale $other --refresh.every-steps 0
+  arm stale-in-batch $other --refresh.every-steps 0 --in-batch 1
   arm stale-own $other --refresh.every-steps 0 --search-with index # the old index, asked by the query tower it was made beside
   arm rare $other --refresh.every-steps 200
   arm rare-own $other --refresh.every-steps 200 --search-with index
