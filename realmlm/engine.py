@@ -37,6 +37,7 @@ from realmlm.reading.retrieve import (
     check_readable,
     hybrid_of,
     index_of,
+    open_to_answer,
     retrieve,
 )
 from realmlm.reading.suggest import OFFERED, suggest
@@ -114,8 +115,7 @@ class Engine:
         if isinstance(model, Realm):
             self.model = model.to(where).eval()
         else:
-            self.model = Realm.from_pretrained(model, device=where, int8=where.type == "cpu")
-            self.model.compute_quickly()
+            self.model = open_to_answer(model, where)
         self._index_place = None if not index else index_place(index)
         self._retriever = retriever
         self._hybrid = hybrid

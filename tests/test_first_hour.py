@@ -36,8 +36,8 @@ def desk(
     for name in ("notes", "empty", "papers"):
         (folder / name).mkdir()
     (folder / "notes" / "ferry.txt").write_text(NOTE)
-    (folder / "papers" / "thesis.odt").write_bytes(b"%PDF-1.7 \xe2\xe3")
-    (folder / "letter.odt").write_bytes(b"PK\x03\x04")
+    (folder / "papers" / "thesis.pages").write_bytes(b"%PDF-1.7 \xe2\xe3")
+    (folder / "letter.pages").write_bytes(b"PK\x03\x04")
     (folder / "photo.txt").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xd8" * 9)
     (folder / "zeros.txt").write_bytes(bytes(64))
     (folder / "broken.jsonl").write_text('{"title": "a", "text": "A whole line."}\n{"title": \n')
@@ -110,8 +110,8 @@ WITHOUT_RUN = [
         r"papers holds no file that can be read; readable kinds: \.txt",
     ),
     (
-        "corpus {desk}/letter.odt --out {out} --train-tokenizer 300",
-        r"letter\.odt is of a kind that cannot be read; readable kinds: \.txt",
+        "corpus {desk}/letter.pages --out {out} --train-tokenizer 300",
+        r"letter\.pages is of a kind that cannot be read; readable kinds: \.txt",
     ),
     (
         "corpus {desk}/photo.txt --out {out} --train-tokenizer 300",
@@ -171,8 +171,8 @@ WITHOUT_RUN = [
     ),
     ("edit {desk}/bare --replace 0 --text ' '", r"--text is empty; to take the passage away: --remove 0"),
     (
-        "edit {desk}/bare --add {desk}/letter.odt",
-        r"letter\.odt is of a kind that cannot be read.*; the corpus is unchanged",
+        "edit {desk}/bare --add {desk}/letter.pages",
+        r"letter\.pages is of a kind that cannot be read.*; the corpus is unchanged",
     ),
     ("spans {desk}/notes", r"no corpus in .*/notes: it has no manifest\.json; make one: realmlm corpus"),
     ("spans {desk}/bare --tagger phrases", r"--tagger phrases and --phrases FILE go together"),

@@ -24,6 +24,7 @@ from realmlm.model.inputs import Inputs
 from realmlm.model.int8 import holds_int8
 from realmlm.model.packed import Packed
 from realmlm.model.packed_encoders import can_pack, encode
+from realmlm.model.precision import WIDE
 from realmlm.model.quick import QuickBert, fastest
 
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
@@ -288,9 +289,9 @@ class Encoder(nn.Module):
             return self._wide(encode(self.body, packed, compiled=self.compiled, places_R=places_R))
 
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
-        """On a GPU encode sequences of like length together: less padding. So does a CPU in quick mode, whose
-        cache is small."""
-        groups = inputs.alike() if inputs.on_gpu or self.quick else []
+        """Encode sequences of like length together: less padding. So does a CPU, whose cache is small, unless
+        the encoder is so narrow that groups take longer than they save."""
+        groups = inputs.alike() if inputs.on_gpu or self.quick or self.hidden >= WIDE else []
         if len(groups) < 2:
             return encode(inputs)
         back_N = torch.from_numpy(np.argsort(np.concatenate(groups))).to(inputs.tokens_NL.device)
@@ -374,9 +375,10 @@ class Tower(nn.Module):
 
     def forward(self, inputs: Inputs | Packed) -> Tensor:
         """A vector a sequence [N, D]."""
-        vectors_ND = (
-            self.norm(self.projection(self.encoder.pooled(inputs, self.pooling))).float() * self.scale
-        )
+        projected_ND = self.projection(self.encoder.pooled(inputs, self.pooling))
+        if projected_ND.dtype == torch.bfloat16:  # what the norm gives is rounded no more
+            projected_ND = projected_ND.float()
+        vectors_ND = self.norm(projected_ND).float() * self.scale
         return vectors_ND if self.log_scale is None else vectors_ND * self.log_scale.exp()
 
 

@@ -8,7 +8,6 @@ N sequences, L wordpieces in the longest, T in all of them, H hidden size, A hea
 matrix.
 """
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from realmlm.heap import keep_freed
 from realmlm.model.bert import Bert, Hidden
 from realmlm.model.int8 import Int8Linear
 
@@ -29,9 +29,6 @@ _CLOSE = 0.02  # and give what float32 gives, up to this part of the largest num
 _FINER = 254  # steps in one step: half a step up and down are 127
 _LEAST_GELU = -0.17
 _APART = 8
-# bytes: the largest that glibc lets one be; and several numbers for each wordpiece of a group
-_KEPT_ONE = 2**25
-_KEPT_ALL = 2**27
 _USUAL_LARGEST = 4  # of numbers that a LayerNorm has normed
 
 
@@ -191,18 +188,6 @@ def _seconds(products: dict[Way | None, Product], x_TC: Tensor) -> dict[Way | No
     return seconds
 
 
-@cache
-def keep_freed_memory() -> None:
-    """Let glibc keep what was freed instead of giving it back to the system and asking for it again: whether
-    it does depends on what was allocated before, and 20,000 page faults a question take 40 ms."""
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library
-        return
-    for option, value in {-3: _KEPT_ONE, -1: _KEPT_ALL}.items():  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        set_option(option, value)
-
-
 class QuickBert:
     """What a Bert gives, without gradient, by products of one kind.
 
@@ -211,7 +196,7 @@ class QuickBert:
     """
 
     def __init__(self, bert: Bert, way: Way, *, finely: bool = False) -> None:
-        keep_freed_memory()
+        keep_freed()
         layers: Any = bert.encoder["layer"]
         self._embeddings: Any = bert.embeddings
         self._heads = bert.config.num_attention_heads

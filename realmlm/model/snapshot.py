@@ -16,15 +16,19 @@ from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.encoders import Encoder, Tower, build_encoder
 from realmlm.model.inputs import Inputs, document_inputs, send
 from realmlm.model.packed import Packed, Size
+from realmlm.model.precision import half_precision
 from realmlm.model.realm import ModelConfig, Realm, new_tower, no_embedder, tower_fingerprint
 from realmlm.model.resident import Resident
 from realmlm.storage.artefacts import open_artefact, publish
 
 
 class DocumentEncoder:
-    """Passages to vectors; what the index is built with."""
+    """Passages to vectors; what the index is built with. `training`: for an index that training makes anew
+    again and again, on a CPU too in bfloat16 where that is faster."""
 
-    def __init__(self, config: ModelConfig, tower: Tower, wordpieces: Wordpieces) -> None:
+    def __init__(
+        self, config: ModelConfig, tower: Tower, wordpieces: Wordpieces, *, training: bool = False
+    ) -> None:
         self.tower = tower
         self._wordpieces = wordpieces
         self._max_document = config.max_document
@@ -33,12 +37,13 @@ class DocumentEncoder:
         self.dim = tower.projection.out_features
         self.device = next(tower.parameters()).device
         self._config = config
+        self._half = training or self.device.type == "cuda"
         self._laid_out: tuple[Corpus, Resident | None] | None = None  # the last corpus
 
     @classmethod
-    def of(cls, model: Realm) -> "DocumentEncoder":
+    def of(cls, model: Realm, *, training: bool = False) -> "DocumentEncoder":
         """The document tower of a model, as it is now."""
-        return cls(model.config, model.document, model.wordpieces)
+        return cls(model.config, model.document, model.wordpieces, training=training)
 
     def on(self, device: str) -> "DocumentEncoder":
         """A copy of it on a device."""
@@ -50,8 +55,7 @@ class DocumentEncoder:
             raise no_embedder()
         training = [module for module in self.tower.modules() if module.training]
         self.tower.eval()
-        device = self.device
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        with half_precision(self.device, self.tower.encoder.hidden, wanted=self._half):
             vectors_ND = self.tower(self._inputs(corpus, ids_N))
         for module in training:  # not all of a tower: an encoder that does not learn has no dropout
             module.training = True
@@ -106,4 +110,5 @@ def load_snapshot(folder: Path, device: str) -> DocumentEncoder:
         body = build_encoder(config.tower, pooler=config.pooling == "pooler", draw=False)
         tower = new_tower(config, Encoder(body))
     tower.load_state_dict(load_file(folder / "document.safetensors"))
-    return DocumentEncoder(config, tower.to(device).eval(), Wordpieces.load(folder / "tokenizer.json"))
+    wordpieces = Wordpieces.load(folder / "tokenizer.json")
+    return DocumentEncoder(config, tower.to(device).eval(), wordpieces, training=True)

@@ -22,6 +22,7 @@ from realmlm.log import progress, say
 from realmlm.model.encoders import Encoder, build_encoder, encoder_config, load_encoder
 from realmlm.model.inputs import query_inputs
 from realmlm.model.int8 import read_weights, write_weights
+from realmlm.model.precision import half_precision
 from realmlm.settings import TrainTagger
 from realmlm.storage.artefacts import open_artefact, publish
 from realmlm.storage.files import read_text
@@ -126,8 +127,7 @@ def predict(
 ) -> list[list[str]]:
     """A label for each word of each sentence; O for words beyond what is looked at."""
     split = [_pieces(wordpieces, words) for words in sentences]
-    device = model.head.weight.device.type
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+    with half_precision(model.head.weight.device, model.encoder.hidden):
         best_NL = model([tokens for tokens, _ in split], wordpieces).argmax(-1).cpu().numpy()
     found = []
     for row, (words, (_, firsts)) in enumerate(zip(sentences, split, strict=True)):
@@ -223,7 +223,7 @@ def _fit(
                     for label, place in zip(sentence.labels, firsts, strict=True):
                         if 0 <= place < longest:
                             target_NL[row, place] = number[label]
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+                with half_precision(device, model.encoder.hidden):
                     log_NLC = model([tokens for tokens, _ in split], wordpieces)
                 target_n = torch.from_numpy(target_NL).flatten().to(device)
                 loss = F.nll_loss(log_NLC.flatten(0, 1), target_n, ignore_index=_IGNORED)

@@ -276,6 +276,13 @@ def index_of(
     )
 
 
+def open_to_answer(model: str | Path, device: torch.device) -> Realm:
+    """A saved model that learns no more, and computes as quickly as the device can."""
+    realm = Realm.from_pretrained(model, device=device, int8=device.type == "cpu")
+    realm.compute_quickly()
+    return realm
+
+
 @torch.inference_mode()
 def embed_queries(model: Realm, queries: Sequence[np.ndarray], *, tower: Tower | None = None) -> Tensor:
     """Embed_query of queries in wordpieces, where the model is; by another `tower`, if one is given."""

@@ -63,7 +63,7 @@ class Loop(Settings):
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     bf16: bool = True
-    """bfloat16 autocast on a GPU."""
+    """bfloat16 autocast on a GPU, and on a CPU that computes it itself, for encoders 192 wide or wider."""
     threads: int = 0
     """CPU threads for training; 0 leaves it to torch, less one when a refresher runs alongside on the CPU."""
     workers: Annotated[int | None, optional("N")] = None

@@ -37,7 +37,7 @@ from realmlm.log import Clock, counted, duration, say
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
-from realmlm.reading.retrieve import LearnedRetriever, hybrid_of, index_of
+from realmlm.reading.retrieve import LearnedRetriever, hybrid_of, index_of, open_to_answer
 from realmlm.settings import Adapt, BuildCorpus, Finetune, JointOptim, Loop, Optim, together
 from realmlm.sources.files import apart
 from realmlm.storage.artefacts import discard, refuse_existing, write_text
@@ -91,7 +91,7 @@ def adapt(settings: Adapt) -> Verdict:
 
 def _adapt(settings: Adapt, asked: list[Question], begun: float) -> Verdict:
     out = settings.out
-    realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device))
+    realm = open_to_answer(settings.model, pick_device(settings.device))
     longest = min(DOCUMENT_WORDPIECES, realm.config.max_passage)  # as `ask --docs` cuts them
     docs = tuple(apart(together(settings.docs)))
     how = BuildCorpus(
@@ -322,7 +322,7 @@ def _measured(
 ) -> list[Outcome]:
     """What comes of each, or, when the time is over, of the first ones: of whole examples, and no fewer than
     make sense."""
-    realm = Realm.from_pretrained(model, device=pick_device(settings.device))
+    realm = open_to_answer(model, pick_device(settings.device))
     retriever = LearnedRetriever.settled(realm, index_of(realm, corpus).index, hybrid_of(realm, corpus))
     answerer = Answerer(realm, corpus, retriever)
     each = len(examples[0])

@@ -171,7 +171,7 @@ class LiveIndex:
         if step:
             return
         first = self._refresher.index_folder(self._step)
-        encode = DocumentEncoder.of(self._model)
+        encode = DocumentEncoder.of(self._model, training=True)
         if first.exists() and not _fits(first, self._corpus, encode, self._dtype):
             discard(first)
         if not first.exists():

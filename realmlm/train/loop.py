@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from realmlm.device import pick_device, release_memory
 from realmlm.errors import ArtefactDamaged, BadInput, Diverged, NotEnough, RealmError
+from realmlm.heap import everything_kept
 from realmlm.log import Clock, Metrics, Progress, say, tell
 from realmlm.model.cut import clip_norm, cut_like, is_cut, whole
+from realmlm.model.precision import half_precision
 from realmlm.model.realm import Realm
 from realmlm.parallel import cores, die_with_parent
 from realmlm.ranks import ALONE, Ranks
@@ -263,7 +265,9 @@ def fit(
     model.train()
     objective.prepare(model)
     training = {module: module.training for module in model.modules()}
-    make_step = _Steps(objective, optimizer, groups, optim=optim, loop=loop, clock=clock, recorded=recorded)
+    make_step = _Steps(
+        model, objective, optimizer, groups, optim=optim, loop=loop, clock=clock, recorded=recorded
+    )
     begun = time.monotonic()
     counted = start
     row: dict[str, Any] = {}
@@ -292,7 +296,8 @@ def fit(
             module.training = was
 
     try:
-        with _Stop() as stop, closing(drawn):
+        memory = everything_kept() if device.type == "cpu" else nullcontext()
+        with _Stop() as stop, closing(drawn), memory:
             for step in range(start, optim.steps):
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
                 clock("refresh")
@@ -415,6 +420,7 @@ class _Steps:
 
     def __init__(
         self,
+        model: Realm,
         objective: Objective,
         optimizer: torch.optim.Optimizer,
         groups: dict[str, Group],
@@ -430,13 +436,12 @@ class _Steps:
         self._optim = optim
         self._seed = loop.seed
         self._clock = clock
-        device = next(parameter.device for group in groups.values() for parameter in group.parameters)
-        half = loop.bf16 and device.type == "cuda"
         # weights that were cast once must not be kept: what is recorded would not see them change
+        narrowest = min(part.encoder.hidden for part in (model.document, model.query, model.reader))
         self._precision = partial(
-            torch.autocast, device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=not recorded
+            half_precision, model.device, narrowest, wanted=loop.bf16, cache_enabled=not recorded
         )
-        self._recorded = Recorded(self._learn, device) if recorded else None
+        self._recorded = Recorded(self._learn, model.device) if recorded else None
 
     def __call__(self, step: int, drawn: Iterator[Any]) -> dict[str, Tensor]:
         """Make a step with what is drawn next; gives the means for the row."""

@@ -1,7 +1,6 @@
 """The quick encoder of CPUs, by each of its products, against the plain one."""
 
 import copy
-import platform
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from realmlm.model.quick import (
     QuickBert,
     Way,
     fastest,
-    keep_freed_memory,
 )
 from realmlm.model.realm import Realm
 
@@ -175,18 +173,3 @@ def test_the_bundled_model_embeds_in_8_bits_as_it_does_in_float32(monkeypatch: p
     assert torch.cosine_similarity(quick_ND, exact_ND).min() > 0.998
     other = copy.deepcopy(model)
     assert torch.equal(other.embed_passages(texts), quick_ND), "a copy packs its own matrices"
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_what_is_freed_is_used_again() -> None:
-    import resource
-
-    def use() -> int:
-        """Page faults of three arrays that are held together; each has 2,560 pages."""
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        held = [torch.ones(10 * 2**18) for _ in range(3)]
-        del held
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    keep_freed_memory()
-    assert min(use() for _ in range(5)) < 1000

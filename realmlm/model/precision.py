@@ -1,0 +1,19 @@
+"""Products in bfloat16 where that is faster, for training and for embedding meanwhile. Weights and losses
+stay in float32."""
+
+import torch
+
+from realmlm.model.quick import fastest
+
+WIDE = 192  # hidden size from which on it is worth it on a CPU (docs/speed.md)
+
+
+def half_precision(
+    device: torch.device, hidden: int, *, wanted: bool = True, cache_enabled: bool = True
+) -> torch.autocast:
+    """While it is entered, encoders of this size compute their products in bfloat16: on a GPU, and on a CPU
+    that computes it itself, if they are wide enough."""
+    worth_it = device.type == "cuda" or (hidden >= WIDE and bool(fastest(int8=False)))
+    return torch.autocast(
+        device.type, dtype=torch.bfloat16, enabled=wanted and worth_it, cache_enabled=cache_enabled
+    )
