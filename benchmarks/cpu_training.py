@@ -20,7 +20,7 @@ from exact_search import cpu_name
 
 from realmlm.bundled import TEXT
 from realmlm.log import read_metrics
-from realmlm.model.quick import fastest
+from realmlm.model.precision import cpu_has_bfloat16
 
 BATCH = 16
 QUESTIONS = TEXT.parent / "questions.jsonl"
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
-    way = "bfloat16" if fastest(int8=False) else "float32"
+    way = "bfloat16" if cpu_has_bfloat16() else "float32"
     print(f"{datetime.date.today()}  {cpu_name()}, {options.threads} threads; chosen here: {way}\n")
     print(f"| steps of {BATCH}, a second: queries | float32 | bfloat16 | ratio | GB: float32 | bfloat16 |")
     print("| --- | --- | --- | --- | --- | --- |")

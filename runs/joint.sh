@@ -60,8 +60,9 @@ without) arm without "$START" ;;
 joint) JOINT=$joint NAME=with STAGES=joint "$here/small.sh" "$out" "$data" ;;
 with) arm with "$out/with/joint/model" ;;
 retriever)
-  [ -e "$out/retriever/begin" ] || python "$here/splice.py" "$out/retriever/begin" "$(found with "$out/with/joint/model")" "$START"
-  thrice retriever "$out/retriever/begin"
+  name=retriever$learned
+  [ -e "$out/$name/begin" ] || python "$here/splice.py" "$out/$name/begin" "$(found "with$learned" "$out/with/joint/model")" "$START"
+  thrice "$name" "$out/$name/begin"
   ;;
 frozen) arm frozen "$out/frozen/joint/model" ;; # the reader learned as long, the retriever did not (runs/clean.sh)
 average)

@@ -81,8 +81,8 @@ TINY_MODEL = {
 @pytest.fixture(autouse=True)
 def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers on every CPU: all compute in float32, unless a test asks for another way."""
-    for user in ("encoders", "precision"):
-        monkeypatch.setattr(f"realmlm.model.{user}.fastest", lambda int8: None)
+    monkeypatch.setattr("realmlm.model.encoders.fastest", lambda int8: None)
+    monkeypatch.setattr("realmlm.model.precision.cpu_has_bfloat16", lambda: False)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from realmlm.index.exact import Index
 from realmlm.index.hybrid import DEPTH, Candidates, candidates
 from realmlm.log import progress
 from realmlm.model.realm import Realm
-from realmlm.reading.retrieve import check_readable, index_of
+from realmlm.reading.retrieve import check_readable, index_of, open_to_answer
 from realmlm.settings import FitHybrid
 from realmlm.storage.artefacts import refuse_existing, write_text
 
@@ -57,7 +57,7 @@ def fit_hybrid(settings: FitHybrid) -> str:
             refuse_existing(place)
     if settings.report is not None:  # found out before the work
         settings.report.parent.mkdir(parents=True, exist_ok=True)
-    realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device)).eval()
+    realm = open_to_answer(settings.model, pick_device(settings.device))
     corpus = Corpus.open(settings.corpus)
     check_readable(realm, corpus, name=str(settings.model))
     asked = {file: _some(read_questions(file), settings.limit) for file in settings.questions}

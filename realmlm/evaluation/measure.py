@@ -40,6 +40,7 @@ from realmlm.reading.retrieve import (
     check_readable,
     hybrid_of,
     index_of,
+    open_to_answer,
     retrieve,
 )
 from realmlm.settings import Evaluate
@@ -69,10 +70,8 @@ def evaluate(
     """
     if settings.engine == "ray" and (model or corpus or retriever):
         raise BadInput("on a Ray cluster model and corpus are opened by name: leave out the objects")
-    realm = Realm.from_pretrained(settings.model) if model is None else model
-    realm = realm.to(pick_device(settings.device)).eval()
-    if model is None and realm.device.type == "cuda":
-        realm.compute_quickly()
+    device = pick_device(settings.device)
+    realm = open_to_answer(settings.model, device) if model is None else model.to(device).eval()
     if corpus is None and settings.corpus is None:
         raise BadInput("say what to search: --corpus CORPUS")
     corpus = Corpus.open(settings.corpus or "") if corpus is None else corpus
@@ -278,9 +277,7 @@ def _measurer(
 
 def _open_answerer(settings: Evaluate, device: str) -> Answerer:
     """Model, corpus and retriever that the settings name, in a worker."""
-    realm = Realm.from_pretrained(settings.model, device=device).eval()
-    if realm.device.type == "cuda":
-        realm.compute_quickly()
+    realm = open_to_answer(settings.model, pick_device(device))
     corpus = Corpus.open(settings.corpus or "")
     retriever = make_retriever(settings, realm, corpus)
     return Answerer(realm, corpus, retriever, rerank=settings.rerank, overlapping=settings.overlapping)

@@ -3,8 +3,6 @@ stay in float32."""
 
 import torch
 
-from realmlm.model.quick import fastest
-
 WIDE = 192  # hidden size from which on it is worth it on a CPU (docs/speed.md)
 
 
@@ -13,7 +11,14 @@ def half_precision(
 ) -> torch.autocast:
     """While it is entered, encoders of this size compute their products in bfloat16: on a GPU, and on a CPU
     that computes it itself, if they are wide enough."""
-    worth_it = device.type == "cuda" or (hidden >= WIDE and bool(fastest(int8=False)))
+    worth_it = device.type == "cuda" or (hidden >= WIDE and cpu_has_bfloat16())
     return torch.autocast(
         device.type, dtype=torch.bfloat16, enabled=wanted and worth_it, cache_enabled=cache_enabled
     )
+
+
+def cpu_has_bfloat16() -> bool:
+    """Does this CPU have instructions for it? What it has does not change from one process of a run to the
+    next, as what was timed might."""
+    known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # torch has no public name for it
+    return known is not None and bool(known())

@@ -148,8 +148,9 @@ def fastest(int8: bool) -> Way | None:
     matrix_RC = torch.randint(-127, 128, (outputs, columns), generator=random, dtype=torch.int8)
     x_TC[0] = 1.0  # the largest sums there are
     matrix_RC[0] = 127
-    layer = Int8Linear(nn.Linear(columns, outputs), matrix_RC, torch.full((outputs,), 1 / 127))
-    plain = nn.Linear(columns, outputs)
+    with torch.random.fork_rng(devices=[]):  # layers draw their weights; what is trained draws on as before
+        layer = Int8Linear(nn.Linear(columns, outputs), matrix_RC, torch.full((outputs,), 1 / 127))
+        plain = nn.Linear(columns, outputs)
     with torch.inference_mode():
         plain.weight.copy_(layer.weight)
         plain.bias.copy_(layer.bias)

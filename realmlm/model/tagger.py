@@ -127,7 +127,8 @@ def predict(
 ) -> list[list[str]]:
     """A label for each word of each sentence; O for words beyond what is looked at."""
     split = [_pieces(wordpieces, words) for words in sentences]
-    with half_precision(model.head.weight.device, model.encoder.hidden):
+    device = model.head.weight.device
+    with half_precision(device, model.encoder.hidden, wanted=device.type == "cuda"):
         best_NL = model([tokens for tokens, _ in split], wordpieces).argmax(-1).cpu().numpy()
     found = []
     for row, (words, (_, firsts)) in enumerate(zip(sentences, split, strict=True)):

@@ -239,14 +239,9 @@ def null_vector(model: Realm) -> Tensor:
 
 
 def scores_of_all(model: Realm, query_BD: Tensor, offered: Offered) -> Tensor:
-    """f(x,z) [B, U] of every query and all that is offered to any, with gradient."""
+    """f(x,z) [B, U] of every query and all that is offered to any, by the current weights, with gradient: the
+    index that found the passages is steps old."""
     return inner_products(query_BD, embed_documents(model, offered.titles, offered.bodies))
-
-
-def fresh_scores(model: Realm, query_BD: Tensor, offered: Offered) -> Tensor:
-    """f(x,z) [B, K] by the current weights, with gradient: the index that found the passages is steps old."""
-    scores_BU = scores_of_all(model, query_BD, offered)
-    return scores_BU.gather(1, torch.from_numpy(offered.place_BK).to(scores_BU.device))
 
 
 def index_of(

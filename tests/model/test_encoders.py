@@ -29,7 +29,7 @@ from realmlm.model.mask_heads import load_mask_head
 from realmlm.model.quick import BFLOAT16, Way
 from realmlm.model.realm import ModelConfig, Realm, new_model
 from realmlm.reading.read import join, read_masks
-from realmlm.reading.retrieve import Offered, fresh_scores, index_of
+from realmlm.reading.retrieve import Offered, index_of, scores_of_all
 from realmlm.settings import JointOptim
 from realmlm.train.data import SentenceSource
 from realmlm.train.loop import make_optimizer
@@ -226,7 +226,8 @@ def test_joint_steps_lower_the_loss(subject: Subject, record_property: Record) -
         offered = Offered(corpus, ids.numpy(), null=True)
         read = read_masks(model, join(model, masked.queries, offered), positions_BM)
         reading = joint_reading(hidden_log_p(read.log_BKMV, targets_BM), valid_BM)
-        loss = -marginal_log_likelihood(fresh_scores(model, vectors, offered), reading).mean()
+        scores = scores_of_all(model, vectors, offered).gather(1, torch.from_numpy(offered.place_BK))
+        loss = -marginal_log_likelihood(scores, reading).mean()
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

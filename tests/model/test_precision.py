@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from realmlm.corpus.store import Corpus
+from realmlm.errors import NotEnough
 from realmlm.log import read_metrics
 from realmlm.model.precision import WIDE, half_precision
-from realmlm.model.quick import BFLOAT16, Way
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.settings import Loop, Optim, Warmup
-from tests.calls import create_model, run_warmup
+from tests.calls import create_model, run_warmup, warm_up
 from tests.conftest import TINY_MODEL
+from tests.train.steps import fail_at
 
 CPU = torch.device("cpu")
 
@@ -30,26 +32,26 @@ def wide(knowledge: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that computes bfloat16 itself."""
-    monkeypatch.setattr("realmlm.model.precision.fastest", lambda int8: BFLOAT16)
+    monkeypatch.setattr("realmlm.model.precision.cpu_has_bfloat16", lambda: True)
 
 
 @pytest.mark.parametrize(
-    ("device", "hidden", "way", "wanted", "half"),
+    ("device", "hidden", "has", "wanted", "half"),
     [
-        ("cuda", 32, None, True, True),
-        ("cuda", 32, None, False, False),
-        ("cpu", WIDE, BFLOAT16, True, True),
-        ("cpu", WIDE, BFLOAT16, False, False),
-        ("cpu", WIDE - 1, BFLOAT16, True, False),
-        ("cpu", WIDE, None, True, False),
+        ("cuda", 32, False, True, True),
+        ("cuda", 32, False, False, False),
+        ("cpu", WIDE, True, True, True),
+        ("cpu", WIDE, True, False, False),
+        ("cpu", WIDE - 1, True, True, False),
+        ("cpu", WIDE, False, True, False),
     ],
 )
 def test_where_it_is_faster(
-    device: str, hidden: int, way: Way | None, wanted: bool, half: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, hidden: int, has: bool, wanted: bool, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cuda" and half and not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    monkeypatch.setattr("realmlm.model.precision.fastest", lambda int8: way)
+    monkeypatch.setattr("realmlm.model.precision.cpu_has_bfloat16", lambda: has)
     x = torch.ones(2, 2, device=device if torch.cuda.is_available() else "cpu")
     with half_precision(torch.device(device), hidden, wanted=wanted):
         assert (x @ x).dtype == (torch.bfloat16 if half else torch.float32)
@@ -78,6 +80,29 @@ def test_training_on_a_cpu_learns_the_same_in_bfloat16(wide: Path, knowledge: Co
     assert ((losses[True] - losses[False]).abs() < 0.02 * losses[False]).all()
     model = Realm.from_pretrained(tmp_path / "True" / "model")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_in_bfloat16_that_was_cut_off_ends_with_the_same_bits(
+    knowledge: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout: what is drawn after resuming is what would have been drawn."""
+    wavering = {**TINY_MODEL, "layers": 1, "hidden": WIDE, "dropout": 0.1}
+    create_model(corpus=knowledge.folder, out=tmp_path / "model", **wavering)
+
+    def run(name: str) -> dict[str, torch.Tensor]:
+        optim = Optim(steps=5, batch=8, lr=1e-3)
+        loop = Loop(threads=1, device="cpu", checkpoint_every=3, deterministic=True)
+        of = {"model": tmp_path / "model", "corpus": knowledge.folder, "out": tmp_path / name}
+        return load_file(warm_up(**of, reader=optim, retriever=optim, loop=loop) / "model.safetensors")
+
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        fail_at(4, NotEnough("power cut"), patch)
+        with pytest.raises(NotEnough):
+            run("cut")
+    cut = run("cut")
+    assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
 
 
 @pytest.mark.usefixtures("quick")

@@ -159,6 +159,13 @@ def test_the_way_is_found_by_measuring() -> None:
     assert fastest(int8=False) in (None, BFLOAT16)
 
 
+def test_measuring_draws_no_random_numbers() -> None:
+    """Training may ask the model something in between, and draws on as if it had not."""
+    before = torch.get_rng_state()
+    fastest.__wrapped__(int8=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_bundled_model_embeds_in_8_bits_as_it_does_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realmlm.model.encoders.fastest", lambda int8: EIGHT_BITS if int8 else None)
     model = Realm.from_pretrained(int8=True)

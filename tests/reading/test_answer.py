@@ -32,8 +32,8 @@ from realmlm.reading.retrieve import (
     Query,
     Retrieved,
     embed_documents,
-    fresh_scores,
     index_of,
+    scores_of_all,
 )
 from realmlm.reading.units import all_widened, units, widened
 from tests.calls import build_corpus
@@ -145,12 +145,13 @@ def test_retrieval_is_the_inner_product_over_all_passages(answerer: Answerer) ->
         assert found[number] == pytest.approx(score, abs=2e-3)
 
 
-def test_fresh_scores_embed_each_passage_once_and_agree_with_one_by_one(answerer: Answerer) -> None:
+def test_scores_embed_each_passage_once_and_agree_with_one_by_one(answerer: Answerer) -> None:
     model = answerer.model
     corpus = answerer.corpus
     query = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[3, 5, 7], [5, 3, 9]])
-    scores = fresh_scores(model, query, Offered(corpus, ids.numpy(), null=True))
+    offered = Offered(corpus, ids.numpy(), null=True)
+    scores = scores_of_all(model, query, offered).gather(1, torch.from_numpy(offered.place_BK))
     assert scores.shape == (2, 4)
     for b in range(2):
         null = embed_documents(model, [NULL], [NULL])[0]
