@@ -44,6 +44,8 @@ class State:
     """Fingerprint of the corpus."""
     corpus_edits: int
     """How many edits of the corpus are in it."""
+    corpus_state: str | None = None
+    """What identifies the corpus with them; None in stores of older releases."""
     dim: int
     dtype: str
     """What the vectors were rounded to before they were stored, in float32."""
@@ -300,7 +302,7 @@ class KeptElsewhere:
         store holds something else now; it has to be opened again."""
         store = self.index.store
         state = store.state()
-        if not same_vectors(state, self.index.state):
+        if not same_vectors(state, self.index.state) or _holds_other_edits(state, corpus):
             return False
         if state.corpus_edits < corpus.edits:
             with store.locked():
@@ -318,7 +320,7 @@ class KeptElsewhere:
         if written:
             dtype = getattr(torch, state.dtype)
             batch = _batch(corpus, ids, embed_passages(corpus, ids, self._encode, dtype=dtype))
-        state = replace(state, corpus_edits=corpus.edits)
+        state = replace(state, corpus_edits=corpus.edits, corpus_state=corpus.state)
         self.index.store.edit(batch, removed, state)
         return state
 
@@ -326,6 +328,16 @@ class KeptElsewhere:
 def same_vectors(one: State, other: State) -> bool:
     """Are both of one corpus, by one tower?"""
     return (one.weights, one.corpus, one.dim) == (other.weights, other.corpus, other.dim)
+
+
+def _holds_other_edits(state: State, corpus: Corpus) -> bool:
+    """Does a store hold edits that the corpus no longer has? Someone may have removed some of the corpus's
+    edits and made as many others."""
+    if state.corpus_state is None or state.corpus_edits > corpus.edits:
+        return False
+    if state.corpus_edits < corpus.edits:
+        corpus = Corpus(corpus.folder, corpus.manifest, state.corpus_edits)
+    return state.corpus_state != corpus.state
 
 
 def open_shared(place: SharedPlace, corpus: Corpus, encode: Encode, *, follow: bool) -> KeptElsewhere:
@@ -345,6 +357,10 @@ def open_shared(place: SharedPlace, corpus: Corpus, encode: Encode, *, follow: b
     if state.corpus_edits > corpus.edits:
         ahead = f"{store} holds {state.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} here"
         raise Mismatch(f"{ahead}; write it again: {again}")
+    if _holds_other_edits(state, corpus):
+        raise Mismatch(
+            f"{store} holds edits that {corpus.folder} no longer has; write the vectors again: {again}"
+        )
     kept = KeptElsewhere(SharedIndex(store, state, corpus, place.only), corpus, encode)
     kept.follow(corpus)
     if not len(kept.index):

@@ -37,6 +37,7 @@ def export_vectors(settings: ExportVectors) -> str:
         weights=DocumentEncoder.of(realm).fingerprint,
         corpus=corpus.fingerprint,
         corpus_edits=corpus.edits,
+        corpus_state=corpus.state,
         dim=kept.index.dim,
         dtype=str(kept.index.dtype).removeprefix("torch."),
     )

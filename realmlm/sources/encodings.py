@@ -20,6 +20,7 @@ _WIDER = {  # old programs declared the first and wrote the second, which contai
     "shift_jis": "cp932",
     "euc_kr": "cp949",
 }
+_NO_ENCODINGS = ("idna", "punycode", "raw-unicode-escape", "unicode-escape")  # but Python decodes them
 _ASCII = bytes(range(32, 127)) + rb"\n +A-"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LEAST_NULS = 8  # NUL bytes for a file without a byte order mark to be taken for UTF-16
@@ -52,18 +53,51 @@ def declared_text(page: bytes) -> str | None:
     """
     found = _DECLARED.search(_COMMENT.sub(b"", page[:_HEAD]))
     marked = page.startswith((codecs.BOM_UTF8, *_UTF_16))
-    if found is None or marked or (not page.isascii() and _is_utf_8(page)):
+    if found is None or marked or (not page.isascii() and is_utf_8(page)):
         return None
+    name = _name(found[1].decode("ascii"))
+    if name is None:
+        return None
+    name = _WIDER.get(name, name)
     try:
-        name = codecs.lookup(found[1].decode("ascii")).name
-        name = _WIDER.get(name, name)
         # an encoding in which the declaration itself would read otherwise cannot be the page's
         return page.decode(name) if _ASCII.decode(name) == _ASCII.decode("ascii") else None
-    except (LookupError, ValueError):
+    except ValueError:
         return None
 
 
-def _is_utf_8(data: bytes) -> bool:
+def stated_codec(stated: str | None) -> str | None:
+    """The codec for bytes that come with the name of their encoding. None if that tells nothing: if it is
+    missing or unknown, or ASCII, which programs say of anything, or UTF-8, which bytes show themselves."""
+    name = _name(stated or "ascii")
+    return None if name in (None, "ascii", "utf-8") else _WIDER.get(name, name)
+
+
+def stated_text(data: bytes, stated: str | None = None) -> str:
+    """The text of bytes that come with the name of their encoding. Where that tells nothing they are what
+    they declare themselves to be, UTF-8, or Windows-1252 if no letter beyond ASCII is UTF-8. A replacement
+    character stands for what is damaged."""
+    if codec := stated_codec(stated):
+        return data.decode(codec, "replace")
+    if (declared := declared_text(data)) is not None:
+        return declared
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    if is_utf_8(data) or not text.replace("\ufffd", "").isascii():
+        return text
+    return windows_text(data) or text
+
+
+def _name(encoding: str) -> str | None:
+    """What Python calls an encoding; None if it knows none that is called so."""
+    try:
+        name = codecs.lookup(encoding).name
+        b"a".decode(name)  # complains about what is no encoding of text
+    except (LookupError, ValueError):
+        return None
+    return None if name in _NO_ENCODINGS else name
+
+
+def is_utf_8(data: bytes) -> bool:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

@@ -30,6 +30,7 @@ _BLOCKS = frozenset(_ELEMENTS_ON_THEIR_OWN_LINES.split())
 _HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
+LONGEST_NAME = 200  # characters of the name of a column: each row repeats it
 _MARKDOWN_AT_ONCE = 2**20  # characters: their tokens take up to 500 bytes for each
 # brackets in which only a template stood; switches like __NOTOC__
 _WIKI_LEFTOVERS = re.compile(r" ?\(\s*+(?:[,;]\s*+)?\)|__[A-Z]+__")
@@ -92,8 +93,9 @@ def in_words(name: str) -> str:
 
 def row_line(names: Sequence[str], cells: Sequence[str]) -> str:
     """A row of a table as one line, each cell after its column's name in words: "town: Oslo; river: Aker".
-    Empty cells are left out."""
-    pairs = ((in_words(name), " ".join(cell.split())) for name, cell in zip(names, cells, strict=True))
+    Empty cells are left out, and so are names too long to be repeated in every row."""
+    short = (in_words(name) if len(name) <= LONGEST_NAME else "" for name in names)
+    pairs = ((name, " ".join(cell.split())) for name, cell in zip(short, cells, strict=True))
     line = "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
     return line.replace(":; ", ": ")  # of a form: the name of what follows is a cell
 
@@ -101,6 +103,8 @@ def row_line(names: Sequence[str], cells: Sequence[str]) -> str:
 def table_lines(rows: Sequence[Sequence[str]], *, header: bool) -> list[str]:
     """The rows of a table as lines; a `header`, the first, names the columns of rows of its length."""
     names = rows[0] if header and any(len(row) == len(rows[0]) for row in rows[1:]) else ()
+    if any(len(name) > LONGEST_NAME for name in names):
+        names = ()
     body = rows[1:] if names else rows
     return [row_line(names if len(row) == len(names) else [""] * len(row), row) for row in body]
 

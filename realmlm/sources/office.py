@@ -6,17 +6,15 @@ in bounded time and memory.
 
 import io
 import re
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from realmlm.errors import require
-from realmlm.sources.bounds import LARGEST, Unreadable, refuse_locked
+from realmlm.sources.archive import Archive
+from realmlm.sources.bounds import Unreadable, refuse_locked
 from realmlm.sources.headings import Document, Heading, cut
 from realmlm.sources.letters import clean
 from realmlm.sources.markup import table_lines
-
-_LARGEST_XML = 2**26  # bytes of a Word document's XML, decompressed: its tree takes ten times as much
 
 
 def word_document(data: bytes) -> Document:
@@ -25,11 +23,7 @@ def word_document(data: bytes) -> Document:
     docx = require("docx", extra="", why="reading Word documents")
     refuse_locked(data)
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as parts:
-            sizes = [(part.filename.endswith((".xml", ".rels")), part.file_size) for part in parts.infolist()]
-        xml = sum(size for is_xml, size in sizes if is_xml)
-        if sum(size for _, size in sizes) > LARGEST or xml > _LARGEST_XML:
-            raise Unreadable("unpacks to more than a document may hold; split it")
+        Archive(data).check()
         document = docx.Document(io.BytesIO(data))
         stated = str(document.core_properties.title or "")
         stated = (
@@ -44,7 +38,7 @@ def word_document(data: bytes) -> Document:
 
 
 def _word_pieces(document: Any) -> Iterator[Heading | str]:
-    levels = {style.style_id: _style_level(style) for style in document.styles}
+    levels = _style_levels(document.styles)
     for element in document.element.body.iter(_word("p"), _word("tbl")):
         if next(element.iterancestors(_word("tbl")), None) is not None:  # it comes with its row
             continue
@@ -57,19 +51,27 @@ def _word_pieces(document: Any) -> Iterator[Heading | str]:
         yield f"{line}\n" if level is None else Heading(level, line)
 
 
-def _style_level(style: Any) -> int | None:
-    """The level of headings of a style: that of Word's own, 0 for its Title; or one that is given to it, or
-    to the style that it is made from."""
-    seen: list[Any] = []
-    while style is not None and style.style_id not in seen:
-        named = re.fullmatch(r"Title|Heading (\d)", str(style.name))
-        if named:
-            return int(named[1] or 0)
-        if (level := _outline_level(style.element)) is not None:
-            return level
-        seen.append(style.style_id)
-        style = getattr(style, "base_style", None)
-    return None
+def _style_levels(styles: Iterable[Any]) -> dict[str, int | None]:
+    """The level of headings of each style: that of Word's own, 0 for its Title; or one that is given to it,
+    or to the style that it is made from."""
+    by_id = {style.style_id: style for style in styles}
+    levels: dict[str, int | None] = {}
+    for each in by_id:
+        level = None
+        chain: dict[str, None] = {}
+        following: str | None = each
+        while following in by_id and following not in chain and level is None:
+            chain[following] = None
+            level = levels[following] if following in levels else _own_level(by_id[following])
+            following = None if following in levels else by_id[following].element.basedOn_val
+        levels |= dict.fromkeys(chain, level)
+    return levels
+
+
+def _own_level(style: Any) -> int | None:
+    if named := re.fullmatch(r"Title|Heading (\d)", str(style.name)):
+        return int(named[1] or 0)
+    return _outline_level(style.element)
 
 
 def _outline_level(element: Any) -> int | None:

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from realmlm.storage.files import Counted
 from realmlm.storage.remote import at_hand, open_file, shown
 
 DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_BINARY = re.compile(rb"(?<!\\)(?:\\\\)*+(\\bin(\d{1,10}) ?)")
+_BEYOND_ASCII = re.compile(r"[\x80-\xff]")
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
@@ -120,7 +123,23 @@ def _mailed(reading: Reading, data: bytes, *, mark: str = "", line: int | None =
 
 def _read_rich_text(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
     if (data := reading.whole(stream)) is not None:
-        yield from reading.article(_stem(reading.file), rich_text(data.decode("latin-1")), polish=tidy)
+        yield from reading.article(_stem(reading.file), rich_text(_in_ascii(data)), polish=tidy)
+
+
+def _in_ascii(rich: bytes) -> str:
+    """Rich text with other letters as \\'xx, which is read in the code page that the file states. Data that
+    is not text (\\bin) is left out."""
+    pieces = []
+    past = 0
+    while found := _BINARY.search(rich, past):
+        pieces.append(rich[past : found.start(1)])
+        past = found.end() + int(found[2])
+    text = b"".join([*pieces, rich[past:]]).decode("latin-1")
+    return _BEYOND_ASCII.sub(lambda letter: f"\\'{ord(letter[0]):02x}", text)
+
+
+def _read_book(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    return _read_office(reading, stream, parse=partial(book, on_bad=reading.bad))
 
 
 def _read_office(
@@ -273,7 +292,7 @@ READERS: dict[str, Callable[[Reading, BinaryIO], Iterator[Article]]] = {
     ".odt": partial(_read_office, parse=open_document),
     ".odp": partial(_read_office, parse=open_document),
     ".pptx": partial(_read_office, parse=powerpoint),
-    ".epub": partial(_read_office, parse=book),
+    ".epub": _read_book,
     ".rtf": _read_rich_text,
     ".eml": _read_mail,
     ".mbox": _read_mails,

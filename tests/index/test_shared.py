@@ -1,6 +1,7 @@
 """Indexes that other systems hold: found as by exact search, changed with their corpus, filtered safely."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ def written(place: SharedPlace, model: Realm, corpus: Corpus) -> State:
         weights=DocumentEncoder.of(model).fingerprint,
         corpus=corpus.fingerprint,
         corpus_edits=corpus.edits,
+        corpus_state=corpus.state,
         dim=index.dim,
         dtype="float16",
     )
@@ -205,6 +207,31 @@ def test_edits_made_without_an_engine_are_taken_up_when_it_opens(
     assert HERON.text in shown(Engine(tiny_model, Corpus.open(corpus.folder), index=place))
     again = Engine(tiny_model, Corpus.open(corpus.folder), index=place)
     assert 2 not in again.index.ids.tolist()
+
+
+def test_edits_that_are_no_more_are_told_from_others(
+    place: SharedPlace, tiny_model: Realm, corpus: Corpus
+) -> None:
+    written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+    engine.edit(add=[HERON])
+    shutil.rmtree(corpus.folder / "edits" / "000001")
+    other, _ = Corpus.open(corpus.folder).edit(add=[replace(HERON, text="The otter is the bird of no town.")])
+    for now in (other, other.edit(remove=[3])[0]):
+        with pytest.raises(Mismatch, match=r"holds edits that .* no longer has; write the vectors again"):
+            Engine(tiny_model, now, index=place)
+    written(place, tiny_model, Corpus.open(corpus.folder))
+    assert HERON.text not in shown(Engine(tiny_model, Corpus.open(corpus.folder), index=place))
+
+
+def test_a_store_of_an_older_release_is_taken_as_it_is(
+    place: SharedPlace, tiny_model: Realm, corpus: Corpus
+) -> None:
+    state = written(place, tiny_model, corpus)
+    assert State.of(state.to_json()) == state
+    older = json.loads(state.to_json())
+    del older["realmlm"]["corpus_state"]
+    assert State.of(json.dumps(older)) == replace(state, corpus_state=None)
 
 
 def test_a_passage_that_the_corpus_here_does_not_have_yet_is_not_found(

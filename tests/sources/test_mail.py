@@ -1,9 +1,12 @@
 """E-mails, and what came with them, as one would read them."""
 
+import base64
 import io
 import mailbox
+import random
 import time
 import zipfile
+import zlib
 from contextlib import suppress
 from email.message import EmailMessage
 from pathlib import Path
@@ -195,3 +198,237 @@ def test_lines_of_any_length_end_a_message_at_its_own_end() -> None:
         (1, 2**20 + 14),
         (6, 12),
     ]
+
+
+def written(data: bytes) -> str:
+    return read_mail(data).document.sections[0].text
+
+
+def test_people_are_cut_after_one_of_them_wherever_the_limit_falls() -> None:
+    for shift in range(1, 60):
+        people = ", ".join(f'"Ferris, Z{number}" <z{number}@hall.example>' for number in range(99))
+        data = f"From: Bo\nTo: {'x' * shift}@hall.example, {people}\n\nHello.\n".encode()
+        _, to, hello = written(data).splitlines()
+        assert to.startswith(f'To: {"x" * shift}@hall.example, "Ferris, Z0" <z0@hall.example>, ')
+        assert to.endswith("@hall.example>, …")
+        assert hello == "Hello."
+
+
+def test_a_sender_of_any_length_is_named() -> None:
+    first, hello = written(b"From: " + b"x" * 400 + b"@hall.example\n\nHello.\n").splitlines()
+    assert first == f"From: {'x' * 300}, …"
+    assert hello == "Hello."
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        'To: "',
+        "Cc: <",
+        "To: " + "(" * 900,
+        "Date: Tue, 03 Jun 99999999999 14:02:11 +0200",
+        "Content-Type: text/plain; charset*",
+        "Content-Type: text/plain; charset*; charset*0=x",
+        "Content-Type: text/plain; charset=undefined",
+        "Content-Type: text/plain; charset=rot13",
+        "Content-Type: text/plain; charset=punycode",
+        "Content-Type: multipart/mixed",
+        "Content-Disposition: inline; filename*=undefined''x",
+    ],
+)
+def test_no_malformed_header_costs_a_message(header: str) -> None:
+    said = written(f"From: Bo\n{header}\n\nHello, hello.\n".encode()).splitlines()
+    assert (said[0], said[-1]) == ("From: Bo", "Hello, hello.")
+
+
+def test_any_header_cut_anywhere_costs_no_message() -> None:
+    dice = random.Random(7)
+    values = (
+        '"Ferris, Zoë" <zoe@ferris.example>, all: a@b.c, d@e.f;, (who) "x\\"y" <g@h.i>',
+        "Tue, 03 Jun 2025 14:02:11 +0200 (CEST)",
+        "=?utf-8?q?Die_Miete?= =?gb2312?b?1tA=?= f=?x?=r",
+        "text/plain; charset*0*=utf-8''utf; charset*1=-8; name=\"a.txt\"; format=flowed",
+        "attachment; filename*=iso-8859-1'de'M%E4rz.txt; size=3",
+        "quoted-printable",
+    )
+    names = ("From", "To", "Cc", "Date", "Subject", "Content-Type", "Content-Disposition")
+    marks = "\"<>()[]:;@,\\=?*'% \t\0\x0cé1"
+    for _ in range(400):
+        lines = ["From: Bo"]
+        for name in dice.sample((*names, "Content-Transfer-Encoding"), 3):
+            value = list(dice.choice(values))[: dice.randrange(99)]
+            for _ in range(dice.randrange(6)):
+                value.insert(dice.randrange(len(value) + 1), dice.choice(marks))
+            lines.append(f"{name}: {''.join(value)}")
+        encoding = dice.choice(["utf-8", "latin-1"])
+        alone = "\n".join([*lines, "", "Hello.", ""]).encode(encoding)
+        top = b"From: Bo\nContent-Type: multipart/mixed; boundary=b\n\n--b\n"
+        around = top + alone + b"--b\nContent-Type: message/rfc822\n\n" + alone + b"--b--\n"
+        for data in (alone, around):
+            found = read_mail(data)
+            assert found.document.sections[0].text.startswith("From: Bo"), data
+        assert found.attached[-1][0].endswith(".eml"), data
+        assert found.attached[-1][1].split() == alone.split(), data
+
+
+def part(kind: str, content: bytes | str = b"", *more: str) -> bytes:
+    content = content.encode() if isinstance(content, str) else content
+    return "\n".join([f"Content-Type: {kind}", *more, "", ""]).encode() + content + b"\n"
+
+
+def multipart(kind: str, *parts: bytes) -> bytes:
+    mark = f"b{zlib.crc32(b''.join(parts))}"
+    inner = b"".join(f"--{mark}\n".encode() + one for one in parts)
+    return part(f"multipart/{kind}; boundary={mark}", inner + f"--{mark}--".encode())
+
+
+def of(content: bytes) -> tuple[list[str], list[tuple[str, bytes]]]:
+    """The lines of a message with this content, and its files."""
+    mail = read_mail(b"From: Bo\n" + content)
+    return mail.document.sections[0].text.splitlines(), mail.attached
+
+
+NOTE = part("text/plain", "Bring keys.", "Content-Disposition: attachment; filename=x.txt")
+HELLO = part("text/plain", "Hello.")
+PAGE = part("text/html", "<p>Hello, <b>page</b>.</p>")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        multipart("signed", multipart("mixed", HELLO, NOTE), part("application/pgp-signature", "abc")),
+        multipart("mixed", multipart("mixed", HELLO, NOTE), part("image/png", "")),
+        multipart("alternative", HELLO, multipart("mixed", PAGE, NOTE)),
+        multipart("mixed", multipart("alternative", HELLO, multipart("related", PAGE, NOTE))),
+        multipart("mixed", HELLO, part("text/plain; name=x.txt", "Bring keys.")),
+    ],
+)
+def test_files_are_found_however_deep_they_lie(content: bytes) -> None:
+    assert of(content) == (["From: Bo", "Attached: x.txt", "Hello."], [("x.txt", b"Bring keys.")])
+
+
+def test_all_texts_of_a_message_are_read_in_order() -> None:
+    scan = part("application/pdf; name=a.pdf", "%PDF")
+    after = part("text/plain", "And now?\n> Then.")
+    lines, files = of(multipart("mixed", HELLO, scan, after, part("text/html", "<p>Bo of the hall")))
+    assert lines == ["From: Bo", "Attached: a.pdf", "Hello.", "And now?", "Bo of the hall"]
+    assert files == [("a.pdf", b"%PDF")]
+
+
+def test_a_page_is_read_where_the_plain_text_is_blank_or_the_only_one_is_in_it() -> None:
+    blank = part("text/plain", " \n\xa0\n", "Content-Transfer-Encoding: 8bit")
+    assert of(multipart("alternative", blank, PAGE))[0] == ["From: Bo", "Hello, page."]
+    assert of(multipart("alternative", PAGE, HELLO))[0] == ["From: Bo", "Hello."]
+
+
+def test_attached_files_without_a_name_are_called_by_their_kind() -> None:
+    attached = "Content-Disposition: attachment"
+    content = multipart("mixed", HELLO, part("text/csv", "a,b", attached), part("image/x", "z", attached))
+    assert of(content)[1] == [("attached.csv", b"a,b"), ("attached", b"z")]
+    alone = part("application/pdf; name==?utf-8?q?M=C3=A4rz=2Epdf?=", "%PDF")
+    assert of(alone) == (["From: Bo", "Attached: März.pdf"], [("März.pdf", b"%PDF\n")])
+
+
+def test_a_message_that_should_have_parts_and_has_none_is_text() -> None:
+    for kind in ("multipart/mixed", "multipart/alternative; boundary=b"):
+        assert of(part(kind, "Hello."))[0] == ["From: Bo", "Hello."]
+
+
+@pytest.mark.parametrize("kind", ["text/plain; charset=koi8-r", "multipart/mixed", "message/x", "x/y"])
+def test_a_forwarded_message_comes_as_it_was_written(kind: str) -> None:
+    inner = "From: Zoë\nTo: a@b.c,\n  d@e.f\nSubject:".encode() + b" " + b"x" * 200 + b"\n"
+    inner += part(kind, b"Zo\xeb\r\n") + b"\nFrom: Bo\x0c"
+    [(name, content)] = of(multipart("mixed", HELLO, part("message/rfc822", inner)))[1]
+    assert name == "x" * 200 + ".eml"
+    assert content.split() == inner.split()  # lines may end otherwise
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "text"),
+    [
+        ("text/plain", "Zoë café".encode(), "Zoë café"),
+        ("text/plain; charset=us-ascii", "Zoë café".encode(), "Zoë café"),
+        ("text/plain; charset=us-ascii", "Zoë café".encode("latin-1"), "Zoë café"),
+        ("text/plain; charset=utf-8", "Zoë “café”".encode("cp1252"), "Zoë “café”"),
+        ("text/plain; charset=utf-8", "\ufeffZoë café".encode() + b" \xe2\x80", "Zoë café �"),
+        ("text/plain; charset=klingon", "Zoë café".encode(), "Zoë café"),
+        ("text/plain; charset=iso-8859-1", b"it\x92s \x93q\x94", "it’s “q”"),
+        ("text/plain; charset=gb2312", "镕的中文".encode("gbk"), "镕的中文"),
+        ("text/plain; charset=shift_jis", "①番 テスト".encode("cp932") + b" \x80", "①番 テスト \x80"),
+        ("text/plain; charset=utf-7", b"caf+AOk-", "café"),
+        ("text/html", "<meta charset=koi8-r><p>Привет".encode("koi8-r"), "Привет"),
+        ("text/html", "<meta charset=iso-2022-jp><p>日本語".encode("iso-2022-jp"), "日本語"),
+        ("text/html; charset=utf-8", "<meta charset=koi8-r><p>Привет".encode(), "Привет"),
+    ],
+)
+def test_letters_are_those_that_were_written(kind: str, data: bytes, text: str) -> None:
+    for how in ("8bit", "base64"):
+        sent = base64.encodebytes(data) if how == "base64" else data
+        assert of(part(kind, sent, f"Content-Transfer-Encoding: {how}"))[0] == ["From: Bo", text]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+def test_letters_of_headers_that_came_as_they_are(encoding: str) -> None:
+    mail = read_mail("From: Zoë <z@a.example>\nSubject: “Café”\n\nHello.\n".encode(encoding))
+    assert mail.document.title == "“Café”"
+    assert mail.document.sections[0].text.splitlines()[0] == "From: Zoë <z@a.example>"
+
+
+def test_letters_of_encoded_words_beyond_what_they_declare() -> None:
+    word = base64.b64encode("镕".encode("gbk")).decode()
+    assert read_mail(f"Subject: =?GB2312?B?{word}?=\n\nHello.\n".encode()).document.title == "镕"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "kept"),
+    [
+        ("text/plain; charset=koi8-r; name=a.txt", "Привет".encode("koi8-r"), "Привет".encode()),
+        ("text/html; charset=iso-2022-jp; name=a.htm", "日本".encode("iso-2022-jp"), "日本".encode()),
+        (
+            "text/plain; charset=iso-8859-1; name=a.txt",
+            "Zoë".encode(),
+            "Zoë".encode(),
+        ),  # states what is wrong
+        ("text/plain; charset=iso-8859-1; name=a.txt", "Zoë".encode("utf-16"), "Zoë".encode("utf-16")),
+        ("text/plain; charset=iso-8859-1; name=a.pdf", b"%PDF \xe9", b"%PDF \xe9"),
+        ("text/plain; charset=us-ascii; name=a.txt", b"Zo\xeb", b"Zo\xeb"),  # the reader of files will guess
+    ],
+)
+def test_attached_text_is_in_the_encoding_that_its_part_states(kind: str, data: bytes, kept: bytes) -> None:
+    content = part(kind, base64.encodebytes(data), "Content-Transfer-Encoding: base64")
+    [(_, found)] = of(multipart("mixed", HELLO, content))[1]
+    assert found == kept
+
+
+NESTED = b"From: a\n" + b"".join(
+    b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (number, number) for number in range(45)
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "limit"),
+    [
+        (b"From: a\nContent-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\n" * 400_000, "1,000 parts"),
+        (b"From: a\nContent-Type: multipart/digest; boundary=b\n\n" + b"--b\n\n" * 400_000, "1,000 parts"),
+        (b"From: a\nContent-Type: message/delivery-status\n\n" + b"a: b\n\n" * 300_000, "1,000 parts"),
+        (b"From: a\n" + b"Content-Type: message/rfc822\n\n" * 60_000, "50 deep"),
+        (NESTED + b"\n" * 1_000_000, "20,000,000 lines"),
+        (NESTED + b"\r" * 2_000_000, "20,000,000 lines"),
+        (b"From: a\n\n" + b"\n" * 20_000_000, "20,000,000 lines"),
+    ],
+)
+def test_what_would_take_long_is_refused_before_it_does(data: bytes, limit: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(Unreadable, match=limit):
+        read_mail(data)
+    assert time.process_time() - begun < 1
+
+
+def test_large_files_and_many_parts_take_no_time() -> None:
+    large = base64.encodebytes(bytes(2**25))
+    scan = part("application/pdf; name=a.pdf", large, "Content-Transfer-Encoding: base64")
+    notes = [part(f"text/plain; name={number}.txt", "x") for number in range(900)]
+    begun = time.process_time()
+    _, files = of(multipart("mixed", multipart("alternative", HELLO, PAGE), scan, *notes))
+    assert time.process_time() - begun < 10
+    assert [len(content) for _, content in files] == [2**25, *[1] * 900]

@@ -22,6 +22,7 @@ from realmlm.sources.headings import Document
 from realmlm.sources.office import word_document
 from realmlm.sources.pdf import pdf_document
 from tests.calls import build_corpus
+from tests.sources.zips import archive, understated, unpacked
 
 docx = pytest.importorskip("docx")
 pypdf = pytest.importorskip("pypdf")
@@ -280,6 +281,29 @@ def test_a_word_document_is_read_in_its_order(tmp_path: Path) -> None:
     assert read(tmp_path / "plain.docx")[0].title == "plain"
 
 
+def test_styles_made_from_each_other_have_the_level_of_the_first() -> None:
+    document = docx.Document()
+    last = "Heading 2"
+    for number in range(300):
+        style = document.styles.add_style(f"Own {number}", docx.enum.style.WD_STYLE_TYPE.PARAGRAPH)
+        style.base_style = document.styles[last]
+        last = style.name
+    circle = [document.styles.add_style(name, docx.enum.style.WD_STYLE_TYPE.PARAGRAPH) for name in "AB"]
+    circle[0].base_style, circle[1].base_style = circle[1], circle[0]
+    for style, words in (
+        ("Heading 1", "Birds"),
+        (last, "Herons"),
+        ("A", "They fish."),
+        ("Heading 2", "Owls"),
+    ):
+        document.add_paragraph(words, style=style)
+    document.add_paragraph("They hunt.")
+    data = saved(document)
+    begun = time.monotonic()
+    assert [section.path for section in word_document(data).sections] == [("Herons",), ("Owls",)]
+    assert time.monotonic() - begun < 3, "three hundred styles took 5 s where each looked through all others"
+
+
 def test_a_table_without_a_header_names_nothing() -> None:
     document = docx.Document()
     table = document.add_table(2, 2)
@@ -396,6 +420,25 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(docx, "Document", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(Unreadable, match="unpacks to more"):
         word_document(stream.getvalue())
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_document_compressed_otherwise_is_not_opened(monkeypatch: pytest.MonkeyPatch, method: int) -> None:
+    whole = unpacked(saved(docx.Document()))
+    monkeypatch.setattr(docx, "Document", lambda *_: pytest.fail("it was opened"))
+    with pytest.raises(Unreadable, match="is compressed otherwise"):
+        word_document(archive(whole, method))
+
+
+@pytest.mark.parametrize(("checked", "why"), [(100, "Bad CRC-32"), (101, "holds more in its part")])
+def test_a_document_larger_than_it_says_is_not_opened(
+    monkeypatch: pytest.MonkeyPatch, checked: int, why: str
+) -> None:
+    picture = "word/media/image1.png"
+    whole = archive(unpacked(saved(docx.Document())) | {picture: bytes(2**25)})
+    monkeypatch.setattr(docx, "Document", lambda *_: pytest.fail("it was opened"))
+    with pytest.raises(Unreadable, match=why):
+        word_document(understated(whole, picture, 100, checked))
 
 
 # --- both ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realmlm.sources.markup import html_document
 from realmlm.sources.tables import Record, read_table
 
 CELLS = st.text(alphabet=st.sampled_from('aB1 ,;\t"\n.é'), min_size=1, max_size=8).filter(str.strip)
@@ -194,3 +195,16 @@ def test_a_large_table_is_not_held():
     tracemalloc.stop()
     assert found > 30
     assert peak < 5 * 2**20
+
+
+def test_a_name_too_long_to_be_repeated_names_nothing() -> None:
+    name = "n" * 5000
+    text = f"town,{name}\n" + "".join(f"Town{number},Oslo\n" for number in range(1000))
+    assert sum(len(line) for line in lines(text)) < 3 * len(text)
+    assert "town: Town7; Oslo" in lines(text)
+    page = html_document(
+        f"<table><tr><th>town<th>{name}</tr>" + "<tr><td>Bern<td>Aare</tr>" * 1000 + "</table>"
+    )
+    (section,) = page.sections
+    assert section.text.count(name) == 1
+    assert section.text.split("\n")[-1] == "Bern; Aare"
