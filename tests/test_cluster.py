@@ -242,8 +242,14 @@ def local(corpus: Corpus, tiny_model_folder: Path, tmp_path_factory: pytest.Temp
 
 @pytest.mark.scale
 def test_questions_are_answered_alike(
-    cluster: Cluster, world: Path, knowledge: Corpus, tiny_model_folder: Path, tmp_path: Path
+    cluster: Cluster,
+    world: Path,
+    knowledge: Corpus,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.undo()  # here too all is computed as it is outside of tests
     asked: dict[str, Any] = {"questions": world / "questions-held-out.jsonl", "corpus": knowledge.folder}
     asked |= {"model": tiny_model_folder, "limit": 60, "read": 2}
     here = evaluate(**asked, predictions=tmp_path / "here")

@@ -19,6 +19,8 @@ import pytest
 
 from realmlm.corpus.spans import mark_spans, rule_tagger
 from realmlm.corpus.store import Corpus
+from realmlm.model.realm import Realm
+from realmlm.reading.retrieve import index_of
 from tests.calls import build_corpus, evaluate
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
@@ -133,6 +135,7 @@ def local(
     corpus = build_corpus([world / "knowledge.jsonl"], folder / "corpus", **cut)
     mark_spans(corpus, rule_tagger(corpus))
     made: dict[str, Any] = {"model": tiny_model_folder, "corpus": corpus.folder}
+    index_of(Realm.from_pretrained(tiny_model_folder), corpus)
     report = evaluate(**made, questions=world / "questions-held-out.jsonl", limit=40, read=2)
     return contents(corpus.folder), json.loads(json.dumps(report.as_json()))
 

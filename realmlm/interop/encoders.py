@@ -183,7 +183,7 @@ class _Side:
     def _check_encoder(self, folder: Path) -> None:
         """Does transformers make the same encoder of what was written?"""
         inputs = self.probe()
-        theirs = Encoder(load_encoder(folder).eval())(inputs)
+        theirs = Encoder(load_encoder(folder)).eval()(inputs)
         if not torch.allclose(theirs, self.tower.encoder(inputs), atol=_SAME):
             why = f"transformers reads encoders of the family '{self.family}' otherwise"
             raise BadInput(f"{why}; export them with --format onnx")

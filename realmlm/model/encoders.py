@@ -289,9 +289,11 @@ class Encoder(nn.Module):
             return self._wide(encode(self.body, packed, compiled=self.compiled, places_R=places_R))
 
     def _in_groups(self, inputs: Inputs, encode: Callable[[Inputs], Tensor]) -> Tensor:
-        """Encode sequences of like length together: less padding. So does a CPU, whose cache is small, unless
-        the encoder is so narrow that groups take longer than they save."""
-        groups = inputs.alike() if inputs.on_gpu or self.quick or self.hidden >= WIDE else []
+        """On a GPU encode sequences of like length together: less padding. So does a CPU in quick mode and in
+        training, for its cache is small, unless the encoder is so narrow that groups take longer than that.
+        """
+        apart = inputs.on_gpu or self.quick or (self.training and self.hidden >= WIDE)
+        groups = inputs.alike() if apart else []
         if len(groups) < 2:
             return encode(inputs)
         back_N = torch.from_numpy(np.argsort(np.concatenate(groups))).to(inputs.tokens_NL.device)
@@ -457,7 +459,7 @@ class Reader(nn.Module):
         self.encoder = encoder
         self.encoder.finely = True
         family = encoder.body.config
-        eps = getattr(family, "layer_norm_eps", 1e-12)
+        eps = getattr(family, "layer_norm_eps", getattr(family, "norm_eps", 1e-12))  # the second: ModernBERT
         self.mask_head = MaskHead(encoder.hidden, self.embedding, eps=eps, activation=_activation(family))
         # T5's embeddings are large: its own output layer divides by √H as well
         if hasattr(family, "initializer_factor"):

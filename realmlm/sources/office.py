@@ -60,10 +60,13 @@ def _style_levels(styles: Iterable[Any]) -> dict[str, int | None]:
         level = None
         chain: dict[str, None] = {}
         following: str | None = each
-        while following in by_id and following not in chain and level is None:
+        while following is not None and following in by_id and following not in chain and level is None:
             chain[following] = None
-            level = levels[following] if following in levels else _own_level(by_id[following])
-            following = None if following in levels else by_id[following].element.basedOn_val
+            if following in levels:
+                level = levels[following]
+                break
+            level = _own_level(by_id[following])
+            following = by_id[following].element.basedOn_val
         levels |= dict.fromkeys(chain, level)
     return levels
 
