@@ -18,8 +18,8 @@ from realmlm.corpus.spans import mark_spans
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.log import read_metrics
-from realmlm.model.create import fresh_encoder
-from realmlm.model.realm import ModelConfig, new_model
+from realmlm.model.config import ModelConfig
+from realmlm.model.create import fresh_encoder, new_model
 from realmlm.settings import BuildCorpus, Loop, Optim, Warmup
 from realmlm.worlds import write_world
 

@@ -33,7 +33,9 @@ from realmlm.interop.layout import (
 from realmlm.interop.records import count_records, read_records
 from realmlm.interop.sources import RECORDS, Source, open_source
 from realmlm.log import progress, say
-from realmlm.model.realm import ModelConfig, Realm, tower_fingerprint
+from realmlm.model.config import ModelConfig
+from realmlm.model.fingerprint import tower_fingerprint
+from realmlm.model.realm import Realm
 from realmlm.parallel import default_workers
 from realmlm.settings import ImportHf
 from realmlm.sources.article import Article

@@ -5,7 +5,7 @@ from typing import Any
 
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.errors import BadInput, Mismatch
-from realmlm.model.realm import MOST_SPECIAL
+from realmlm.model.config import MOST_SPECIAL
 
 # The values of settings that a config does not name.
 DEFAULTS: dict[str, Any] = {

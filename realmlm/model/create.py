@@ -3,14 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+
 from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
-from realmlm.errors import Mismatch
-from realmlm.model.realm import ModelConfig, Realm, new_model
+from realmlm.errors import BadInput, Mismatch
+from realmlm.model.config import ModelConfig
+from realmlm.model.encoders import encoder_config, load_encoder, longest_input
+from realmlm.model.mask_heads import load_mask_head
+from realmlm.model.realm import Realm
 from realmlm.settings import Graft, MakeModel
 
 # positions are counted from the padding's id on
 _COUNT_FROM_PADDING = {"camembert", "longformer", "luke", "mpnet", "roberta", "xlm-roberta"}
+_FEWEST = 16  # wordpieces of a passage that are worth reading
 
 
 def fresh_encoder(
@@ -73,6 +80,60 @@ def _own_settings(family: str, *, hidden: int, positions: int) -> dict[str, Any]
         "luke": {"entity_vocab_size": 1, "use_entity_aware_attention": False},
     }
     return own.get(family, {})
+
+
+def new_model(
+    config: ModelConfig, wordpieces: Wordpieces, *, checkpoint: str | None = None, seed: int = 0
+) -> Realm:
+    """A model to begin with: fresh weights by seed, or all three encoders from a published checkpoint."""
+    if config.pooling != "mean" and wordpieces.single.cls is None:
+        lacking = "the tokenizer has no token that could stand for a sequence, as [CLS] does for BERT"
+        raise BadInput(f"{lacking}; use --pooling mean")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if checkpoint is None:
+            return Realm(config, wordpieces)
+        tower = load_encoder(checkpoint)
+        reader = load_encoder(checkpoint)
+        embedded = tower.get_input_embeddings().num_embeddings
+        if embedded < len(wordpieces):
+            raise BadInput(
+                f"'{checkpoint}' knows {embedded} wordpieces, the corpus's tokenizer has {len(wordpieces)}; "
+                f"make the corpus with --tokenizer {checkpoint}"
+            )
+        _check_tokenizer(checkpoint, wordpieces)
+        title = MAX_TITLE + len(wordpieces.pair.between) if config.read_titles else 0
+        longest = config.max_passage + max(config.max_query + title, MAX_TITLE) + wordpieces.pair.special
+        positions = longest_input(tower) or longest
+        if positions < longest:
+            left = positions - longest + config.max_passage
+            smaller = f"make the corpus again with --max-wordpieces {left}"
+            if left < _FEWEST:
+                smaller = "choose a smaller --max-query"
+            raise BadInput(
+                f"'{checkpoint}' reads {positions} wordpieces, query and passage together take {longest}; "
+                f"{smaller}"
+            )
+        full = replace(config, tower=encoder_config(tower), reader=encoder_config(reader))
+        model = Realm(full, wordpieces, tower=tower, reader=reader)
+        if head := load_mask_head(checkpoint, reader.config):
+            model.reader.mask_head.load_state_dict(head)
+        if config.projection == model.document.encoder.hidden:  # begin in a sentence encoder's own space
+            for side in (model.document, model.query):
+                nn.init.eye_(side.projection.weight)
+                nn.init.zeros_(side.projection.bias)
+        return model
+
+
+def _check_tokenizer(checkpoint: str, wordpieces: Wordpieces) -> None:
+    """The corpus must be cut with the checkpoint's own tokenizer, where the checkpoint brings one."""
+    try:
+        own = Wordpieces.load(checkpoint)
+    except BadInput:
+        return
+    if own.tokenizer.get_vocab() != wordpieces.tokenizer.get_vocab() or own.pair != wordpieces.pair:
+        made = f"the corpus was made with another tokenizer than '{checkpoint}'"
+        raise Mismatch(f"{made}; make it again with --tokenizer {checkpoint}")
 
 
 _LENGTHS = ("max_query", "max_passage", "max_together", "max_answer")

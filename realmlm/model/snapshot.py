@@ -13,11 +13,13 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
+from realmlm.model.config import ModelConfig
 from realmlm.model.encoders import Encoder, Tower, build_encoder
+from realmlm.model.fingerprint import tower_fingerprint
 from realmlm.model.inputs import Inputs, document_inputs, send
 from realmlm.model.packed import Packed, Size
 from realmlm.model.precision import half_precision
-from realmlm.model.realm import ModelConfig, Realm, new_tower, no_embedder, tower_fingerprint
+from realmlm.model.realm import Realm, new_tower, no_embedder
 from realmlm.model.resident import Resident
 from realmlm.storage.artefacts import open_artefact, publish
 

@@ -17,8 +17,9 @@ from realmlm.index.bm25 import BM25Index
 from realmlm.index.exact import Index
 from realmlm.index.hybrid import Hybrid
 from realmlm.log import progress
+from realmlm.model.fingerprint import fingerprint_of, tower_fingerprint
 from realmlm.model.marginal import inner_products
-from realmlm.model.realm import Realm, fingerprint_of, tower_fingerprint
+from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.retrieve import LearnedRetriever, Query, embed_queries, index_of, retrieve
 from realmlm.train.gold import Gold

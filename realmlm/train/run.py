@@ -23,7 +23,8 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput, Mismatch, RealmError
 from realmlm.log import read_metrics
-from realmlm.model.realm import Realm, fingerprint_of
+from realmlm.model.fingerprint import fingerprint_of
+from realmlm.model.realm import Realm
 from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Settings, filled, record
 from realmlm.storage.artefacts import (

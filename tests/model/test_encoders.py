@@ -21,13 +21,14 @@ from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.taggers import PhraseTagger
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import BadInput
-from realmlm.model.create import fresh_encoder
+from realmlm.model.config import ModelConfig
+from realmlm.model.create import fresh_encoder, new_model
 from realmlm.model.encoders import build_encoder, load_encoder, longest_input
 from realmlm.model.inputs import Inputs, document_inputs, query_inputs, reader_inputs
 from realmlm.model.marginal import hidden_log_p, joint_reading, marginal_log_likelihood
 from realmlm.model.mask_heads import load_mask_head
 from realmlm.model.quick import BFLOAT16, Way
-from realmlm.model.realm import ModelConfig, Realm, new_model
+from realmlm.model.realm import Realm
 from realmlm.reading.read import join, read_masks
 from realmlm.reading.retrieve import Offered, index_of, scores_of_all
 from realmlm.settings import JointOptim

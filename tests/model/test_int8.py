@@ -14,8 +14,9 @@ from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.model.bert import Bert
 from realmlm.model.encoders import build_encoder, encoder_config
+from realmlm.model.fingerprint import tower_fingerprint
 from realmlm.model.int8 import Int8, hold_int8, named_weights, read_weights
-from realmlm.model.realm import Realm, tower_fingerprint
+from realmlm.model.realm import Realm
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
 

@@ -10,9 +10,11 @@ import torch
 
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
-from realmlm.model.create import fresh_encoder
+from realmlm.model.config import ModelConfig
+from realmlm.model.create import fresh_encoder, new_model
+from realmlm.model.fingerprint import tower_fingerprint
 from realmlm.model.inputs import GROUPED, Inputs, document_inputs, query_inputs, reader_inputs
-from realmlm.model.realm import ModelConfig, Realm, new_model, tower_fingerprint
+from realmlm.model.realm import Realm
 from realmlm.storage.artefacts import publish
 from realmlm.worlds import world_wordpieces
 
