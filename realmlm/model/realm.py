@@ -75,13 +75,18 @@ class Realm(TakesInputs, nn.Module):
             passage_logit=config.passage_logit,
         )
         if config.freeze_embeddings:
-            for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
+            for encoder in self.encoders:
                 encoder.body.get_input_embeddings().requires_grad_(False)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        """The encoders of document tower, query tower and reader, each once."""
+        return list(dict.fromkeys((self.document.encoder, self.query.encoder, self.reader.encoder)))
 
     def retriever_parameters(self) -> list[nn.Parameter]:
         """The weights of both towers, each once."""
@@ -96,7 +101,7 @@ class Realm(TakesInputs, nn.Module):
     def train(self, mode: bool = True) -> "Realm":
         """As every module's; an encoder that does not learn has no dropout."""
         super().train(mode)
-        for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
+        for encoder in self.encoders:
             if not any(parameter.requires_grad for parameter in encoder.parameters()):
                 encoder.eval()
         return self
@@ -172,16 +177,15 @@ class Realm(TakesInputs, nn.Module):
 
     def compile_layers(self) -> None:
         """Fuse the work of every encoder's layers; weights and names stay as they are."""
-        for encoder in {part.encoder for part in (self.document, self.query, self.reader)}:
+        for encoder in self.encoders:
             encoder.compile_layers()
 
     # --- cut over ranks -------------------------------------------------------------------------------------
 
     def cut_layers(self, ranks: Ranks) -> None:
         """From now on each rank holds a part of every layer: other parameters than before, to be trained."""
-        encoders = list(dict.fromkeys((self.document.encoder, self.query.encoder, self.reader.encoder)))
-        self._cut = CutLayers([encoder.layers for encoder in encoders], ranks)
-        for encoder in encoders:
+        self._cut = CutLayers([encoder.layers for encoder in self.encoders], ranks)
+        for encoder in self.encoders:
             encoder.cut = True
 
     def whole(self) -> AbstractContextManager[None]:
@@ -193,7 +197,7 @@ class Realm(TakesInputs, nn.Module):
         if self._cut is not None:
             self._cut.join()
             self._cut = None
-            for encoder in (self.document.encoder, self.query.encoder, self.reader.encoder):
+            for encoder in self.encoders:
                 encoder.cut = False
 
     def own_state(self) -> dict[str, Tensor]:

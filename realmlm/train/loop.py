@@ -437,7 +437,7 @@ class _Steps:
         self._seed = loop.seed
         self._clock = clock
         # weights that were cast once must not be kept: what is recorded would not see them change
-        narrowest = min(part.encoder.hidden for part in (model.document, model.query, model.reader))
+        narrowest = min(encoder.hidden for encoder in model.encoders)
         self._precision = partial(
             half_precision, model.device, narrowest, wanted=loop.bf16, cache_enabled=not recorded
         )

@@ -118,8 +118,7 @@ class JointPretraining(Objective):
             raise BadInput("--in-batch tells apart what one process has found: leave it out under torchrun")
         mine = type(self).loss is JointPretraining.loss and type(self).draw is JointPretraining.draw
         if mine:
-            encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
-            encoders += [] if self._searching is None else [self._searching.encoder]
+            encoders = model.encoders + ([] if self._searching is None else [self._searching.encoder])
             self.resident = lay_out(model, self.corpus, encoders, bf16=self.settings.loop.bf16)
         if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, self._device)

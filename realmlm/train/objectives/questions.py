@@ -111,8 +111,7 @@ class QuestionAnswering(Objective):
         """Lay the corpus out on the device; embed the paragraphs that questions came with."""
         super().prepare(model)
         if type(self).loss is QuestionAnswering.loss:
-            encoders = [model.query.encoder, model.document.encoder, model.reader.encoder]
-            encoders += [] if self.teacher is None else self.teacher.encoders
+            encoders = model.encoders + ([] if self.teacher is None else self.teacher.encoders)
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
         if self._given is not None:
             return
