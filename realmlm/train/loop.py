@@ -1,11 +1,8 @@
 """The training loop of every stage: accumulate, clip, step, log, checkpoint; exact resume."""
 
-import math
 import os
-import signal
-import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from itertools import chain
@@ -14,27 +11,30 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from realmlm.device import pick_device, release_memory
-from realmlm.errors import ArtefactDamaged, BadInput, Diverged, NotEnough, RealmError
+from realmlm.errors import ArtefactDamaged, BadInput, NotEnough
 from realmlm.heap import everything_kept
-from realmlm.log import Clock, Metrics, Progress, say, tell
-from realmlm.model.cut import clip_norm, cut_like, is_cut, whole
+from realmlm.log import Clock, Metrics, Progress, say
+from realmlm.model.cut import clip_norm, is_cut
 from realmlm.model.precision import half_precision
 from realmlm.model.realm import Realm
-from realmlm.parallel import cores, die_with_parent
 from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Loop, Optim
-from realmlm.train.callbacks import Callback, Enough
+from realmlm.train.callbacks import Callback
+from realmlm.train.drawing import default_workers, draw_ahead
 from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.optimizer import (
+    load_optimizer_tensors,
+    make_optimizer,
+    make_room,
+    optimizer_tensors,
+    set_rates,
+)
 from realmlm.train.recorded import Recorded
+from realmlm.train.rows import Rows, Told
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
-
-_MOST_WORKERS = 6  # processes that put batches together
-_AHEAD = 4  # batches that each of them may be ahead
-# Ctrl-C; what a scheduler (Slurm, Kubernetes) sends before it kills
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+from realmlm.train.stopping import Stop
 
 
 def prepare(loop: Loop, ranks: Ranks = ALONE) -> torch.device:
@@ -48,179 +48,6 @@ def prepare(loop: Loop, ranks: Ranks = ALONE) -> torch.device:
     torch.backends.cuda.enable_cudnn_sdp(False)
     seed_everything(loop.seed)
     return ranks.device(pick_device(loop.device))
-
-
-def learning_rate(step: int, *, steps: int, warmup: float, peak: float) -> float:
-    """Linear rise, then linear fall to zero."""
-    rising = max(1, round(warmup * steps))
-    return peak * min((step + 1) / rising, max(0.0, (steps - step) / max(1, steps - rising)))
-
-
-def make_optimizer(
-    groups: dict[str, Group], optim: Optim, *, recorded: bool = False, cut: bool = False
-) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only; a pair of its parameter groups for each of ours.
-
-    For steps that are recorded the rate is a tensor: a number would be recorded too. Where some parameters
-    are cut, each moves by itself: torch moves none together with others that are not.
-    """
-    parts: list[dict[str, Any]] = []
-    for name, group in groups.items():
-        trained = [parameter for parameter in group.parameters if parameter.requires_grad]
-        matrices = [parameter for parameter in trained if parameter.ndim > 1]
-        rest = [parameter for parameter in trained if parameter.ndim <= 1]
-        of = {"name": name, "peak": group.lr}
-        parts.append({"params": matrices, "weight_decay": optim.weight_decay, **of})
-        parts.append({"params": rest, "weight_decay": 0.0, **of})
-    # 0.98 is RoBERTa's choice, where BERT and REALM have 0.999: it suits short runs with large batches
-    device = next(parameter.device for part in parts for parameter in part["params"])
-    if recorded:
-        parts = [{**part, "lr": torch.tensor(optim.lr, device=device)} for part in parts]
-    how = {"fused": True, "capturable": recorded} if device.type == "cuda" else {}
-    how = {"foreach": False} if cut else how
-    return torch.optim.AdamW(parts, lr=optim.lr, betas=(0.9, 0.98), eps=1e-6, **how)
-
-
-def make_room(optimizer: torch.optim.Optimizer) -> None:
-    """Moments for all parameters that have none yet. A recorded step that made room for some, those of a
-    retriever that was frozen until then for instance, would empty it again each time it is played back."""
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        if not optimizer.state[parameter]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All of the optimizer's state, one tensor after the other in the host's memory where they are cut."""
-    state = optimizer.state_dict()["state"]
-    named = {f"{number}.{name}": value for number, entry in state.items() for name, value in entry.items()}
-    return {name: whole(value).cpu() if is_cut(value) else value for name, value in named.items()}
-
-
-def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for key, tensor in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = cut_like(parameters[int(number)], tensor)
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-class _Parts(Dataset[Any]):
-    """The parts of all steps' batches by number, or this rank's share of each."""
-
-    def __init__(self, objective: Objective, examples: int) -> None:
-        self._objective = objective
-        self._examples = examples
-        self._share = objective.ranks.share(examples)
-        self._first = objective.ranks.rank * self._share
-
-    def __getitem__(self, number: int) -> Any:
-        try:
-            return self._objective.draw(number * self._examples + self._first, self._share)
-        except RealmError as error:  # from another process it would come with that process's traceback
-            return error
-
-
-def _drawn(objective: Objective, start: int, *, optim: Optim, workers: int) -> Generator[Any, None, None]:
-    """What each part of each step from `start` on learns from, drawn ahead by `workers` processes, if any."""
-    parts = _Parts(objective, optim.batch // optim.accumulate)
-    numbers = range(start * optim.accumulate, optim.steps * optim.accumulate)
-    ahead: Any = map(parts.__getitem__, numbers)
-    if workers:
-        ahead = DataLoader(
-            parts,
-            batch_size=None,
-            sampler=numbers,
-            num_workers=workers,
-            prefetch_factor=_AHEAD,
-            multiprocessing_context="fork",
-            collate_fn=lambda drawn: drawn,
-            worker_init_fn=_wait_for_the_trainer,
-            generator=torch.Generator(),  # else the loader would draw from the one that training draws from
-        )
-    for drawn in ahead:
-        if isinstance(drawn, RealmError):
-            raise drawn
-        yield drawn
-
-
-def _wait_for_the_trainer(_: int) -> None:
-    for number in _STOPPING:  # they go to all processes; the trainer finishes its step first
-        signal.signal(number, signal.SIG_IGN)
-    die_with_parent()  # it has the trainer's files open too, and with them the run's lock
-
-
-def _default_workers(device: torch.device, ranks: Ranks) -> int:
-    """Processes that draw batches: some for a GPU, which would wait for one alone; none if none can be
-    forked."""
-    free = cores() // ranks.local - 1
-    return min(_MOST_WORKERS, max(0, free)) if device.type == "cuda" and hasattr(os, "fork") else 0
-
-
-class _Rows:
-    """Collects numbers over the steps of a row without waiting for the device at each step."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
-        self.latest: dict[str, Any] = {}  # numbers that are not summed up
-
-    def add(self, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
-        self._count += 1
-
-    def check(self, step: int) -> None:
-        """Raise if the steps since the last row led to where there are no numbers: what comes after them is
-        worth nothing, and must not take the place of a checkpoint that is."""
-        if "loss" in self._sums and not math.isfinite(loss := float(self._sums["loss"]) / self._count):
-            cure = "lower the learning rate (--optim.lr, or --reader.lr and --retriever.lr) and begin again"
-            raise Diverged(f"the loss is {loss} before step {step}; {cure}, or go on from a checkpoint")
-
-    def take(self) -> dict[str, Any]:
-        if taken := self._sums.keys() & self.latest.keys():
-            raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
-        means = {name: round(float(total) / self._count, 5) for name, total in self._sums.items()}
-        row = means | self.latest
-        self.load_state({"sums": {}, "count": 0, "latest": {}})
-        return row
-
-    def state(self) -> dict[str, Any]:
-        """What was collected of the row so far, as JSON."""
-        sums = {name: float(total) for name, total in self._sums.items()}
-        return {"sums": sums, "count": self._count, "latest": self.latest}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._sums = {name: torch.tensor(total) for name, total in state["sums"].items()}
-        self._count = state["count"]
-        self.latest = state["latest"]
-
-
-class _Stop:
-    """Ctrl-C, or a scheduler's signal, waits for the step to end and be saved; a second one does not."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "_Stop":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in _STOPPING}
-        return self
-
-    def _ask(self, *_: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        say("stopping after this step; interrupt again to stop at once")
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
 
 
 def fit(
@@ -241,7 +68,7 @@ def fit(
     # what ranks send each other is not recorded (docs/decisions/014)
     recorded = loop.compile and device.type == "cuda" and optim.accumulate == 1 and ranks.count == 1
     clock = Clock(torch.cuda.synchronize if device.type == "cuda" else None)
-    rows = _Rows()
+    rows = Rows()
     checkpoint = _restore(model, objective, rows, run, steps=optim.steps)
     start = checkpoint.step if checkpoint else 0
     ranks.copy_from_first([*model.parameters(), *_own_tensors(model, objective).values()])
@@ -251,61 +78,37 @@ def fit(
     groups = objective.groups()
     optimizer = make_optimizer(groups, optim, recorded=recorded, cut=cut)
     if checkpoint:
-        _load_optimizer_tensors(optimizer, checkpoint.optimizer)
+        load_optimizer_tensors(optimizer, checkpoint.optimizer)
     del checkpoint
     if recorded:
         make_room(optimizer)
     # what was measured before the first step will be again
     metrics = Metrics(run.folder / "metrics.jsonl", keep_until=start or -1) if ranks.first else None
     bar = Progress(title, optim.steps, unit="steps", start=start)
-    workers = _default_workers(device, ranks) if loop.workers is None else loop.workers
-    drawn = _drawn(objective, start, optim=optim, workers=workers)
+    workers = default_workers(device, ranks) if loop.workers is None else loop.workers
+    drawn = draw_ahead(objective, start, optim=optim, workers=workers)
     if loop.compile:
         model.compile_layers()
     model.train()
     objective.prepare(model)
-    training = {module: module.training for module in model.modules()}
+    told = Told(model, metrics, bar, callbacks)
     make_step = _Steps(
         model, objective, optimizer, groups, optim=optim, loop=loop, clock=clock, recorded=recorded
     )
     begun = time.monotonic()
     counted = start
     row: dict[str, Any] = {}
-    enough = False
-
-    def report(row: dict[str, Any]) -> bool:
-        """Write a row down and let callbacks hear it; True: one of them wants to stop."""
-        nonlocal enough
-        if metrics is None:
-            return False
-        tell(row, metrics, bar)
-        try:
-            for callback in callbacks:
-                callback.on_row(row)
-        except KeyboardInterrupt:
-            return True
-        except Enough:
-            enough = True
-        finally:
-            as_before()
-        return False
-
-    def as_before() -> None:
-        """Callbacks may have asked the model something, for which it leaves the mode that it trains in."""
-        for module, was in training.items():
-            module.training = was
-
     try:
         memory = everything_kept() if device.type == "cpu" else nullcontext()
-        with _Stop() as stop, closing(drawn), memory:
+        with Stop() as stop, closing(drawn), memory:
             for step in range(start, optim.steps):
                 clock.begin_step(first_of_row=step % loop.log_every == 0 or step == start)
                 clock("refresh")
                 rows.latest |= objective.before_step(step)
                 measured = objective.measure(0, clock) if step == 0 else {}
-                if measured and report({"step": 0, **measured}):
+                if measured and told.row({"step": 0, **measured}):
                     stop.asked = True
-                _set_rates(optimizer, optim, step, objective.slowed())
+                set_rates(optimizer, optim, step, objective.slowed())
                 rows.add(make_step(step, drawn))
                 if step == start and ranks.first:
                     run.stepped()
@@ -317,11 +120,11 @@ def fit(
                     taken = rows.take()  # waits for the steps that a GPU has still to make: they count too
                     speed = round((done - counted) * optim.batch / (time.monotonic() - begun), 1)
                     row = {"step": done, **taken, "queries/s": speed, "seconds": clock.take()}
-                    if report(row):  # while which a signal may come too
+                    if told.row(row):  # while which a signal may come too
                         stop.asked = True
                     begun = time.monotonic()
                     counted = done
-                    if ranks.any(enough):
+                    if ranks.any(told.enough):
                         break
                 stopping = ranks.any(stop.asked)
                 if done < optim.steps and (done % loop.checkpoint_every == 0 or stopping):
@@ -330,10 +133,7 @@ def fit(
                     if ranks.first or cut:
                         state = _state(model, objective, optimizer, rows, done)
                     if ranks.first:
-                        place = run.save(state)
-                        for callback in callbacks:
-                            callback.on_checkpoint(done, place)
-                        as_before()
+                        told.checkpoint(done, run.save(state))
                     ranks.wait()
                     if stopping:
                         raise KeyboardInterrupt
@@ -342,8 +142,7 @@ def fit(
             f"out of memory on {device} with a batch of {optim.batch}; raise `accumulate` or lower `batch`"
         ) from error
     finally:
-        if metrics is not None:
-            metrics.close()
+        told.close()
         optimizer.zero_grad(set_to_none=True)  # gradients of recorded steps lie in their memory
         del make_step
         release_memory()
@@ -353,7 +152,7 @@ def fit(
         say(remark)
 
 
-def _restore(model: Realm, objective: Objective, rows: _Rows, run: Run, *, steps: int) -> Checkpoint | None:
+def _restore(model: Realm, objective: Objective, rows: Rows, run: Run, *, steps: int) -> Checkpoint | None:
     """Take up the run's newest checkpoint, but for the optimizer; None if there is none."""
     checkpoint = run.newest()
     if checkpoint is None:
@@ -379,14 +178,14 @@ def _restore(model: Realm, objective: Objective, rows: _Rows, run: Run, *, steps
 
 
 def _state(
-    model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: _Rows, step: int
+    model: Realm, objective: Objective, optimizer: torch.optim.Optimizer, rows: Rows, step: int
 ) -> Checkpoint:
     with model.whole():
         weights = model.own_state() | _own_tensors(model, objective)
     return Checkpoint(
         step=step,
         weights=weights,
-        optimizer=_optimizer_tensors(optimizer),
+        optimizer=optimizer_tensors(optimizer),
         generators=generator_state(),
         objective=objective.state(),
         row=rows.state(),
@@ -403,16 +202,6 @@ def _own_tensors(model: Realm, objective: Objective) -> dict[str, Tensor]:
         if parameter not in of_model
     }
     return learned | {f"objective.{name}": tensor for name, tensor in objective.kept().items()}
-
-
-def _set_rates(optimizer: torch.optim.Optimizer, optim: Optim, step: int, slowed: dict[str, float]) -> None:
-    for group in optimizer.param_groups:
-        peak = group["peak"] * slowed.get(group["name"], 1.0)
-        rate = learning_rate(step, steps=optim.steps, warmup=optim.warmup, peak=peak)
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 class _Steps:

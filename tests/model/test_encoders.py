@@ -33,8 +33,8 @@ from realmlm.reading.read import join, read_masks
 from realmlm.reading.retrieve import Offered, index_of, scores_of_all
 from realmlm.settings import JointOptim
 from realmlm.train.data import SentenceSource
-from realmlm.train.loop import make_optimizer
 from realmlm.train.objective import Group
+from realmlm.train.optimizer import make_optimizer
 from tests.calls import build_corpus
 from tests.model.families import DEFAULT, FAMILIES, NO_SEGMENTS, REFUSED, Family, shown
 

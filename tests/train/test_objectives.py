@@ -17,8 +17,8 @@ from realmlm.reading.read import places_of
 from realmlm.settings import JointOptim, Optim, Refresh
 from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions
 from realmlm.train.gold import locate_answers
-from realmlm.train.loop import learning_rate, make_optimizer, make_room
 from realmlm.train.objective import Group
+from realmlm.train.optimizer import learning_rate, make_optimizer, make_room
 from tests.train.test_resume import joint_run
 
 

@@ -29,11 +29,11 @@ from realmlm.reading.retrieve import embed_documents
 from realmlm.settings import Finetune, JointOptim, Loop, Optim, Pretrain, Refresh
 from realmlm.train.data import SentenceSource
 from realmlm.train.gold import locate_answers
-from realmlm.train.loop import make_optimizer
 from realmlm.train.objective import Group
 from realmlm.train.objectives.adapt import FoundElsewhere
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.questions import QuestionAnswering
+from realmlm.train.optimizer import make_optimizer
 from tests.calls import create_model, run_finetune, run_pretrain
 from tests.conftest import TINY_MODEL
 
