@@ -22,7 +22,7 @@ from realmlm.model.marginal import answer_log_likelihood, best_span_log_likeliho
 from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import Finetune, JointOptim, Loop
-from realmlm.train import stages
+from realmlm.train import finetuning, stages
 from realmlm.train.gold import locate_answers
 from realmlm.train.hits import Candidates
 from realmlm.train.objectives.questions import QuestionAnswering
@@ -286,10 +286,10 @@ def test_few_questions_are_learned_in_few_steps(
 def test_ten_passes_at_most_a_thousand_steps(
     questions: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "read_questions", lambda _: [None] * questions)
+    monkeypatch.setattr(finetuning, "read_questions", lambda _: [None] * questions)
     optim = JointOptim(steps=0, batch=batch)
     settings = Finetune(questions=(Path("asked"),), out=Path("unused"), optim=optim)
-    assert stages.with_steps(settings).optim.steps == steps
+    assert finetuning.with_steps(settings).optim.steps == steps
 
 
 def test_a_number_of_steps_that_is_given_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

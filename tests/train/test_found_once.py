@@ -15,7 +15,7 @@ from realmlm.log import Clock
 from realmlm.model.encoders import Tower
 from realmlm.model.realm import Realm
 from realmlm.settings import Finetune, JointOptim, Loop, Refresh
-from realmlm.train import stages
+from realmlm.train import finetuning, stages
 from realmlm.train.objectives.questions import QuestionAnswering
 from tests.calls import create_model, run_finetune
 from tests.conftest import TINY_MODEL
@@ -103,7 +103,7 @@ def losses(given: Finetune, *, each_step: bool = False) -> tuple[Losses, Realm]:
     with pytest.MonkeyPatch.context() as patch:
         noted = Losses(patch)
         if each_step:
-            patch.setattr(stages, "_always_finds_the_same", lambda *_: False)
+            patch.setattr(finetuning, "_always_finds_the_same", lambda *_: False)
         return noted, Realm.from_pretrained(run_finetune(given))
 
 
@@ -164,7 +164,7 @@ def test_where_what_is_found_may_change_every_step_searches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changed = {"optim": JointOptim(steps=1, batch=12, retriever_lr=0), **changed}
-    monkeypatch.setattr(stages, "MOST_KEPT", changed.pop("most_kept", 12 * 9))
+    monkeypatch.setattr(finetuning, "MOST_KEPT", changed.pop("most_kept", 12 * 9))
     noted, _ = losses(settings(wavering, knowledge, asked, tmp_path / "run", **changed))
     assert 0 in noted.looked
 
