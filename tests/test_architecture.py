@@ -20,7 +20,7 @@ from realmlm import settings
 
 PACKAGE = Path(realmlm.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-ON_TOP = {"__init__", "__main__", "cli", "engine"}
+ON_TOP = {"__init__", "__main__", "cli", "commands", "engine"}
 FOUNDATION = {file.stem for file in PACKAGE.glob("*.py")} - ON_TOP | {"storage", "settings"}
 MAY_IMPORT = {
     "storage": {"storage"},

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from realmlm import __version__
 from realmlm import settings as kinds
-from realmlm.cli import COMMANDS, RESUMABLE, main, overview, paragraphs, parse
+from realmlm.cli import main, overview, paragraphs, parse
+from realmlm.commands import COMMANDS, RESUMABLE
 from realmlm.corpus.store import Corpus
 from realmlm.storage.artefacts import read_manifest
 from realmlm.train.run import Run, read_run

@@ -17,7 +17,8 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 from fastapi.routing import APIRoute
 
 import realmlm
-from realmlm.cli import COMMANDS, parse
+from realmlm.cli import parse
+from realmlm.commands import COMMANDS
 from realmlm.serve.listen import GRACE_S
 from realmlm.serve.processes import SPARE_S
 from realmlm.serve.routes import operation_routes

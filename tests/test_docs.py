@@ -14,6 +14,7 @@ import pytest
 
 import realmlm
 from realmlm import cli
+from realmlm.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,9 +37,9 @@ def commands(page: Path) -> list[str]:
 def test_commands_in_documents_parse(page: Path) -> None:
     for command in commands(page):
         _, name, *arguments = shlex.split(command)
-        if arguments and f"{name} {arguments[0]}" in cli.COMMANDS:  # export encoders
+        if arguments and f"{name} {arguments[0]}" in COMMANDS:  # export encoders
             name = f"{name} {arguments.pop(0)}"
-        kind, _ = cli.COMMANDS[name]
+        kind, _ = COMMANDS[name]
         cli.parse(name, kind, arguments)
 
 

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from transformers import BertConfig, BertModel
 
-from realmlm.cli import COMMANDS, main, parse
+from realmlm.cli import main, parse
+from realmlm.commands import COMMANDS
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.realm import Realm

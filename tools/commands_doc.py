@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from realmlm import cli
+from realmlm.commands import COMMANDS, RESUMABLE
 from realmlm.settings import corpus, model, stages, training, use
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
@@ -76,9 +77,9 @@ def page() -> str:
         "same.",
         "",
     ]
-    for name, (kind, _) in cli.COMMANDS.items():
+    for name, (kind, _) in COMMANDS.items():
         lines += [f"## realmlm {name}", "", "\n\n".join(cli.paragraphs(kind)), ""]
-        if name in cli.RESUMABLE:
+        if name in RESUMABLE:
             flags = (
                 "flags for steps, rates, loop, refresh and probe override its settings, others are refused "
                 "once it has trained"
