@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
@@ -70,16 +71,9 @@ def evaluate(
     """
     if settings.engine == "ray" and (model or corpus or retriever):
         raise BadInput("on a Ray cluster model and corpus are opened by name: leave out the objects")
-    device = pick_device(settings.device)
-    realm = open_to_answer(settings.model, device) if model is None else model.to(device).eval()
-    if corpus is None and settings.corpus is None:
-        raise BadInput("say what to search: --corpus CORPUS")
-    corpus = Corpus.open(settings.corpus or "") if corpus is None else corpus
     name = shown(settings.model) if model is None else "the given model"
-    check_readable(realm, corpus, name=name)
+    realm, corpus = _opened(settings, model, corpus, name=name)
     read = settings.read
-    check_enough(corpus, read)
-    check_reranks(realm, settings.rerank)
     judged = _some(read_beir(settings.beir, settings.split), settings.limit) if settings.beir else []
     asked = _questions(settings) if settings.questions else []
     meaningless = read and settings.retriever != "none" and not realm.config.trained_on_questions
@@ -92,7 +86,7 @@ def evaluate(
     searched = settings.retriever if retriever is None else type(retriever).__qualname__
     hybrid = chosen.hybrid if isinstance(chosen, LearnedRetriever) else None
     weight = 0.0 if hybrid is None else hybrid.weight
-    answerer = Answerer(realm, corpus, chosen, rerank=settings.rerank, overlapping=settings.overlapping)
+    answerer = _answerer(settings, realm, corpus, chosen)
     rows: Iterable[dict[str, Any]]
     if settings.beir:
         ranked = list(rank_documents(answerer, judged, with_mask=settings.with_mask))
@@ -106,32 +100,57 @@ def evaluate(
         rows = map(_prediction, outcomes)
     if settings.predictions is not None:
         fingerprint = "given" if model else read_manifest(settings.model, kind="model").fingerprint
-        made = {
-            "model": fingerprint,
-            "retriever": searched,
-            "hybrid": weight,
-            "read": read,
-            "rerank": settings.rerank,
-            "overlapping": settings.overlapping,
-        }
-        lines = "".join(json.dumps(row | made, ensure_ascii=False) + "\n" for row in rows)
-        write_result(settings.predictions, lines)
-    report = replace(
-        report,
-        seconds=round(time.monotonic() - begun, 2),
-        model=name,
-        corpus=shown(corpus.folder),
-        question_file=shown(settings.questions or f"{settings.beir}, {settings.split}"),
-        index="" if settings.index is None else shown(str(index_place(settings.index))),
-        limit=settings.limit,
-        with_mask=settings.with_mask,
-        hybrid=weight,
-        rerank=settings.rerank,
-        overlapping=settings.overlapping,
+        made = {"model": fingerprint, "retriever": searched, "hybrid": weight}
+        _write_predictions(settings, settings.predictions, rows, made)
+    seconds = round(time.monotonic() - begun, 2)
+    report = _described(
+        replace(report, seconds=seconds, model=name, corpus=shown(corpus.folder), hybrid=weight), settings
     )
     if settings.report is not None:
         write_result(settings.report, json.dumps(report.as_json(), ensure_ascii=False))
     return report
+
+
+def _opened(
+    settings: Evaluate, model: Realm | None, corpus: Corpus | None, *, name: str
+) -> tuple[Realm, Corpus]:
+    """Model and corpus, those given or those that the settings name, if they fit each other and the
+    settings."""
+    device = pick_device(settings.device)
+    realm = open_to_answer(settings.model, device) if model is None else model.to(device).eval()
+    if corpus is None and settings.corpus is None:
+        raise BadInput("say what to search: --corpus CORPUS")
+    corpus = Corpus.open(settings.corpus or "") if corpus is None else corpus
+    check_readable(realm, corpus, name=name)
+    check_enough(corpus, settings.read)
+    check_reranks(realm, settings.rerank)
+    return realm, corpus
+
+
+def _answerer(settings: Evaluate, realm: Realm, corpus: Corpus, retriever: Retriever) -> Answerer:
+    return Answerer(realm, corpus, retriever, rerank=settings.rerank, overlapping=settings.overlapping)
+
+
+def _write_predictions(
+    settings: Evaluate, file: Path, rows: Iterable[dict[str, Any]], made: dict[str, Any]
+) -> None:
+    """A line for each question; each says how it was made, too."""
+    made = made | {"read": settings.read, "rerank": settings.rerank, "overlapping": settings.overlapping}
+    lines = "".join(json.dumps(row | made, ensure_ascii=False) + "\n" for row in rows)
+    write_result(file, lines)
+
+
+def _described(report: Report, settings: Evaluate) -> Report:
+    """The report with what the settings say about what was measured, and how."""
+    return replace(
+        report,
+        question_file=shown(settings.questions or f"{settings.beir}, {settings.split}"),
+        index="" if settings.index is None else shown(str(index_place(settings.index))),
+        limit=settings.limit,
+        with_mask=settings.with_mask,
+        rerank=settings.rerank,
+        overlapping=settings.overlapping,
+    )
 
 
 def check_can_write(settings: Evaluate) -> None:
@@ -280,7 +299,7 @@ def _open_answerer(settings: Evaluate, device: str) -> Answerer:
     realm = open_to_answer(settings.model, pick_device(device))
     corpus = Corpus.open(settings.corpus or "")
     retriever = make_retriever(settings, realm, corpus)
-    return Answerer(realm, corpus, retriever, rerank=settings.rerank, overlapping=settings.overlapping)
+    return _answerer(settings, realm, corpus, retriever)
 
 
 def _queries(
