@@ -22,7 +22,7 @@ from realmlm.commands import COMMANDS
 from realmlm.corpus.store import Corpus
 from realmlm.corpus.wordpieces import Wordpieces
 from realmlm.model.realm import Realm
-from realmlm.settings import Evaluate, Finetune, Pretrain, Warmup
+from realmlm.settings import Evaluate, Finetune, MakeModel, Pretrain, Warmup
 from realmlm.storage.artefacts import read_manifest
 from tests.calls import create_model
 from tests.conftest import TINY_MODEL
@@ -348,6 +348,18 @@ def test_the_clean_track_is_made_by_commands_that_exist(data: Path, tmp_path: Pa
     (towers,) = (parse(name, COMMANDS[name][0], rest) for name, *rest in short if name == "warmup")
     assert isinstance(towers, Warmup)
     assert (towers.glimpses, towers.titled) == (0.0, 0.5)
+    words = {"WORDS": "384", "READER": "0"}
+    for part, begun, rate in (("warmup", "begin", 3e-3), ("ict", "warmup/model", 1e-3)):
+        summed = commands_of("clean.sh", tmp_path / f"summed-{part}", tmp_path / "data", part, **words)
+        (towers,) = (parse(name, COMMANDS[name][0], rest) for name, *rest in summed if name == "warmup")
+        assert isinstance(towers, Warmup)
+        assert (towers.model, towers.towers_as_reader) == (tmp_path / f"summed-{part}" / begun, False)
+        assert (towers.retriever.lr, towers.scale_lr) == (rate, 1e-2)
+    made = commands_of("clean.sh", tmp_path / "made", tmp_path / "data", "reading", **words)
+    assert [name for name, *_ in made] == ["corpus", "spans", "clozes", "model"]
+    model = parse("model", COMMANDS["model"][0], made[-1][1:])
+    assert isinstance(model, MakeModel)
+    assert (model.towers, model.projection) == ("words", 384)
     told = commands_of("clean.sh", tmp_path / "told", tmp_path / "data", "joint", IN_BATCH="1", RECURRING="1")
     (joint,) = (parse(name, COMMANDS[name][0], rest) for name, *rest in told if name == "pretrain")
     assert isinstance(joint, Pretrain)

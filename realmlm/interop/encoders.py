@@ -26,6 +26,7 @@ from realmlm.errors import BadInput, require
 from realmlm.model.encoders import Encoder, Tower, load_encoder, pooling_layer
 from realmlm.model.inputs import Inputs
 from realmlm.model.realm import Realm
+from realmlm.model.words import WORDS
 from realmlm.settings import ExportEncoders
 from realmlm.storage.artefacts import publish
 
@@ -76,6 +77,9 @@ class _Side:
         body = tower.encoder.body.config
         self.family = body.model_type
         self.described = realm.config.tower
+        if self.family == WORDS:
+            why = "towers of words are no encoder that other programs know"
+            raise BadInput(f"{why}; give them the vectors: realmlm export vectors")
         if not tower.encoder.takes_tokens_alone:
             why = f"encoders of the family '{self.family}' are told more than tokens here"
             raise BadInput(f"{why}; the towers of such a model cannot be exported")

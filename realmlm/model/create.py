@@ -10,9 +10,10 @@ from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.corpus.wordpieces import Wordpieces, check_same_tokenizer
 from realmlm.errors import BadInput, Mismatch
 from realmlm.model.config import ModelConfig
-from realmlm.model.encoders import encoder_config, load_encoder, longest_input
+from realmlm.model.encoders import Tower, encoder_config, load_encoder, longest_input
 from realmlm.model.mask_heads import load_mask_head
 from realmlm.model.realm import Realm
+from realmlm.model.words import WORDS
 from realmlm.settings import Graft, MakeModel
 
 # positions are counted from the padding's id on
@@ -120,9 +121,14 @@ def new_model(
             model.reader.mask_head.load_state_dict(head)
         if config.projection == model.document.encoder.hidden:  # begin in a sentence encoder's own space
             for side in (model.document, model.query):
-                nn.init.eye_(side.projection.weight)
-                nn.init.zeros_(side.projection.bias)
+                _begin_as_given(side)
         return model
+
+
+def _begin_as_given(tower: Tower) -> None:
+    """Let a tower's projection change nothing, to begin with."""
+    nn.init.eye_(tower.projection.weight)
+    nn.init.zeros_(tower.projection.bias)
 
 
 def _check_tokenizer(checkpoint: str, wordpieces: Wordpieces) -> None:
@@ -163,6 +169,19 @@ def graft(settings: Graft) -> str:
     return f"{settings.out}: towers of {towers}, reader of {reader}"
 
 
+def _word_vectors(wordpieces: Wordpieces, size: int) -> dict[str, Any]:
+    """The config of towers that add up a vector for each wordpiece."""
+    return {"model_type": WORDS, "vocab_size": len(wordpieces), "hidden_size": size}
+
+
+def _begin_with_words(model: Realm, corpus: Corpus) -> None:
+    """Towers of words search by the rare words of a text before they have learned anything."""
+    for tower in (model.document, model.query):
+        _begin_as_given(tower)
+    for encoder in {model.document.encoder, model.query.encoder}:
+        encoder.body.begin_with_rarity(corpus)
+
+
 def create_model(settings: MakeModel) -> Realm:
     """Make and save a model to begin with."""
     corpus = Corpus.open(settings.corpus)
@@ -179,8 +198,9 @@ def create_model(settings: MakeModel) -> Realm:
             dropout=settings.dropout,
             positions=longest + beside + 8,
         )
+    words = settings.towers == "words"
     config = ModelConfig(
-        tower=encoder,
+        tower=_word_vectors(corpus.wordpieces, settings.projection) if words else encoder,
         reader=encoder,
         share_towers=settings.share_towers,
         projection=settings.projection,
@@ -195,5 +215,7 @@ def create_model(settings: MakeModel) -> Realm:
         span_hidden=256 if settings.checkpoint else min(256, settings.hidden),
     )
     model = new_model(config, corpus.wordpieces, checkpoint=settings.checkpoint, seed=settings.seed)
+    if words:
+        _begin_with_words(model, corpus)
     model.save_pretrained(settings.out)
     return model

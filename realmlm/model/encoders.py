@@ -26,6 +26,7 @@ from realmlm.model.packed import Packed
 from realmlm.model.packed_encoders import can_pack, encode
 from realmlm.model.precision import WIDE
 from realmlm.model.quick import QuickBert, fastest
+from realmlm.model.words import WORDS, Words, WordsSettings
 
 _SHAPES = 64  # kinds of call a layer may be compiled for; beyond them it would run as it is, and slower
 _CAPABILITY = (8, 0)  # of a GPU: older ones have no bfloat16
@@ -65,6 +66,8 @@ def build_encoder(config: dict[str, Any], *, pooler: bool = False, draw: bool = 
     settings = dict(config)
     name = settings.pop("model_type", None)
     _refuse_impossible(settings)
+    if name == WORDS:
+        return Words(WordsSettings.of(settings), draw=draw)
     if not draw and name == "bert" and not pooler and (own := BertSettings.of(settings)):
         return Bert(own)
     from huggingface_hub.errors import StrictDataclassError
@@ -207,7 +210,7 @@ class Encoder(nn.Module):
         """Is it told which of two texts a wordpiece is of?"""
         self._global = "global_attention_mask" in accepted
         self._sees_neighbours = getattr(config, "trigram_input", False)
-        self._can_pack = can_pack(body)
+        self._can_pack = isinstance(body, Words) or can_pack(body)
         self._half = config.model_type != "deberta"  # its mask, transformers writes it, overflows in bfloat16
         self.compiled = False
         """Are functions that compute what it computes to be compiled too?"""
@@ -278,6 +281,8 @@ class Encoder(nn.Module):
                 return inputs.mean(hidden_TH)
             first_NH = inputs.first(hidden_TH)
             return self.body.pooler(first_NH[:, None]) if pooling == "pooler" else first_NH
+        if isinstance(self.body, Words):
+            return self.body.mean(inputs.tokens_NL, inputs.attention_NL)
         return self._in_groups(inputs, lambda part: self._pooled(part, pooling))
 
     def at(self, packed: Packed, places_R: Tensor) -> Tensor:
@@ -285,6 +290,8 @@ class Encoder(nn.Module):
         return self._packed(packed, places_R)
 
     def _packed(self, packed: Packed, places_R: Tensor | None = None) -> Tensor:
+        if isinstance(self.body, Words):
+            return self.body(packed.tokens_T).last_hidden_state
         with self._precision(packed.tokens_T.device.type):
             return self._wide(encode(self.body, packed, compiled=self.compiled, places_R=places_R))
 

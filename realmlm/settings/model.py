@@ -30,6 +30,9 @@ class MakeModel(Settings):
     """Its attention heads."""
     dropout: float = 0.0
     """Its dropout, in training."""
+    towers: Literal["encoder", "words"] = "encoder"
+    """What the towers of a fresh model are: an encoder like the reader's; or words, a vector and a weight for
+    each wordpiece, added up, which learn to find in minutes on a CPU (with --projection 384 or more)."""
     share_towers: bool = True
     """Query and document towers share one encoder, with two projections."""
     projection: int = 128
@@ -61,6 +64,9 @@ class MakeModel(Settings):
         limits = f"max-query ({self.max_query}) must be more than max-answer ({self.max_answer})"
         ensure(self.max_query > self.max_answer, f"{limits}: {why}")
         ensure(0 <= self.dropout < 1, f"dropout must be at least 0 and below 1, not {self.dropout}")
+        summed = self.pooling == "mean" and self.checkpoint is None and not self.freeze_embeddings
+        beside = "leave out --pooling, --checkpoint and --freeze-embeddings"
+        ensure(self.towers == "encoder" or summed, f"towers of words are learned sums: {beside}")
         uneven = self.hidden % self.heads
         ensure(not uneven, f"hidden {self.hidden} is not a multiple of heads {self.heads}")
 
