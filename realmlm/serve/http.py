@@ -2,8 +2,8 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,21 +79,13 @@ def create_app(
     )
     beside = Writers(engine.combiner, count=writers) if writers else None
 
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        meters.ready()
-        yield
-        await asyncio.to_thread(worker.close)  # what is waiting is still answered
-        if beside is not None:
-            await asyncio.to_thread(beside.close)
-
     failures = (400, 401, 403, 404, 413, 422, 503, 507)
     shapes: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in failures}
     app = _App(
         title="realmlm",
         version=__version__,
         description="Answers with evidence, from passages that can be changed while it runs.",
-        lifespan=life,
+        lifespan=_life(meters, worker, beside),
         responses=shapes,
         docs_url=None,
         redoc_url=None,
@@ -110,11 +102,8 @@ def create_app(
         app.include_router(routes, dependencies=[Depends(_check_parameters)])
     app.mount("/page", StaticFiles(directory=ASSETS), name="page")
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(ASSETS / "index.html")
-
-    _handle_errors(app)
+    app.get("/", include_in_schema=False, name="page")(_page)
+    _add_error_handlers(app)
     # from the inside out
     app.add_middleware(Straight, routes=[*questions.routes, *embeddings.routes])
     expected = {kind: answer for kind, answer in app.exception_handlers.items() if kind is not Exception}
@@ -122,6 +111,26 @@ def create_app(
     app.add_middleware(Around, doors=doors, meters=meters, log=running.log)
     app.state.stop = worker.stop
     return app
+
+
+def _life(
+    meters: Meters, worker: Worker, writers: Writers | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What is done when the service begins and when it ends."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        meters.ready()
+        yield
+        await asyncio.to_thread(worker.close)  # what is waiting is still answered
+        if writers is not None:
+            await asyncio.to_thread(writers.close)
+
+    return life
+
+
+async def _page() -> FileResponse:
+    return FileResponse(ASSETS / "index.html")
 
 
 class _App(FastAPI):
@@ -134,7 +143,7 @@ class _App(FastAPI):
 # --- errors -------------------------------------------------------------------------------------------------
 
 
-def _handle_errors(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Busy)
     async def busy(_: Request, error: Busy) -> JSONResponse:
         return failure(503, str(error), {"Retry-After": str(error.retry_s)})

@@ -177,43 +177,63 @@ def question_routes(engine: Engine, worker: Worker, writers: Writers | None) -> 
 # --- passages -----------------------------------------------------------------------------------------------
 
 
-def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
-    """Finding and reading passages, and changing them, which needs the token where there is one."""
-    routes = APIRouter()
+class _Store:
+    """The passages of an engine, as those who change them see them."""
+
+    def __init__(self, engine: Engine, worker: Worker) -> None:
+        self._engine = engine
+        self._worker = worker
+
+    def newest(self) -> Corpus:
+        """What is on disk; what is searched may be behind it, where the disk is full for example."""
+        return self._engine.corpus.newest()
+
+    def article(self, title: str, text: str, source: str) -> Article:
+        """What is to be added or to replace a passage, if it has words."""
+        if not len(self._engine.model.wordpieces.encode(text)):
+            raise BadInput("the text contains no words; write some")
+        return Article(title, text, source)
+
+    async def alone(self, work: Callable[[], Any]) -> Any:
+        """Do what changes passages while nothing else is done, on their newest state. Checks belong into the
+        work: before it others may change what was checked."""
+
+        def on_newest() -> Any:
+            self._engine.follow()
+            return work()
+
+        done = self._worker.alone(on_newest)
+        result = await asyncio.wrap_future(done)
+        note_work(done)
+        return result
+
+
+def _shown(passage: Passage) -> KnownPassage:
+    return KnownPassage(**vars(passage), file=passage.file)
+
+
+def _existing(number: int, corpus: Corpus) -> KnownPassage:
+    if number not in corpus:
+        raise HTTPException(404, f"there is no passage {number}; GET /passages lists those that exist")
+    return _shown(corpus[number])
+
+
+def _token_check(doors: Doors) -> Callable[..., None]:
+    """A dependency of the routes that need the token."""
 
     def allowed(authorization: Annotated[str | None, Header()] = None) -> None:
         if not doors.has_token((authorization or "").encode("latin-1")):
             why = "changing passages needs the service's token: send it as 'Authorization: Bearer TOKEN'"
             raise HTTPException(401, why, headers={"WWW-Authenticate": "Bearer"})
 
-    def existing(number: int, corpus: Corpus) -> KnownPassage:
-        if number not in corpus:
-            raise HTTPException(404, f"there is no passage {number}; GET /passages lists those that exist")
-        return shown(corpus[number])
+    return allowed
 
-    def stored() -> Corpus:
-        """What is on disk; what is searched may be behind it, where the disk is full for example."""
-        return engine.corpus.newest()
 
-    def shown(passage: Passage) -> KnownPassage:
-        return KnownPassage(**vars(passage), file=passage.file)
-
-    def article(title: str, text: str, source: str) -> Article:
-        if not len(engine.model.wordpieces.encode(text)):
-            raise BadInput("the text contains no words; write some")
-        return Article(title, text, source)
-
-    async def alone(work: Callable[[], Any]) -> Any:
-        """Checks belong into the work: before it others may change what was checked."""
-
-        def on_newest() -> Any:
-            engine.follow()
-            return work()
-
-        done = worker.alone(on_newest)
-        result = await asyncio.wrap_future(done)
-        note_work(done)
-        return result
+def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
+    """Finding and reading passages, and changing them, which needs the token where there is one."""
+    routes = APIRouter()
+    allowed = _token_check(doors)
+    store = _Store(engine, worker)
 
     @routes.get("/passages", summary="Find passages")
     async def find(
@@ -227,12 +247,12 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
             found = await asyncio.to_thread(corpus.find, text, limit=limit, stop=gone.is_set)
         finally:  # of millions of passages it would go on for minutes after its client has left
             gone.set()
-        return Passages(total=len(corpus), passages=[shown(passage) for passage in found])
+        return Passages(total=len(corpus), passages=[_shown(passage) for passage in found])
 
     @routes.get("/passages/{number}", summary="Read a passage")
     async def read_passage(number: int) -> KnownPassage:
         await _follow(engine, worker)
-        return existing(number, engine.corpus)
+        return _existing(number, engine.corpus)
 
     @routes.get("/passages/{number}/around", summary="Read a passage where it stands")
     async def read_around(
@@ -240,42 +260,42 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
     ) -> list[KnownPassage]:
         """The passage between those before and after it in its file, up to so many on either side."""
         await _follow(engine, worker)
-        existing(number, engine.corpus)
-        return [shown(passage) for passage in engine.around(number, count=count)]
+        _existing(number, engine.corpus)
+        return [_shown(passage) for passage in engine.around(number, count=count)]
 
     @routes.post("/passages", summary="Add a passage", status_code=201, dependencies=[Depends(allowed)])
     async def add(new: NewPassage) -> list[KnownPassage]:
         """A text that is too long becomes several passages."""
 
         def work() -> list[KnownPassage]:
-            added = engine.edit(add=[article(new.title, new.text, "service")])
-            return [existing(number, stored()) for number in added]
+            added = engine.edit(add=[store.article(new.title, new.text, "service")])
+            return [_existing(number, store.newest()) for number in added]
 
-        return await alone(work)
+        return await store.alone(work)
 
     @routes.put("/passages/{number}", summary="Replace a passage", dependencies=[Depends(allowed)])
     async def replace(number: int, new: ChangedPassage) -> KnownPassage:
         """It still comes from the same file."""
 
         def work() -> KnownPassage:
-            former = existing(number, stored())
+            former = _existing(number, store.newest())
             title = former.title if new.title is None else new.title
-            engine.edit(replace={number: article(title, new.text, former.source)})
-            return existing(number, stored())
+            engine.edit(replace={number: store.article(title, new.text, former.source)})
+            return _existing(number, store.newest())
 
-        return await alone(work)
+        return await store.alone(work)
 
     @routes.delete(
         "/passages/{number}", summary="Remove a passage", status_code=204, dependencies=[Depends(allowed)]
     )
     async def remove(number: int) -> None:
         def work() -> None:
-            existing(number, stored())
-            if len(stored()) == 1:
+            _existing(number, store.newest())
+            if len(store.newest()) == 1:
                 raise BadInput("the last passage cannot be removed; replace it")
             engine.edit(remove=[number])
 
-        await alone(work)
+        await store.alone(work)
 
     return routes
 
