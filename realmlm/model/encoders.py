@@ -215,12 +215,14 @@ class Encoder(nn.Module):
         self.compiled = False
         """Are functions that compute what it computes to be compiled too?"""
         self.cut = False
-        """Are its layers cut over the ranks? Then they have their weights only when they are called."""
+        """Are its layers sharded over the ranks (`Realm.cut_layers`)? Then a layer's weights are whole only
+        while it computes."""
         self.quick = False
-        """Compute in bfloat16 without being asked by autocast, on a CPU as is fastest there; what comes out
-        is float32."""
+        """Compute in bfloat16 without being asked by autocast, on a CPU in the way that is fastest there
+        (`realmlm.model.quick`); the vectors are float32."""
         self.finely = False
-        """Round less while at it."""
+        """Where the fastest way on a CPU is 8 bits, compute the products that this changes most in bfloat16:
+        the reader needs it (`QuickBert`)."""
         self._quick_bert: QuickBert | None = None
 
     @property

@@ -47,15 +47,15 @@ from realmlm.reading.retrieve import (
 from realmlm.reading.units import widened
 
 T = TypeVar("T")
-SPANS_KEPT = 20  # of each passage: what lies below adds nothing one could see
+SPANS_KEPT = 20  # the likeliest of each passage; the rest add nothing to a probability that is shown
 _EMPTY = "the question is empty; ask with words: Who …?"
-MOST_MASKS = 20  # of a sentence that is filled in
+MOST_MASKS = 20  # that a sentence to be filled in may have
 CLOSED_BOOK_MASKS = 6  # longest answer tried without a passage, in wordpieces
-# questions
-AT_ONCE = 16
-AT_ONCE_GPU = 96
-SPANS_AT_ONCE_GPU = 512  # no vocabulary for each mask is held
-_WORDPIECES = 2**19  # of packed pairs that are read at once, at most
+# questions and sentences with [MASK] that are answered together
+TOGETHER_CPU = 16
+TOGETHER_GPU = 96
+QUESTIONS_TOGETHER_GPU = 512  # without sentences, of which each mask takes log p over the whole vocabulary
+_PACKED_TOGETHER = 2**19  # wordpieces of packed pairs that are read in one pass, at most
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,12 @@ class Answerer:
     @property
     def at_once(self) -> int:
         """Questions to read for together."""
-        return AT_ONCE_GPU if self.model.device.type == "cuda" else AT_ONCE
+        return TOGETHER_GPU if self.model.device.type == "cuda" else TOGETHER_CPU
 
     @property
     def spans_at_once(self) -> int:
         """Questions to read for together where none is a sentence with [MASK]."""
-        return SPANS_AT_ONCE_GPU if self.model.device.type == "cuda" else AT_ONCE
+        return QUESTIONS_TOGETHER_GPU if self.model.device.type == "cuda" else TOGETHER_CPU
 
     def query(self, text: str) -> Query:
         """A question, or a sentence with [MASK], in wordpieces; an empty one is refused."""
@@ -324,7 +324,7 @@ class Answerer:
         resident = self.resident
         assert resident is not None
         k = ids_BK.shape[1]
-        few = max(1, _WORDPIECES // (k * self.model.config.max_joint))  # questions
+        few = max(1, _PACKED_TOGETHER // (k * self.model.config.max_joint))  # questions
         for first in range(0, len(queries), few):
             some = queries[first : first + few]
             ids_bK = ids_BK[first : first + few]

@@ -17,7 +17,7 @@ from realmlm.reading.retrieve import index_of
 from realmlm.settings import Finetune, TrainTowers
 from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
-from realmlm.train.hits import MOST_KEPT, Candidates, settled_matches, word_matches
+from realmlm.train.hits import MOST_KEPT, Candidates, matches_of_fixed_towers, word_matches
 from realmlm.train.run import Run
 
 # where no number of steps is given: passes over the questions, but no more steps than large sets need
@@ -95,7 +95,7 @@ def what_is_searched(
     index = index_of(realm, corpus, dtype=precise).index
     if not _always_finds_the_same(settings, realm) or len(numbers) * most > MOST_KEPT:
         return None, index
-    found = settled_matches(
+    found = matches_of_fixed_towers(
         realm.eval(), index, corpus, gold, numbers, candidates=most, scale_learns=settings.scale_lr > 0
     )
     return found, None  # nothing is searched again

@@ -100,7 +100,7 @@ def own_matches(model: Realm, corpus: Corpus, gold: Gold, *, candidates: int) ->
     return Candidates(ids, np.concatenate([found.scores_BK.numpy() for found in parts]))
 
 
-def settled_matches(
+def matches_of_fixed_towers(
     model: Realm,
     index: Index,
     corpus: Corpus,
@@ -118,7 +118,7 @@ def settled_matches(
     told = [_told(gold, int(given)) for given in gold.given_Q[once.numbers]]
 
     def find() -> dict[str, np.ndarray]:
-        found = _settled(model, index, corpus, gold, once.numbers, candidates=candidates)
+        found = _search(model, index, corpus, gold, once.numbers, candidates=candidates)
         factor = _factor(model, scale_learns=scale_learns)
         return found | {name: found[name] / factor for name in ("scores", "given")}
 
@@ -171,7 +171,7 @@ def _factor(model: Realm, *, scale_learns: bool) -> np.float32:
 
 
 @torch.inference_mode()
-def _settled(
+def _search(
     model: Realm, index: Index, corpus: Corpus, gold: Gold, numbers: np.ndarray, *, candidates: int
 ) -> dict[str, np.ndarray]:
     """Candidates of these questions, their scores, and those of the paragraphs that they came with."""

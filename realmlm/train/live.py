@@ -94,9 +94,9 @@ class LiveIndex:
         self.asker = Asker(model.query) if asked_by_own else None
         """The query tower that belongs to the index, if that is to search."""
         self._swaps = 0
-        self._beside = 0
+        self._steps_refreshing = 0  # made while a snapshot was being embedded
         self._log_every = loop.log_every
-        self._stood_still = 0.0  # seconds since the last row
+        self._stood_still = 0.0  # seconds, since the last row, that training waited for the index
 
     def _refresher_device(self, refresh: Refresh) -> str:
         if refresh.device != "auto":
@@ -116,8 +116,8 @@ class LiveIndex:
         return self._swaps
 
     def before_step(self, step: int) -> dict[str, Any]:
-        """Swap, ask, and say how old the index is, whether a new one is in the making, and how long training
-        stood still for it."""
+        """Swap in a new index if there is one, ask for the next if it is due, and give the row's numbers:
+        the index's age in steps, swaps, steps made beside the refresher, seconds that training waited."""
         first = self._index is None
         if first:
             self._begin(step)
@@ -126,10 +126,10 @@ class LiveIndex:
                 self._follow(step)
                 if first:  # processes that draw batches are forked in this step: no thread may be at work
                     wait(self._under_way())
-        self._beside += self._pending >= 0
+        self._steps_refreshing += self._pending >= 0
         row: dict[str, Any] = {"index_age": 0 if self._frozen else step - self._step}
         if self._every:
-            row |= {"swaps": self._swaps, "steps_beside": self._beside}
+            row |= {"swaps": self._swaps, "steps_beside": self._steps_refreshing}
             row["stood_still"] = round(self._stood_still, 4)
             if (step + 1) % self._log_every == 0:  # the row ends with this step
                 self._stood_still = 0.0
@@ -291,14 +291,19 @@ class LiveIndex:
         that goes on from there could not take it again, its weights are those of a later step."""
         with self._standing_still():
             self._written(waiting=True)
-        return {"index": self._step, "pending": self._pending, "swaps": self._swaps, "beside": self._beside}
+        return {
+            "index": self._step,
+            "pending": self._pending,
+            "swaps": self._swaps,
+            "beside": self._steps_refreshing,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up what `state` gave."""
         self._step = state["index"]
         self._pending = state["pending"]
         self._swaps = state["swaps"]
-        self._beside = state["beside"]
+        self._steps_refreshing = state["beside"]
 
     def close(self) -> None:
         """End the refresher, and let the threads end."""

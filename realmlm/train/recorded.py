@@ -1,4 +1,5 @@
-"""Work of the GPU that is recorded once and played back: it need not wait for the program."""
+"""CUDA graphs: a training step is captured once per tensor shape and replayed, so that the GPU need not wait
+for Python."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,12 @@ Work = Callable[[Staged], dict[str, Tensor]]
 
 
 class Recorded:
-    """Work with a CUDA graph for each kind of sizes that it comes in. What it gives is overwritten next time.
+    """Work with a CUDA graph for each combination of shapes it is called with. The tensors it returns are
+    overwritten by the next call.
 
-    The first of each way is done as it is: it compiles, which cannot be recorded. If some
-    cannot be recorded (an objective of one's own that asks the device for a number, too little memory), this
-    and all that follows is done as it is.
+    The first call of each `Staged.way` is not captured: it may compile, which a graph cannot contain. If a
+    capture fails (an objective of one's own that reads a number from the GPU, too little memory), that call
+    and all later ones run without graphs.
     """
 
     def __init__(self, work: Work, device: torch.device) -> None:
@@ -26,11 +28,11 @@ class Recorded:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Staged, dict[str, Tensor]]] = {}
-        self._begun: set[object] = set()  # ways that were done before
+        self._begun: set[object] = set()  # the ways that have run once, without a graph
         self._records = True
 
     def __call__(self, staged: Staged) -> dict[str, Tensor]:
-        """Do it."""
+        """Run the work on what was staged: by its graph, where there is one."""
         with torch.cuda.device(self._device):  # streams and graphs are those of the current GPU
             return self._do(staged)
 

@@ -175,7 +175,7 @@ def test_what_was_found_is_kept_and_a_run_goes_on_with_it_bit_for_bit(
     optim = JointOptim(steps=3, batch=6, lr=1e-3, retriever_lr=0)  # each of the sixteen at least once
     noted, whole = losses(settings(wavering, untouched, asked, tmp_path / "whole", optim=optim))
     assert noted.queries == 14, "twice asked, once searched for"
-    monkeypatch.setattr("realmlm.train.hits._settled", None)  # found for the run before
+    monkeypatch.setattr("realmlm.train.hits._search", None)  # found for the run before
     with monkeypatch.context() as patch:
         fail_at(2, KeyboardInterrupt(), patch)
         with pytest.raises(KeyboardInterrupt):

@@ -31,7 +31,7 @@ from realmlm.sources.article import Article
 from realmlm.train.asker import Asker
 from realmlm.train.data import ReadingPairs, SentenceSource
 from realmlm.train.gold import locate_answers
-from realmlm.train.hits import Candidates, settled_matches
+from realmlm.train.hits import Candidates, matches_of_fixed_towers
 from realmlm.train.objective import Objective
 from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.joint import JointPretraining
@@ -307,7 +307,7 @@ def test_the_same_fine_tuning(
     if settings.scale_lr:
         model.learn_scale()
         everyone = np.arange(len(gold))
-        matched = settled_matches(
+        matched = matches_of_fixed_towers(
             model, live.index, knowledge, gold, everyone, candidates=30, scale_learns=True
         )
 

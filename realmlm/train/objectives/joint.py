@@ -141,7 +141,7 @@ class JointPretraining(Objective):
         if (staged := self.stage(drawn, step, clock)) is not None:
             clock("read")
             return self.compute(staged)
-        frozen = self._holds_still(step)
+        frozen = self._freeze_or_thaw(step)
         model = self.model
         sentences, inputs = drawn
         assert isinstance(sentences, MaskedSentences)
@@ -222,8 +222,9 @@ class JointPretraining(Objective):
     def _apart(self, retrieval_BK: Tensor, reader_BK: Tensor) -> tuple[Tensor, Tensor]:
         return taught_apart(retrieval_BK, retrieval_BK, reader_BK, self.settings.retriever_target)
 
-    def _holds_still(self, step: int) -> bool:
-        """Does the retriever not learn at this step? Then it has no dropout either."""
+    def _freeze_or_thaw(self, step: int) -> bool:
+        """Switch the towers' dropout off for a step at which the retriever does not learn, and on again once
+        it does; True: it does not learn."""
         rates = (self.settings.optim.retriever_lr, self.settings.scale_lr)
         frozen = step < self.settings.freeze_retriever or not any(rates)
         towers = (self.model.query, self.model.document)
@@ -241,7 +242,7 @@ class JointPretraining(Objective):
         resident = self.resident
         if resident is None:
             return None
-        frozen = self._holds_still(step)
+        frozen = self._freeze_or_thaw(step)
         array, shape = drawn
         assert isinstance(array, np.ndarray)
         assert isinstance(shape, Shape)
