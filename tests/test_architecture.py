@@ -474,6 +474,7 @@ WITH_FASTAPI = (
     "command",
     "embeddings",
     "front",
+    "heads",
     "http",
     "listen",
     "meters",

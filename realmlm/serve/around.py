@@ -21,6 +21,7 @@ from realmlm.serve.log import NOTES, Log, note
 from realmlm.serve.meters import Meters
 from realmlm.settings import Serve
 
+MOST_HEAD = 64 * 1024  # bytes of a request's address and headers
 MOST_BODY = 256 * 1024  # bytes of a request: the longest passage, each character escaped (\ud83d\ude00)
 MOST_TO_EMBED = 2**20  # bytes of a request with texts to embed, of which there may be many
 EMBEDDING = ("/embed", "/v1/embeddings")
@@ -45,6 +46,7 @@ _CODES = {
     413: "too_large",
     421: "other_host",
     422: "bad_input",
+    431: "too_large",
     503: "busy",
     507: "disk_full",
 }

@@ -14,6 +14,7 @@ import uvicorn
 
 from realmlm.errors import BadInput
 from realmlm.log import heard_by
+from realmlm.serve.around import MOST_HEAD
 from realmlm.serve.front import Front
 from realmlm.serve.log import Log
 
@@ -56,7 +57,8 @@ class Server(uvicorn.Server):
     def __init__(self, front: Front, *, log: Log | None = None) -> None:
         config = uvicorn.Config(
             front,
-            http="httptools" if find_spec("httptools") else "h11",
+            http=_protocol(),
+            h11_max_incomplete_event_size=MOST_HEAD,
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
@@ -118,6 +120,15 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self._log is not None:
             self._log.flush()  # the signal that stopped it ends the process next
+
+
+def _protocol() -> Any:
+    """What reads requests: httptools where it is installed, bounded here; h11 has a bound of its own."""
+    if not find_spec("httptools"):
+        return "h11"
+    from realmlm.serve.heads import BoundedHeads
+
+    return BoundedHeads
 
 
 class _Connections(dict[Any, None]):
