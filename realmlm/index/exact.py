@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from realmlm.errors import BadInput, NotEnough
+from realmlm.errors import BadInput, Diverged, NotEnough
 
 GROUP = 64  # passages reduced to one maximum; 32 and 128 differed by less than 20%, on a busy machine
 _NO_ID = torch.iinfo(torch.int64).max  # stands where no passage was found: sorts after every id
@@ -189,7 +189,7 @@ class ExactIndex:
         """The same by products in float32, chunk by chunk."""
         if not queries_QD.isfinite().all():  # such queries are never decided by the other way
             diverged = "the query tower has diverged: go back to an earlier checkpoint"
-            raise BadInput(f"queries hold NaN or infinity; {diverged}")
+            raise Diverged(f"queries hold NaN or infinity; {diverged}")
         best = nothing(len(queries_QD), k, self.device)
         rows, columns = self._chunking(len(queries_QD), k)
         scratch = torch.empty(columns * rows, device=self.device)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.defaults import SHARED
-from realmlm.errors import ArtefactDamaged, BadInput, Mismatch, NotEnough
+from realmlm.errors import ArtefactDamaged, BadInput, Diverged, Mismatch, NotEnough
 from realmlm.index.build import Encode, embed_passages
 from realmlm.index.exact import Hits, Index, as_ids, drop, ranked
 from realmlm.index.ivf import share_found
@@ -262,7 +262,7 @@ class SharedIndex:
     def _best(self, query_D: np.ndarray, k: int) -> Found:
         """The k best that are known here: by the usual effort, by looking at all where that finds too few."""
         if not np.isfinite(query_D).all():
-            raise BadInput("queries hold NaN or infinity; the query tower has diverged")
+            raise Diverged("queries hold NaN or infinity; the query tower has diverged")
         known = self.ids.numpy()
         for effort, more in ((self.state.effort, 0), (0, 0), (0, len(known))):
             ids, scores = self.store.search(query_D, k + more, effort=effort, only=self.only)

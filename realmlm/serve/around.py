@@ -53,10 +53,16 @@ _CODES = {
 
 
 def failure(
-    status: int, message: str, headers: Mapping[str, str] | None = None, *, progress: float | None = None
+    status: int,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    code: str = "",
+    progress: float | None = None,
 ) -> JSONResponse:
-    """An error in the one shape that all have; `progress` from 0 to 1, where it is known how far it is."""
-    problem: dict[str, Any] = {"code": _CODES.get(status, "failed"), "message": message}
+    """An error in the one shape that all have, with the code of its status unless another is given; `progress`
+    from 0 to 1, where it is known how far it is."""
+    problem: dict[str, Any] = {"code": code or _CODES.get(status, "failed"), "message": message}
     problem |= {} if progress is None else {"progress": progress}
     return JSONResponse({"error": problem}, status_code=status, headers=headers)
 

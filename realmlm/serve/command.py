@@ -69,7 +69,7 @@ def answer_at(
     sys.setswitchinterval(0.0005)  # else the thread that feeds a GPU waits 5 ms for each answer being sent
     loaded = None if at_once else load()
     front = Front(lambda: loaded or load(), doors=doors, log=log, at_once=at_once)
-    Server(front, log=log).serve_at(listener)
+    Server(front, log=log, own_process=True).serve_at(listener)
 
 
 def _writers(settings: Serve) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from starlette.types import Receive, Scope, Send
 from realmlm import __version__
 from realmlm.defaults import PATIENCE, QUEUE
 from realmlm.engine import Engine
-from realmlm.errors import RealmError
+from realmlm.errors import BadInput, RealmError
+from realmlm.log import say
 from realmlm.page import ASSETS
+from realmlm.parallel import in_background
 from realmlm.serve.around import Around, Doors, failure
 from realmlm.serve.embeddings import embedding_routes
-from realmlm.serve.log import Log
+from realmlm.serve.log import Log, note
 from realmlm.serve.meters import Meters
 from realmlm.serve.routes import Straight, operation_routes, passage_routes, question_routes
 from realmlm.serve.runs import run_routes
@@ -32,7 +35,10 @@ from realmlm.serve.shapes import Failure
 from realmlm.serve.worker import Busy, Worker
 from realmlm.serve.writers import Writers
 
+CLOSE_S = 4.0  # seconds that what the model is still at may take once everybody was answered or told
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+RETRY_S = "5"  # seconds after which it may be there again
+LOGGER = logging.getLogger("uvicorn.error")  # the server's own: what is said again and again is said seldom
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -122,9 +128,14 @@ def _life(
     async def life(_: FastAPI) -> AsyncIterator[None]:
         meters.ready()
         yield
-        await asyncio.to_thread(worker.close)  # what is waiting is still answered
+        # what is waiting is still answered
+        closing = [asyncio.wrap_future(in_background(worker.close))]
         if writers is not None:
-            await asyncio.to_thread(writers.close)
+            closing.append(asyncio.wrap_future(in_background(writers.close)))
+        _, hanging = await asyncio.wait(closing, timeout=CLOSE_S)
+        if hanging:
+            left = f"the model was still at work {CLOSE_S:.0f} s after the last answer"
+            say(f"{left}; the service ends without it")
 
     return life
 
@@ -155,11 +166,17 @@ def _add_error_handlers(app: FastAPI) -> None:
             return failure(507, "the disk is full, and nothing was changed; make room, then try again")
         if error.errno in READ_ONLY:
             return failure(403, f"nothing can be written here ({error.strerror}); change it where it can be")
+        if isinstance(error, ConnectionError | TimeoutError):
+            return _unavailable(error)
         raise error
+
+    @app.exception_handler(BadInput)
+    async def bad(_: Request, error: BadInput) -> JSONResponse:
+        return failure(400, str(error))
 
     @app.exception_handler(RealmError)
     async def ours(_: Request, error: RealmError) -> JSONResponse:
-        return failure(400, str(error))
+        return _unavailable(error)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
@@ -176,6 +193,16 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         return failure(422, _what_is_wrong(error.errors()[0]))
+
+
+def _unavailable(error: Exception) -> JSONResponse:
+    """What nobody who asks can cause or cure: a database that is gone, a damaged file. What it was, with its
+    addresses and paths, is for those who run the service."""
+    what = f"{type(error).__name__}: {error}"
+    note(failed=what)
+    LOGGER.error(what)
+    why = "what the service needs cannot be reached or used at this moment; its log says more"
+    return failure(503, why, {"Retry-After": RETRY_S}, code="unavailable")
 
 
 def _what_is_wrong(first: dict[str, Any]) -> str:

@@ -4,7 +4,9 @@ which everybody who waits is told."""
 import asyncio
 import errno
 import logging
+import os
 import socket
+import threading
 import time
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -13,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from realmlm.errors import BadInput
-from realmlm.log import heard_by
+from realmlm.log import heard_by, say
 from realmlm.serve.around import MOST_HEAD
 from realmlm.serve.front import Front
 from realmlm.serve.log import Log
@@ -25,6 +27,7 @@ KEEP_ALIVE_S = 75  # between two requests; clients give up an idle connection be
 HEARD_S = 0.05  # seconds in which what was sent before the service was told to stop is taken in
 STOP_S = 20.0  # seconds in which what waits is still begun on after the service was told to stop
 GRACE_S = 30  # and until all must have been answered
+END_S = 5.0  # and then until the process is gone, whatever hangs
 WAITING = 2048  # connections that the system keeps until they are accepted
 OTHER_FILES = 64  # descriptors that connections leave for corpus, index and log
 ONCE_S = 60.0  # seconds in which a warning of the server is not repeated
@@ -54,7 +57,8 @@ def bind(host: str, port: int, *, shared: bool = False, listen: bool = True) -> 
 class Server(uvicorn.Server):
     """Closes connections that send or fetch nothing, which uvicorn itself would keep for ever."""
 
-    def __init__(self, front: Front, *, log: Log | None = None) -> None:
+    def __init__(self, front: Front, *, log: Log | None = None, own_process: bool = False) -> None:
+        """A process that is its `own` ends with it, even where something hangs."""
         config = uvicorn.Config(
             front,
             http=_protocol(),
@@ -72,6 +76,7 @@ class Server(uvicorn.Server):
             logging.getLogger(name).addFilter(_Seldom())
         self._front = front
         self._log = log
+        self._own_process = own_process
         self._seen: dict[Any, tuple[Any, float]] = {}
 
     def serve_at(self, listener: socket.socket) -> None:
@@ -115,11 +120,20 @@ class Server(uvicorn.Server):
         self._seen = seen
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._own_process:
+            forced = threading.Timer(GRACE_S + END_S, _end)
+            forced.daemon = True
+            forced.start()
         # in a moment: what was sent before connections are closed, next, is heard and answered
         asyncio.get_running_loop().call_later(HEARD_S, self._front.stop, STOP_S)
         await super().shutdown(sockets)
         if self._log is not None:
             self._log.flush()  # the signal that stopped it ends the process next
+
+
+def _end() -> None:
+    say("the service could not stop as it should; its process is ended")
+    os._exit(1)
 
 
 def _protocol() -> Any:

@@ -66,10 +66,11 @@ class Log:
     ) -> None:
         """A request that has ended, with what was noted of it. Not what stands behind a ? in its address: it
         may be what somebody looks for."""
-        level = _level(scope["path"], status)
+        notes = NOTES.get() or {}
+        error = error or notes.get("failed", "")
+        level = "error" if error else _level(scope["path"], status)
         if LEVELS.index(level) < self._least:
             return
-        notes = NOTES.get() or {}
         phases = {name: notes[name] for name in ("receive", "wait", "work") if name in notes}
         line = {
             "id": number,

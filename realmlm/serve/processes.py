@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import heard_by, say
 from realmlm.parallel import cores, die_with_parent, sheltered
-from realmlm.serve.listen import GRACE_S, bind
+from realmlm.serve.listen import END_S, GRACE_S, bind
 from realmlm.serve.log import Log
 from realmlm.serve.meters import SHARED_METERS
 from realmlm.settings import Serve
@@ -36,7 +36,6 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 LOOK_S = 0.2  # seconds between two looks at what the processes said
 SOON_S = 60.0  # one that died sooner than that may do so again: others are started after a pause
 LONGEST_PAUSE_S = 30.0
-SPARE_S = 5.0  # seconds beyond those in which all must have been answered
 
 
 def serve_with_workers(settings: Serve, load_engine: Callable[[Serve], "Engine"]) -> None:
@@ -160,7 +159,7 @@ class _Processes:
         for place in self._places:
             if place.process is not None:
                 (place.process.terminate if place.ready else place.process.kill)()
-        until = time.monotonic() + GRACE_S + SPARE_S
+        until = time.monotonic() + GRACE_S + END_S
         for place in self._places:
             if place.process is not None:
                 while place.process.is_alive() and time.monotonic() < until:

@@ -18,7 +18,15 @@ from realmlm.cli import main
 from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
-from realmlm.errors import ArtefactExists, ArtefactMissing, BadInput, Mismatch, NotEnough, RealmError
+from realmlm.errors import (
+    ArtefactExists,
+    ArtefactMissing,
+    BadInput,
+    Diverged,
+    Mismatch,
+    NotEnough,
+    RealmError,
+)
 from realmlm.evaluation.measure import measure
 from realmlm.index.exact import ExactIndex
 from realmlm.index.shared import (
@@ -106,7 +114,7 @@ def test_hits_are_those_of_exact_search(place: SharedPlace, tiny_model: Realm, c
     assert index.contains(torch.tensor([0, -1, 10**6])).tolist() == [True, False, False]
     with pytest.raises(NotEnough, match="passages can be searched"):
         index.search(queries_QD, len(exact) + 1)
-    with pytest.raises(BadInput, match="NaN"):
+    with pytest.raises(Diverged, match="NaN"):
         index.search(queries_QD * torch.nan, 1)
 
 

@@ -23,9 +23,11 @@ from fastapi.testclient import TestClient
 from realmlm.corpus import documents
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
+from realmlm.errors import ArtefactDamaged, ArtefactMissing, Mismatch, MissingExtra, NotEnough
 from realmlm.serve import suggestions
 from realmlm.serve.around import MOST_BODY, Doors
 from realmlm.serve.http import Running, create_app
+from realmlm.serve.log import Log
 from realmlm.serve.shapes import MOST_CHARACTERS, MOST_TEXT
 from realmlm.serve.worker import Busy
 from realmlm.settings import Serve
@@ -496,6 +498,44 @@ def test_an_unexpected_failure_shows_no_traceback(
     assert failed(response, 500).startswith("something went wrong here (ZeroDivisionError)")
     assert "Traceback" not in response.text
     assert 'realmlm_requests_total{route="/ask",status="500"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotEnough("cannot reach postgres:10.1.2.3/secret; check the address"),
+        Mismatch("/srv/secret was rebuilt; start again"),
+        ArtefactDamaged("/srv/secret is damaged"),
+        ArtefactMissing("no table postgres:10.1.2.3/secret"),
+        MissingExtra("secret needs 'psycopg'"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused", "10.1.2.3/secret"),
+    ],
+)
+def test_what_no_client_can_cause_or_cure_is_no_bad_input_and_told_to_those_who_run_it(
+    tiny_model_folder: Path,
+    own_corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    log = Log(tmp_path / "log", level="error")
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(engine, "ask", fail)
+    with TestClient(create_app(engine, running=Running(log=log)), raise_server_exceptions=False) as client:
+        response = client.post("/ask", json={"question": "Who?"})
+    failed(response, 503)
+    assert response.json()["error"]["code"] == "unavailable"
+    assert int(response.headers["retry-after"]) > 0
+    assert not re.search("secret|10.1.2.3|/srv", response.text)
+    assert "secret" in caplog.text
+    log.flush()
+    (line,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert (line["level"], line["status"], "secret" in line["error"]) == ("error", 503, True)
 
 
 def test_numbers_and_description(client: TestClient) -> None:

@@ -321,6 +321,57 @@ def test_a_question_that_takes_too_long_at_the_end_is_refused(
     assert (status, body["error"]["message"]) == (503, "the service is stopping; ask again in a moment")
 
 
+def test_a_model_that_hangs_keeps_no_one_from_stopping_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(listen, "STOP_S", 0.1)
+    monkeypatch.setattr(listen, "GRACE_S", 1)
+    monkeypatch.setattr("realmlm.serve.http.CLOSE_S", 0.5)
+    gate = Gate(engine, monkeypatch)
+    service = Served(lambda: create_app(engine, host="127.0.0.1"))
+    until(lambda: service.get("/readyz")[0] == 200)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(service.ask, "Who?")
+        assert gate.begun.wait(WAIT_S)
+        service.server.should_exit = True
+        try:
+            assert asked.result(WAIT_S)[0] == 503
+            service.thread.join(10)
+            assert not service.thread.is_alive()
+        finally:
+            gate.open.set()
+            service.stop()
+    assert "the service ends without it" in capsys.readouterr().err
+
+
+HANGS = """
+import signal, threading, time
+from contextlib import asynccontextmanager
+from fastapi import FastAPI
+from realmlm.serve import listen
+from realmlm.serve.around import Doors
+from realmlm.serve.front import Front
+
+@asynccontextmanager
+async def life(_):
+    threading.Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
+    yield
+    time.sleep(1000)
+
+listen.GRACE_S, listen.END_S = 1, 1
+front = Front(lambda: FastAPI(lifespan=life), doors=Doors(), log=None)
+listen.Server(front, own_process=True).serve_at(listen.bind("127.0.0.1", 0))
+"""
+
+
+def test_whatever_hangs_the_process_ends_in_the_time_that_was_said() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "could not stop as it should" in done.stderr
+
+
 # --- what is written down -----------------------------------------------------------------------------------
 
 
