@@ -55,3 +55,13 @@ def is_out_of_memory(error: Exception) -> bool:
     """By name and text, for torch may not be there: its error on a GPU, or a bare RuntimeError on a CPU."""
     by_name = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return by_name or "can't allocate memory" in str(error)
+
+
+def is_device_lost(error: BaseException | None) -> bool:
+    """Did a GPU fail so that nothing can be done there in this process any more? By name and text, too."""
+    while error is not None:
+        lost = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+        if lost and "out of memory" not in str(error):
+            return True
+        error = error.__cause__
+    return False

@@ -60,7 +60,7 @@ def failure(
     code: str = "",
     progress: float | None = None,
 ) -> JSONResponse:
-    """An error in the one shape that all have, with the code of its status unless another is given; `progress`
+    """An error in the one shape that all have, with its status's code unless another is given; `progress`
     from 0 to 1, where it is known how far it is."""
     problem: dict[str, Any] = {"code": code or _CODES.get(status, "failed"), "message": message}
     problem |= {} if progress is None else {"progress": progress}

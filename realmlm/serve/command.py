@@ -55,7 +55,12 @@ def answer_at(
             batch=settings.batch,
             runs=settings.runs,
             writers=_writers(settings) if engine.model.device.type == "cuda" else 0,
-            running=Running(patience_s=settings.patience, token_reads=doors.token_reads, log=log),
+            running=Running(
+                patience_s=settings.patience,
+                token_reads=doors.token_reads,
+                log=log,
+                lost=lambda error: front.failed(error),  # it ends as it does when told to stop
+            ),
         )
         gc.collect()
         # what is loaded stays: looking through it for garbage holds answers up for 0.2 s each time

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from realmlm import __version__
 from realmlm.defaults import PATIENCE, QUEUE
 from realmlm.engine import Engine
-from realmlm.errors import BadInput, RealmError
+from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import say
 from realmlm.page import ASSETS
 from realmlm.parallel import in_background
@@ -36,6 +36,7 @@ from realmlm.serve.worker import Busy, Worker
 from realmlm.serve.writers import Writers
 
 CLOSE_S = 4.0  # seconds that what the model is still at may take once everybody was answered or told
+AGAIN = "start the service again"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RETRY_S = "5"  # seconds after which it may be there again
 LOGGER = logging.getLogger("uvicorn.error")  # the server's own: what is said again and again is said seldom
@@ -52,6 +53,8 @@ class Running:
     """Reading needs the token too."""
     log: Log | None = None
     """Where each request is written down."""
+    lost: Callable[[BaseException], None] = lambda error: None
+    """Called when this process cannot go on: its GPU failed for good."""
 
 
 def create_app(
@@ -82,6 +85,7 @@ def create_app(
         patience_s=running.patience_s,
         gather=writers > 0,
         on_batch=lambda size, waited: meters.on_batch(size, waited, worker.waiting),
+        on_lost=lambda error: running.lost(NotEnough(f"the GPU is lost to this process ({error}); {AGAIN}")),
     )
     beside = Writers(engine.combiner, count=writers) if writers else None
 
@@ -132,7 +136,7 @@ def _life(
         closing = [asyncio.wrap_future(in_background(worker.close))]
         if writers is not None:
             closing.append(asyncio.wrap_future(in_background(writers.close)))
-        _, hanging = await asyncio.wait(closing, timeout=CLOSE_S)
+        hanging = (await asyncio.wait(closing, timeout=CLOSE_S))[1]
         if hanging:
             left = f"the model was still at work {CLOSE_S:.0f} s after the last answer"
             say(f"{left}; the service ends without it")

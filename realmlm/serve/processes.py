@@ -70,6 +70,7 @@ class _Place:
     process: BaseProcess | None = None
     said: Connection | None = None
     ready: bool = False
+    answered: bool = False  # was it ever ready?
     why: str = ""  # it cannot be
     since: float = 0.0
     pause_s: float = 0.0
@@ -131,6 +132,7 @@ class _Processes:
             while place.said.poll():
                 place.why = place.said.recv()
                 place.ready = not place.why
+                place.answered |= place.ready
         if place.process.is_alive():
             return
         from prometheus_client.multiprocess import mark_process_dead
@@ -142,11 +144,11 @@ class _Processes:
         place.said.close()
         told = place.why
         why = told or _ending(process.exitcode or 0)
-        was_ready = place.ready
+        answered = place.answered
         place.process = None
-        place.ready = False
+        place.ready = place.answered = False
         place.why = ""
-        if not was_ready and not self._answering():
+        if not answered and not self._answering():
             raise NotEnough(told or f"a worker died before it could answer: {why}")
         lived = time.monotonic() - place.since
         place.pause_s = min(2 * place.pause_s or 1.0, LONGEST_PAUSE_S) if lived < SOON_S else 0.0

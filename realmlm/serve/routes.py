@@ -314,10 +314,14 @@ def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRoute
 
     @routes.get("/readyz", summary="Can it answer?")
     async def ready() -> Liveness:
-        """503 while the model is loaded and passages are embedded for the first time, with how far it is, and
-        once the service stops."""
+        """503 while the model is loaded and passages are embedded for the first time, with how far it is;
+        while the model hangs or keeps failing; and once the service stops."""
         if not worker.takes_more:
             raise HTTPException(503, "the service is stopping")
+        if why := worker.trouble():
+            if not worker.busy:  # nobody may ask any more: this tells when it is over
+                worker.together(engine.ask, "What is this?", key=object())
+            raise HTTPException(503, why)
         return Liveness(status="ready")
 
     @routes.get("/health", summary="Is it running?")

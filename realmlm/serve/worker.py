@@ -12,11 +12,13 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from realmlm.errors import BadInput, NotEnough
+from realmlm.errors import BadInput, NotEnough, is_device_lost
 
 GATHER_S = 0.025  # seconds that a batch waits at most for those who were just answered
 MOMENT_S = 0.005  # seconds after an answer in which the next question may come
 REMEMBERED = 9  # batches that tell how long the next will take
+STUCK_S = 120.0  # seconds after which a batch is no longer expected to end
+FAILURES = 3  # batches in a row, after which the next is expected to fail too
 
 
 class Busy(NotEnough):
@@ -73,8 +75,10 @@ class Worker:
         patience_s: float = math.inf,
         gather: bool = False,
         on_batch: Callable[[int, float], None] | None = None,
+        on_lost: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        """`on_batch` is told each batch's size and the seconds that its first job waited."""
+        """`on_batch` is told each batch's size and the seconds that its first job waited; `on_lost` is called
+        when the device is lost to this process."""
         self._most_waiting = most_waiting
         self._most_together = most_together
         self._patience_s = patience_s
@@ -86,6 +90,8 @@ class Worker:
         self._unanswered = 0
         self._answered = 0.0  # when, the last
         self._on_batch = on_batch
+        self._on_lost = on_lost
+        self._failures = 0  # of batches, since one went well
         self._jobs: deque[_Job] = deque()
         self._alone = 0  # of them
         self._changed = threading.Condition()
@@ -105,6 +111,14 @@ class Worker:
     def takes_more(self) -> bool:
         """Or is it stopping?"""
         return self._open
+
+    def trouble(self) -> str:
+        """Why what is asked now will hardly be answered, if so."""
+        if (at_work := self._at_work) is not None and time.monotonic() - at_work[0] > STUCK_S:
+            return f"the model has been at work on one batch for more than {STUCK_S:.0f} s"
+        if self._failures >= FAILURES:
+            return f"the model failed {self._failures} times in a row; the service's log says more"
+        return ""
 
     def wait_s(self) -> float:
         """Seconds that a new job would wait, about."""
@@ -182,12 +196,23 @@ class Worker:
                     self._on_batch(len(batch), begun - batch[0].since)
                 if self._gathers and not alone:
                     self._note(batch)
-                    _work_off(batch, worked=partial(self._expect, len(batch)))
+                    failed = _work_off(batch, worked=partial(self._expect, len(batch)))
                 else:
-                    _work_off(batch)
+                    failed = _work_off(batch)
+                if not alone:
+                    self._count(failed)
+                if failed is not None and is_device_lost(failed):
+                    self._on_lost(failed)
                 self._lasted[alone].append(time.monotonic() - begun)
                 self._usual_s[alone] = median(self._lasted[alone])
                 self._at_work = None
+
+    def _count(self, failed: Exception | None) -> None:
+        """What a client can cause says nothing of the model."""
+        if failed is None:
+            self._failures = 0
+        elif not isinstance(failed, BadInput):
+            self._failures += 1
 
     def _note(self, batch: list[_Job]) -> None:
         """Note how many have no answer yet, and when the last one got it."""
@@ -258,8 +283,9 @@ def _stopping() -> Busy:
     return Busy("the service is stopping; ask again in a moment")
 
 
-def _work_off(batch: list[_Job], *, worked: Callable[[], None] = lambda: None) -> None:
-    """`worked` is called when the work is done and no one has been answered yet."""
+def _work_off(batch: list[_Job], *, worked: Callable[[], None] = lambda: None) -> Exception | None:
+    """What failed, unless something went well. `worked` is called when the work is done and no one has been
+    answered yet."""
     different = list(dict.fromkeys(job.item for job in batch))  # what several ask is answered once
     try:
         try:
@@ -269,19 +295,21 @@ def _work_off(batch: list[_Job], *, worked: Callable[[], None] = lambda: None) -
     except BadInput as error:
         if len(batch) == 1:
             batch[0].future.set_exception(error)
-            return
-        for job in batch:  # one of them is bad: the others must not suffer for it
-            _work_off([job])
+            return error
+        # one of them is bad: the others must not suffer for it
+        failed = [_work_off([job]) for job in batch]
+        return None if None in failed else min(failed, key=lambda one: isinstance(one, BadInput))
     except Exception as error:
         for job in batch:
             job.future.set_exception(error)
-    else:
-        for job in batch:
-            result = results[job.item]
-            if isinstance(result, Future):
-                result.add_done_callback(partial(_pass_on, to=job.future))
-            else:
-                job.future.set_result(result)
+        return error
+    for job in batch:
+        result = results[job.item]
+        if isinstance(result, Future):
+            result.add_done_callback(partial(_pass_on, to=job.future))
+        else:
+            job.future.set_result(result)
+    return None
 
 
 def _pass_on(made: "Future[Any]", *, to: "Future[Any]") -> None:

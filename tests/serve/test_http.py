@@ -538,6 +538,37 @@ def test_what_no_client_can_cause_or_cure_is_no_bad_input_and_told_to_those_who_
     assert (line["level"], line["status"], "secret" in line["error"]) == ("error", 503, True)
 
 
+def test_a_model_that_keeps_failing_is_not_ready_until_it_answers_again(
+    tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+    lost: list[BaseException] = []
+    app = create_app(engine, running=Running(lost=lost.append))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr("realmlm.engine.Engine.ask", lambda *_, **__: 1 / 0)
+            for ready in (200, 200, 200, 503):
+                assert client.get("/readyz").status_code == ready
+                failed(client.post("/ask", json={"question": "Who?"}), 500)
+            assert "the model failed" in failed(client.get("/readyz"), 503)
+            assert client.get("/livez").status_code == 200
+        until = time.monotonic() + 20
+        while client.get("/readyz").status_code != 200:  # nobody else asks
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert not lost
+
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr("realmlm.engine.Engine.ask", broken)
+        failed(client.post("/ask", json={"question": "Who?"}), 500)
+        while not lost:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert "illegal memory access" in str(lost[0])
+
+
 def test_numbers_and_description(client: TestClient) -> None:
     client.get("/health")
     client.post("/ask", json={"question": "Who?"})

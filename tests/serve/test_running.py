@@ -487,6 +487,46 @@ def test_the_command_stops_at_sigterm_with_everybody_told(
     assert {line["status"] for line in written if line.get("path") == "/ask"} <= {200, 503}
 
 
+LOST = """
+import sys
+from realmlm.cli import main
+from realmlm.engine import Engine
+
+def broken(*_, **__):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+Engine.ask = broken
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_that_lost_its_gpu_ends_with_a_failure(tiny_model_folder: Path, knowledge: Corpus) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", LOST, "serve", "--model", str(tiny_model_folder), "--device", "cpu"]
+    command += ["--corpus", str(knowledge.folder), "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    service = object.__new__(Served)
+    service.port = port
+
+    def ready() -> bool:
+        try:
+            return service.get("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    try:
+        until(ready)
+        assert service.ask("Who?")[0] == 500
+        _, said = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2, said
+    assert "error: the GPU is lost to this process" in said
+
+
 def test_ctrl_c_while_it_embeds_keeps_what_was_embedded(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, NotEnough
 from realmlm.serve import worker as settings
 from realmlm.serve.worker import Busy, Results, Work, Worker
 
@@ -348,3 +348,59 @@ def test_a_worker_that_stops_refuses_what_it_has_not_begun_in_time() -> None:
             future.result(10)
     worker.close()
     assert gate.batches == [[0]]
+
+
+def test_a_model_that_keeps_failing_or_hangs_is_known_until_it_answers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(most_waiting=100, most_together=4)
+
+    def ask(error: Exception | None) -> str:
+        def work(items: list[int]) -> list[int]:
+            if error is not None:
+                raise error
+            return items
+
+        worker.together(work, 1, key=object()).exception(10)
+        worker.alone(lambda: None).result(10)  # it was counted
+        return worker.trouble()
+
+    broken = RuntimeError("it is broken")
+    assert [ask(broken), ask(broken), ask(BadInput("not my fault")), ask(broken)] == [
+        "", "", "", "the model failed 3 times in a row; the service's log says more",
+    ]  # fmt: skip
+    assert ask(BadInput("not my fault"))
+    assert ask(None) == ""
+    assert [ask(broken), ask(broken), ask(None), ask(broken)] == ["", "", "", ""]
+    ask(None)
+    gate = Gate()
+    first = held(worker, gate)
+    assert worker.trouble() == ""
+    monkeypatch.setattr(settings, "STUCK_S", 0.0)
+    assert "at work on one batch" in worker.trouble()
+    gate.open.set()
+    first.result(10)
+    worker.close()
+    assert worker.trouble() == ""
+
+
+def test_a_device_that_is_lost_is_told() -> None:
+    lost: list[Exception] = []
+    worker = Worker(most_waiting=100, most_together=4, on_lost=lost.append)
+
+    def fail(error: Exception) -> Exception:
+        def work(items: list[int]) -> list[int]:
+            raise error
+
+        worker.together(work, 1, key=object()).exception(10)
+        worker.alone(lambda: None).result(10)
+        return error
+
+    wrapped = NotEnough("cannot search")
+    wrapped.__cause__ = RuntimeError("CUDA error: unspecified launch failure")
+    gone = type("AcceleratorError", (RuntimeError,), {})("device-side assert triggered")
+    fail(RuntimeError("CUDA error: out of memory"))
+    fail(RuntimeError("it is broken"))
+    expected = [fail(RuntimeError("CUDA error: an illegal memory access")), fail(wrapped), fail(gone)]
+    worker.close()
+    assert lost == expected
