@@ -319,6 +319,11 @@ class Engine:
         return self._watch is None and os.access(self.corpus.folder, os.W_OK)
 
     @property
+    def follows_files(self) -> bool:
+        """Does it answer from documents, and not from a corpus?"""
+        return self._watch is not None
+
+    @property
     def sources(self) -> list[str]:
         """The names of the folders and files, or of the corpus, that it answers from."""
         places = [self.corpus.folder] if self._watch is None else list(self._watch.places)
@@ -417,13 +422,15 @@ class Engine:
         self.follow()
         return self.corpus.find(text, limit=limit)
 
-    def around(self, number: int, *, count: int) -> list[Passage]:
-        """A passage between up to `count` others before and after it from the same file, in their order."""
-        ids = self.corpus.ids
-        here = self.corpus[number]
+    def around(self, number: int, *, count: int, corpus: Corpus | None = None) -> list[Passage]:
+        """A passage between up to `count` others before and after it from the same file, in their order; in
+        another state of the `corpus`, if it is given."""
+        corpus = corpus or self.corpus
+        ids = corpus.ids
+        here = corpus[number]
         place = int(np.searchsorted(ids, number))
-        before = self.corpus.passages(ids[max(0, place - count) : place][::-1].tolist())
-        after = self.corpus.passages(ids[place + 1 : place + 1 + count].tolist())
+        before = corpus.passages(ids[max(0, place - count) : place][::-1].tolist())
+        after = corpus.passages(ids[place + 1 : place + 1 + count].tolist())
 
         def file(passage: Passage) -> str:
             return re.sub(r":\d+\Z", "", passage.source)  # without the line, of JSON lines for example

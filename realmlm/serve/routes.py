@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from inspect import signature
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from realmlm import __version__
 from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import SHOWN
 from realmlm.engine import Engine
-from realmlm.errors import BadInput
+from realmlm.errors import BadInput, RealmError
 from realmlm.reading.records import Words
 from realmlm.serve.around import Doors
 from realmlm.serve.log import note, note_work
@@ -178,15 +179,33 @@ def question_routes(engine: Engine, worker: Worker, writers: Writers | None) -> 
 
 
 class _Store:
-    """The passages of an engine, as those who change them see them."""
+    """The passages of an engine, as those who read and change them see them."""
 
     def __init__(self, engine: Engine, worker: Worker) -> None:
         self._engine = engine
         self._worker = worker
+        self._seen = engine.corpus
 
     def newest(self) -> Corpus:
         """What is on disk; what is searched may be behind it, where the disk is full for example."""
         return self._engine.corpus.newest()
+
+    async def to_read(self) -> Corpus:
+        """What others stored a moment ago is seen however busy the model is; files are read by the worker."""
+        if self._engine.follows_files:
+            await _follow(self._engine, self._worker)
+            return self._engine.corpus
+        return await asyncio.to_thread(self._newest_to_read)
+
+    def _newest_to_read(self) -> Corpus:
+        """The newest for those who read; what cannot be taken up is told to those who ask questions."""
+        seen, known = self._seen, self._engine.corpus
+        if (seen.folder, seen.fingerprint) != (known.folder, known.fingerprint) or seen.edits < known.edits:
+            seen = known
+        with suppress(RealmError, OSError):
+            seen = seen.newest()
+        self._seen = seen
+        return seen
 
     def article(self, title: str, text: str, source: str) -> Article:
         """What is to be added or to replace a passage, if it has words."""
@@ -240,8 +259,7 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
         text: Annotated[str, Query(max_length=200, description=_SOUGHT)] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = SHOWN,
     ) -> Passages:
-        await _follow(engine, worker)
-        corpus = engine.corpus
+        corpus = await store.to_read()
         gone = threading.Event()
         try:
             found = await asyncio.to_thread(corpus.find, text, limit=limit, stop=gone.is_set)
@@ -251,17 +269,16 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
 
     @routes.get("/passages/{number}", summary="Read a passage")
     async def read_passage(number: int) -> KnownPassage:
-        await _follow(engine, worker)
-        return _existing(number, engine.corpus)
+        return _existing(number, await store.to_read())
 
     @routes.get("/passages/{number}/around", summary="Read a passage where it stands")
     async def read_around(
         number: int, count: Annotated[int, Query(ge=1, le=50)] = AROUND
     ) -> list[KnownPassage]:
         """The passage between those before and after it in its file, up to so many on either side."""
-        await _follow(engine, worker)
-        _existing(number, engine.corpus)
-        return [_shown(passage) for passage in engine.around(number, count=count)]
+        corpus = await store.to_read()
+        _existing(number, corpus)
+        return [_shown(passage) for passage in engine.around(number, count=count, corpus=corpus)]
 
     @routes.post("/passages", summary="Add a passage", status_code=201, dependencies=[Depends(allowed)])
     async def add(new: NewPassage) -> list[KnownPassage]:

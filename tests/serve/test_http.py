@@ -399,6 +399,36 @@ def test_what_others_edited_is_shown_without_a_question(
     assert f"realmlm_passages {before + 2:.1f}" in client.get("/metrics").text
 
 
+def test_what_others_stored_is_read_however_busy_the_model_is(
+    tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+    go, begun = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> Any:
+        begun.set()
+        assert go.wait(20)
+        return [answer]
+
+    answer = engine.ask("Who?")
+    monkeypatch.setattr(engine, "ask", slow)
+    with TestClient(create_app(engine)) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "/ask", json={"question": "Who?"})
+        assert begun.wait(20)
+        theirs, (number,) = Corpus.open(own_corpus).edit(
+            add=[Article("Nerrow", "The arms of Nerrow show a quince.", "n")]
+        )
+        assert client.get(f"/passages/{number}").json()["title"] == "Nerrow"
+        assert [one["id"] for one in client.get(f"/passages/{number}/around").json()] == [number]
+        assert client.get("/passages", params={"text": "a quince"}).json()["total"] == len(theirs)
+        theirs.edit(remove=[number])
+        failed(client.get(f"/passages/{number}"), 404)
+        (own_corpus / "edits" / f"{theirs.edits + 2:06d}").mkdir()  # not readable
+        failed(client.get(f"/passages/{number}"), 404)
+        go.set()
+        assert asked.result(20).status_code == 200
+
+
 def test_files_that_change_are_shown_and_answered_from(
     tiny_model_folder: Path,
     tmp_path: Path,
