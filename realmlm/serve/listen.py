@@ -28,6 +28,7 @@ HEARD_S = 0.05  # seconds in which what was sent before the service was told to 
 STOP_S = 20.0  # seconds in which what waits is still begun on after the service was told to stop
 GRACE_S = 30  # and until all must have been answered
 END_S = 5.0  # and then until the process is gone, whatever hangs
+LOG_S = 1.0  # seconds that the end waits for the last lines of the log
 WAITING = 2048  # connections that the system keeps until they are accepted
 OTHER_FILES = 64  # descriptors that connections leave for corpus, index and log
 ONCE_S = 60.0  # seconds in which a warning of the server is not repeated
@@ -96,7 +97,7 @@ class Server(uvicorn.Server):
                 raise
         finally:
             if self._log is not None:
-                self._log.flush()
+                self._log.flush_within(LOG_S)
         if errors:
             raise errors[0]
         if not self._front.ready:  # where whoever started it ignores SIGINT, no interrupt comes
@@ -128,7 +129,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(HEARD_S, self._front.stop, STOP_S)
         await super().shutdown(sockets)
         if self._log is not None:
-            self._log.flush()  # the signal that stopped it ends the process next
+            self._log.flush_within(LOG_S)  # the signal that stopped it ends the process next
 
 
 def _end() -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import heard_by, say
 from realmlm.parallel import cores, die_with_parent, sheltered
-from realmlm.serve.listen import END_S, GRACE_S, bind
+from realmlm.serve.listen import END_S, GRACE_S, LOG_S, bind
 from realmlm.serve.log import Log
 from realmlm.serve.meters import SHARED_METERS
 from realmlm.settings import Serve
@@ -52,7 +52,7 @@ def serve_with_workers(settings: Serve, load_engine: Callable[[Serve], "Engine"]
         if settings.log_file is not None:
             log = Log(settings.log_file, level=settings.log_level)
             held.enter_context(heard_by(log))
-            held.callback(log.flush)
+            held.callback(log.flush_within, LOG_S)
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="realmlm-meters-"))
         # both are read when libraries are imported there
         os.environ[SHARED_METERS] = folder
