@@ -31,9 +31,11 @@ def answer_at(
     *,
     at_once: bool = True,
     ready: Callable[[], None] = lambda: None,
+    beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """The same at a socket; `ready` is called once the engine is loaded. Of several processes at one port all
-    but the first listen only then, not `at_once`, and leave it to the first to say where they are."""
+    """The same at a socket; `ready` is called once the engine is loaded, `beat` every second. Of several
+    processes at one port all but the first listen only then, not `at_once`, and leave it to the first to say
+    where they are."""
     doors = Doors.of(settings)
     log = None
     if settings.log_file is not None:
@@ -74,7 +76,7 @@ def answer_at(
     sys.setswitchinterval(0.0005)  # else the thread that feeds a GPU waits 5 ms for each answer being sent
     loaded = None if at_once else load()
     front = Front(lambda: loaded or load(), doors=doors, log=log, at_once=at_once)
-    Server(front, log=log, own_process=True).serve_at(listener)
+    Server(front, log=log, own_process=True, beat=beat).serve_at(listener)
 
 
 def _writers(settings: Serve) -> int:

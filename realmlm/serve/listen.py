@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
@@ -58,8 +59,16 @@ def bind(host: str, port: int, *, shared: bool = False, listen: bool = True) -> 
 class Server(uvicorn.Server):
     """Closes connections that send or fetch nothing, which uvicorn itself would keep for ever."""
 
-    def __init__(self, front: Front, *, log: Log | None = None, own_process: bool = False) -> None:
-        """A process that is its `own` ends with it, even where something hangs."""
+    def __init__(
+        self,
+        front: Front,
+        *,
+        log: Log | None = None,
+        own_process: bool = False,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """A process that is its `own` ends with it, even where something hangs. `beat` is called every second
+        by what answers."""
         config = uvicorn.Config(
             front,
             http=_protocol(),
@@ -78,6 +87,7 @@ class Server(uvicorn.Server):
         self._front = front
         self._log = log
         self._own_process = own_process
+        self._beat = beat
         self._seen: dict[Any, tuple[Any, float]] = {}
 
     def serve_at(self, listener: socket.socket) -> None:
@@ -106,6 +116,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:
             self._close_slow(time.monotonic())
+            self._beat()
         return await super().on_tick(counter)
 
     def _close_slow(self, now: float) -> None:

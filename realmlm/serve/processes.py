@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from select import select as wait_to_write
 from typing import TYPE_CHECKING
 
 from realmlm.errors import BadInput, NotEnough, RealmError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 LOOK_S = 0.2  # seconds between two looks at what the processes said
+SILENT_S = 30.0  # seconds without a beat after which one that answered before is taken to hang
 SOON_S = 60.0  # one that died sooner than that may do so again: others are started after a pause
 LONGEST_PAUSE_S = 30.0
 
@@ -73,6 +75,7 @@ class _Place:
     answered: bool = False  # was it ever ready?
     why: str = ""  # it cannot be
     since: float = 0.0
+    heard: float = 0.0  # when it last said anything
     pause_s: float = 0.0
     after: float = 0.0  # when the next may be started
 
@@ -84,6 +87,7 @@ class _Processes:
     meters: Path
     told: list[int]
     _places: list[_Place] = field(default_factory=list)
+    _looked: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
         """Until it is told to stop."""
@@ -92,8 +96,7 @@ class _Processes:
             while not self.told:
                 self._start_next()
                 wait([place.process.sentinel for place in self._places if place.process], LOOK_S)
-                for place in self._places:
-                    self._look_at(place)
+                self._look()
             if signal.SIGINT in self.told and not self._answering():
                 raise KeyboardInterrupt
         finally:
@@ -124,16 +127,32 @@ class _Processes:
         place.process = process
         place.since = now
 
+    def _look(self) -> None:
+        """At all of them. Where it was stopped itself, perhaps with them, their time begins anew."""
+        now = time.monotonic()
+        paused = now - self._looked > SILENT_S / 2
+        self._looked = now
+        for place in self._places:
+            if paused:
+                place.heard = now
+            self._look_at(place)
+
     def _look_at(self, place: _Place) -> None:
         """Hear what a process said; where it has died, see to it that there will be another."""
         if place.process is None or place.said is None:
             return
         with suppress(EOFError):
             while place.said.poll():
-                place.why = place.said.recv()
-                place.ready = not place.why
+                place.heard = time.monotonic()
+                if (told := place.said.recv()) is None:
+                    continue
+                place.why = told
+                place.ready = not told
                 place.answered |= place.ready
         if place.process.is_alive():
+            if place.ready and time.monotonic() - place.heard > SILENT_S:
+                place.why = f"it hung, without a sign of life for {SILENT_S:.0f} s"
+                place.process.kill()
             return
         from prometheus_client.multiprocess import mark_process_dead
 
@@ -185,7 +204,7 @@ def _ending(code: int) -> str:
 def _work(
     settings: Serve, load_engine: Callable[[Serve], "Engine"], number: int, at_once: bool, said: Connection
 ) -> None:
-    """Answer until told to stop. Says "" once it is ready, or why it cannot be."""
+    """Answer until told to stop. Says "" once it is ready, or why it cannot be; None: it is alive."""
     die_with_parent()
     from realmlm.serve.command import answer_at
 
@@ -197,12 +216,20 @@ def _work(
             lambda: load_engine(settings),
             at_once=at_once,
             ready=lambda: said.send(""),
+            beat=lambda: _beat(said),
         )
     except Exception as error:
         if not isinstance(error, RealmError) and os_error(error) is None:
             raise
         said.send(str(error))
         sys.exit(2)
+
+
+def _beat(said: Connection) -> None:
+    """Say so, unless nobody has listened for long: that must not keep it from answering."""
+    with suppress(OSError):
+        if wait_to_write([], [said], [], 0)[1]:
+            said.send(None)
 
 
 def _device(settings: Serve, number: int) -> str:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ if sys.platform != "linux":
     pytest.skip("several processes share a port on Linux alone", allow_module_level=True)
 
 from realmlm.corpus.store import Corpus
+from realmlm.serve import processes
 
 WAIT_S = 60
 CLIENTS = 64
@@ -221,6 +224,75 @@ def test_two_workers_answer_follow_each_other_survive_a_death_and_stop(
     assert len(asked) == statuses[200] + seen[200]
     with pytest.raises(ConnectionRefusedError):
         Connection(service.port).request("GET", "/livez")
+
+
+@pytest.mark.scale
+def test_one_that_hangs_is_replaced(tiny_model_folder: Path, corpus: Path) -> None:
+    with serving(tiny_model_folder, corpus) as service:
+        hanging, left = service.workers()
+        os.kill(hanging, signal.SIGSTOP)
+        service.until(lambda: not Path(f"/proc/{hanging}").exists())
+        service.until(lambda: service.answering() == 2)
+        assert left in service.workers()
+        assert hanging not in service.workers()
+
+
+class Process:
+    """In place of one that was started."""
+
+    pid = 2**22 + 1
+    exitcode = None
+    sentinel = 0
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        self.exitcode = -signal.SIGKILL
+
+    def join(self) -> None:
+        pass
+
+
+def test_one_without_a_sign_of_life_is_ended_unless_all_were_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))
+    told, saying = multiprocessing.Pipe(duplex=False)
+    process: Any = Process()
+    place = processes._Place(0, process=process, said=told, since=now)
+    settings: Any = None
+    all_of_them = processes._Processes(settings, settings, tmp_path, [], _places=[place])
+
+    def passes(seconds: float, *, says: Any = ...) -> bool:
+        nonlocal now
+        for _ in range(10):
+            now += seconds / 10
+            if says is not ...:
+                saying.send(says)
+            all_of_them._look()
+        return place.process is not None and process.is_alive()
+
+    assert passes(100)  # it is being loaded, perhaps for an hour
+    saying.send("")
+    assert passes(20)
+    assert passes(100, says=None)
+    assert passes(25)
+    now += 3600  # whoever looks was stopped itself
+    assert passes(25)
+    assert not passes(10)
+    assert place.process is None
+    assert "it hung, without a sign of life for 30 s; another is started" in capsys.readouterr().err
+
+
+def test_nobody_who_listens_keeps_no_one_from_answering() -> None:
+    told, saying = multiprocessing.Pipe(duplex=False)
+    for _ in range(20_000):  # more than a pipe holds
+        processes._beat(saying)
+    assert told.recv() is None
+    told.close()
+    processes._beat(saying)
 
 
 @pytest.mark.scale
