@@ -133,3 +133,7 @@ def test_tokens_that_cannot_be_are_refused(
     monkeypatch.setenv("REALMLM_TOKEN", "short")
     with pytest.raises(BadInput, match="at least 8"):
         serve().secret()
+    monkeypatch.setenv("REALMLM_TOKEN", "")
+    with pytest.raises(BadInput, match="REALMLM_TOKEN is set, and empty"):
+        serve().secret()
+    assert serve(token="as-it-is").secret() == "as-it-is"

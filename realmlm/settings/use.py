@@ -377,7 +377,8 @@ class Serve(Searching):
         if self.token_file is not None:
             token = next(iter(read_text(self.token_file).splitlines()), "").strip()
         elif token is None:
-            token = os.environ.get("REALMLM_TOKEN") or None
+            token = os.environ.get("REALMLM_TOKEN")
+            ensure(token != "", "REALMLM_TOKEN is set, and empty: put the token into it, or unset it")
         _check_length(token)
         closed = not self.token_reads or token is not None
         ensure(closed, "--token-reads needs a token: give --token-file FILE")
