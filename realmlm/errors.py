@@ -13,6 +13,10 @@ class BadInput(RealmError):
     """A source file, question set or flag cannot be used as it is."""
 
 
+class ChangedMeanwhile(BadInput):
+    """Someone else changed the same passage a moment before."""
+
+
 class ArtefactMissing(RealmError):
     """A corpus, model, index or run is not where it was looked for."""
 

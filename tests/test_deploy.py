@@ -19,8 +19,7 @@ from fastapi.routing import APIRoute
 import realmlm
 from realmlm.cli import parse
 from realmlm.commands import COMMANDS
-from realmlm.serve.listen import GRACE_S
-from realmlm.serve.processes import SPARE_S
+from realmlm.serve.listen import END_S, GRACE_S
 from realmlm.serve.routes import operation_routes
 from realmlm.settings import Serve
 
@@ -146,7 +145,7 @@ def test_compose_says_what_the_command_understands() -> None:
     assert f"/run/secrets/{Path(service.token_file).name}" == str(service.token_file)
     assert "token" in ours["service"]["secrets"]
     assert not re.search(r"//[^/@]*:[^/@]*@", (DEPLOY / "compose.yaml").read_text("utf-8"))
-    assert float(services["service"]["stop_grace_period"].removesuffix("s")) > GRACE_S + SPARE_S
+    assert float(services["service"]["stop_grace_period"].removesuffix("s")) > GRACE_S + END_S
     assert all(port.startswith("127.0.0.1:") for port in services["service"]["ports"])
     for one in services.values():
         for other in one.get("depends_on", {}):
@@ -202,7 +201,7 @@ def test_the_service_is_started_probed_and_stopped_as_it_wants() -> None:
         assert asked["path"] in routes()
         assert asked["port"] == port["name"]
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"  # a full queue is no reason to kill it
-    assert pod["terminationGracePeriodSeconds"] > GRACE_S + SPARE_S
+    assert pod["terminationGracePeriodSeconds"] > GRACE_S + END_S
 
 
 def test_the_trainer_runs_under_torchrun_with_a_gpu_for_each_rank() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from realmlm.corpus.wordpieces import Wordpieces
-from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
+from realmlm.errors import ArtefactDamaged, BadInput, ChangedMeanwhile, Mismatch
 from realmlm.sources.article import Article
 from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
 from realmlm.storage.artefacts import Manifest, count_edits, edit_place, open_artefact, publish, read_manifest
@@ -556,5 +556,5 @@ class Corpus:
             raise Mismatch(f"{self.folder} was rebuilt, or some of its edits removed, {again}")
         now = self.newest()
         if changed := sorted(changing & set().union(*now.changes_since(self.edits))):
-            raise BadInput(f"passage {changed[0]} of {self.folder} was edited {again}")
+            raise ChangedMeanwhile(f"passage {changed[0]} of {self.folder} was edited {again}")
         return now

@@ -43,6 +43,7 @@ _CODES = {
     403: "read_only",
     404: "not_found",
     405: "method_not_allowed",
+    409: "conflict",
     413: "too_large",
     421: "other_host",
     422: "bad_input",
@@ -100,7 +101,9 @@ class Doors:
 
     def has_token(self, given: bytes) -> bool:
         """Is this Authorization the right one, or none needed?"""
-        return self.token is None or hmac.compare_digest(given, f"Bearer {self.token}".encode())
+        scheme, _, own = given.partition(b" ")
+        right = self.token is None or hmac.compare_digest(own.strip(b" "), self.token.encode())
+        return self.token is None or (right and scheme.lower() == b"bearer")
 
 
 def _is_open(path: str) -> bool:

@@ -89,7 +89,7 @@ def create_app(
     )
     beside = Writers(engine.combiner, count=writers) if writers else None
 
-    failures = (400, 401, 403, 404, 413, 422, 503, 507)
+    failures = (400, 401, 403, 404, 409, 413, 422, 503, 507)
     shapes: dict[int | str, dict[str, Any]] = {status: {"model": Failure} for status in failures}
     app = _App(
         title="realmlm",
@@ -99,6 +99,7 @@ def create_app(
         responses=shapes,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # what has no such route is told so, like everything else
     )
     questions = question_routes(engine, worker, beside)
     embeddings = embedding_routes(engine, worker)

@@ -20,7 +20,7 @@ from realmlm import __version__
 from realmlm.corpus.store import Corpus, Passage
 from realmlm.defaults import SHOWN
 from realmlm.engine import Engine
-from realmlm.errors import BadInput, RealmError
+from realmlm.errors import BadInput, ChangedMeanwhile, RealmError
 from realmlm.reading.records import Words
 from realmlm.serve.around import Doors
 from realmlm.serve.log import note, note_work
@@ -213,6 +213,17 @@ class _Store:
             raise BadInput("the text contains no words; write some")
         return Article(title, text, source)
 
+    def change(self, number: int, edit: Callable[[], Any]) -> None:
+        """Another process may have been faster; its words, which name folders, are not for clients."""
+        try:
+            edit()
+        except BadInput as error:
+            _existing(number, self.newest())
+            if isinstance(error, ChangedMeanwhile):
+                why = f"someone else changed passage {number} a moment ago"
+                raise HTTPException(409, f"{why}; read it again, then change it") from None
+            raise
+
     async def alone(self, work: Callable[[], Any]) -> Any:
         """Do what changes passages while nothing else is done, on their newest state. Checks belong into the
         work: before it others may change what was checked."""
@@ -297,7 +308,8 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
         def work() -> KnownPassage:
             former = _existing(number, store.newest())
             title = former.title if new.title is None else new.title
-            engine.edit(replace={number: store.article(title, new.text, former.source)})
+            new_one = store.article(title, new.text, former.source)
+            store.change(number, lambda: engine.edit(replace={number: new_one}))
             return _existing(number, store.newest())
 
         return await store.alone(work)
@@ -310,7 +322,7 @@ def passage_routes(engine: Engine, worker: Worker, doors: Doors) -> APIRouter:
             _existing(number, store.newest())
             if len(store.newest()) == 1:
                 raise BadInput("the last passage cannot be removed; replace it")
-            engine.edit(remove=[number])
+            store.change(number, lambda: engine.edit(remove=[number]))
 
         await store.alone(work)
 

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the service is not installed: pip install 'realmlm[serve]'")
 from fastapi.testclient import TestClient
 
-from realmlm.corpus import documents
+from realmlm.corpus import build, documents
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, Mismatch, MissingExtra, NotEnough
@@ -374,6 +374,55 @@ def test_passages_that_others_edited_can_be_edited_here(client: TestClient, own_
     known.edit(remove=known.ids[:-1].tolist())
     assert "last passage" in failed(client.delete(f"/passages/{third + 1}"), 400)
     assert client.get("/health").json()["passages"] == 1
+
+
+def test_of_two_who_change_the_same_passage_the_second_is_told_and_learns_no_folder(
+    client: TestClient, own_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = build.cut_articles
+
+    def faster(change: dict[str, Any]) -> None:
+        """Someone else makes this change just before the next one."""
+
+        def first(*given: Any, **more: Any) -> Any:
+            monkeypatch.setattr(build, "cut_articles", cut)
+            Corpus.open(own_corpus).edit(**change)
+            return cut(*given, **more)
+
+        monkeypatch.setattr(build, "cut_articles", first)
+
+    faster({"remove": [3]})
+    said = [failed(client.delete("/passages/3"), 404)]
+    theirs = Article("Nerrow", "The arms of Nerrow show a quince.", "n")
+    faster({"replace": {4: theirs}})
+    said.append(failed(client.put("/passages/4", json={"text": "The arms show a heron."}), 409))
+    assert client.get("/passages/4").json()["title"] == "Nerrow"
+    faster({"replace": {4: theirs}})
+    said.append(failed(client.delete("/passages/4"), 409))
+    edit = Engine.edit
+
+    def later(self: Engine, **changes: Any) -> Any:
+        Corpus.open(own_corpus).edit(remove=[4])
+        return edit(self, **changes)
+
+    monkeypatch.setattr("realmlm.engine.Engine.edit", later)
+    said.append(failed(client.delete("/passages/4"), 404))
+    assert not any("/" in text.replace("GET /passages", "") for text in said)
+
+
+def test_a_route_with_a_slash_behind_it_is_another_one(client: TestClient) -> None:
+    for path in ("/health/", "/passages/", "/page"):
+        assert failed(client.get(path, follow_redirects=False), 404)
+    assert client.get("/page/app.js").status_code == 200
+
+
+def test_the_scheme_of_a_token_may_be_written_in_any_case() -> None:
+    doors = Doors(token=TOKEN)
+    for right in ("Bearer ", "bearer ", "BEARER  "):
+        assert doors.has_token((right + TOKEN).encode())
+    for wrong in ("Basic ", "Bearer", "", "Bearer x"):
+        assert not doors.has_token((wrong + TOKEN).encode())
+    assert not doors.has_token(b"Bearer")
 
 
 def test_what_others_edited_is_shown_without_a_question(
