@@ -53,19 +53,50 @@ _CODES = {
 }
 
 
+class Refusal(HTTPException):
+    """One with a code of its own, and the field of the request that it is about."""
+
+    def __init__(self, status: int, message: str, *, code: str, param: str) -> None:
+        super().__init__(status, message)
+        self.code = code
+        self.param = param
+
+
+class _Failure(JSONResponse):
+    """An error; where OpenAI's clients ask, with what else they look for in one."""
+
+    def __init__(
+        self, status: int, problem: dict[str, Any], headers: Mapping[str, str] | None, param: str | None
+    ) -> None:
+        super().__init__({"error": problem}, status_code=status, headers=headers)
+        self._problem = problem
+        self._given = headers
+        self._param = param
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith("/v1/"):
+            kind = "invalid_request_error" if self.status_code < 500 else "server_error"
+            problem = {**self._problem, "type": kind, "param": self._param}
+            whole = JSONResponse({"error": problem}, status_code=self.status_code, headers=self._given)
+            await whole(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def failure(
     status: int,
     message: str,
     headers: Mapping[str, str] | None = None,
     *,
     code: str = "",
+    param: str | None = None,
     progress: float | None = None,
 ) -> JSONResponse:
-    """An error in the one shape that all have, with its status's code unless another is given; `progress`
-    from 0 to 1, where it is known how far it is."""
+    """An error in the one shape that all have, with its status's code unless another is given; `param` is the
+    field that it is about; `progress` from 0 to 1, where it is known how far it is."""
     problem: dict[str, Any] = {"code": code or _CODES.get(status, "failed"), "message": message}
     problem |= {} if progress is None else {"progress": progress}
-    return JSONResponse({"error": problem}, status_code=status, headers=headers)
+    return _Failure(status, problem, headers, param)
 
 
 @dataclass(frozen=True, kw_only=True)

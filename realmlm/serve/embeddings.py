@@ -9,6 +9,7 @@ from fastapi import APIRouter
 
 from realmlm.engine import Engine
 from realmlm.errors import BadInput
+from realmlm.serve.around import Refusal
 from realmlm.serve.log import note_work
 from realmlm.serve.shapes import (
     EmbeddedText,
@@ -55,12 +56,18 @@ def embedding_routes(engine: Engine, worker: Worker) -> APIRouter:
         vectors = await embed(asked.tower, asked.texts, asked.titles)
         return Vectors(vectors=vectors.tolist())
 
+    def known(model: str) -> str:
+        if model not in _TOWERS:
+            why = f"there is no model '{model}' here; use {' or '.join(_TOWERS)}"
+            raise Refusal(404, why, code="model_not_found", param="model")
+        return model
+
     @routes.post("/v1/embeddings", summary="The vectors of texts, as OpenAI's clients ask for them")
     async def as_openai(asked: EmbeddingsWanted) -> Embeddings:
         size = engine.model.config.projection
         if asked.dimensions not in (None, size):
             raise BadInput(f'vectors have {size} numbers, not {asked.dimensions}; leave "dimensions" out')
-        tower = _TOWERS[asked.model]
+        tower = _TOWERS[known(asked.model)]
         vectors_ND = await embed(tower, asked.input)
         used = await asyncio.to_thread(_wordpieces, engine, tower, asked.input)
         return Embeddings(
@@ -75,6 +82,10 @@ def embedding_routes(engine: Engine, worker: Worker) -> APIRouter:
     @routes.get("/v1/models", summary="The towers, as OpenAI's clients ask for them")
     async def models() -> EmbeddingModels:
         return EmbeddingModels(data=[EmbeddingModel(id=name) for name in _TOWERS])
+
+    @routes.get("/v1/models/{name}", summary="A tower, as OpenAI's clients ask for it")
+    async def model(name: str) -> EmbeddingModel:
+        return EmbeddingModel(id=known(name))
 
     return routes
 
@@ -96,7 +107,7 @@ def _wordpieces(engine: Engine, tower: Tower, texts: Sequence[str]) -> int:
     return sum(min(len(encoding), longest) for encoding in engine.model.wordpieces.encode_batch(list(texts)))
 
 
-def _written(vector_D: np.ndarray, form: str) -> list[float] | str:
-    if form == "float":
-        return [float(number) for number in vector_D]
-    return base64.b64encode(vector_D.astype("<f4").tobytes()).decode()
+def _written(vector_D: np.ndarray, form: str | None) -> list[float] | str:
+    if form == "base64":
+        return base64.b64encode(vector_D.astype("<f4").tobytes()).decode()
+    return [float(number) for number in vector_D]

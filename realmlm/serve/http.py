@@ -25,7 +25,7 @@ from realmlm.errors import BadInput, NotEnough, RealmError
 from realmlm.log import say
 from realmlm.page import ASSETS
 from realmlm.parallel import in_background
-from realmlm.serve.around import Around, Doors, failure
+from realmlm.serve.around import Around, Doors, Refusal, failure
 from realmlm.serve.embeddings import embedding_routes
 from realmlm.serve.log import Log, note
 from realmlm.serve.meters import Meters
@@ -193,11 +193,17 @@ def _add_error_handlers(app: FastAPI) -> None:
             route = getattr(request.scope.get("route"), "path_format", None)
             methods = ", ".join(method.upper() for method in app.openapi()["paths"].get(route, {}))
             headers["Allow"] = methods or headers.get("Allow", "")
-        return failure(error.status_code, str(error.detail), headers)
+        code, param = (error.code, error.param) if isinstance(error, Refusal) else ("", None)
+        return failure(error.status_code, str(error.detail), headers, code=code, param=param)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return failure(422, _what_is_wrong(error.errors()[0]))
+        first = error.errors()[0]
+        return failure(422, _what_is_wrong(first), param=_where(first) or None)
+
+
+def _where(first: dict[str, Any]) -> str:
+    return ".".join(str(part) for part in first["loc"] if part != "body")
 
 
 def _unavailable(error: Exception) -> JSONResponse:
@@ -216,7 +222,7 @@ def _what_is_wrong(first: dict[str, Any]) -> str:
         return f"the body is not JSON: {first['ctx']['error']}, at character {first['loc'][-1]}"
     if isinstance(first["input"], bytes):
         return "the body is not marked as JSON; send it with -H 'content-type: application/json'"
-    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    where = _where(first) or "the body"
     if first["type"] == "extra_forbidden":
         return f"{where}: there is no such field; /openapi.json lists them all"
     return f"{where}: {first['msg']}"

@@ -18,6 +18,10 @@ class Problem(BaseModel):
 
     code: str = Field(examples=["bad_input"])
     message: str = Field(examples=["no passage 17; see GET /passages"])
+    type: str | None = Field(
+        None, description="Of /v1: as OpenAI's clients know it.", examples=["invalid_request_error"]
+    )
+    param: str | None = Field(None, description="Of /v1: the field that it is about, if it is about one.")
     progress: float | None = Field(
         None, description="While the service starts: how much of what it is doing is done, from 0 to 1."
     )
@@ -199,7 +203,9 @@ def _or_one(schema: dict[str, Any]) -> None:
 
 
 class EmbeddingsWanted(Request):
-    """Texts to embed, as OpenAI's clients send them."""
+    """Texts to embed, as OpenAI's clients send them; what else they send is not looked at."""
+
+    model_config = ConfigDict(extra="ignore")
 
     input: Annotated[list[Text], BeforeValidator(_as_texts)] = Field(
         min_length=1,
@@ -207,11 +213,13 @@ class EmbeddingsWanted(Request):
         description="One text, or several. Lists of token numbers are refused.",
         json_schema_extra=_or_one,
     )
-    model: Literal["realmlm-query", "realmlm-passage"] = Field(
-        description="The tower: of questions, or of what is searched."
+    model: str = Field(
+        max_length=200,
+        description="The tower: realmlm-query, of questions, or realmlm-passage, of what is searched.",
+        json_schema_extra={"enum": ["realmlm-query", "realmlm-passage"]},  # any other is told so by its name
     )
-    encoding_format: Literal["float", "base64"] = Field(
-        "float", description="base64: 32-bit numbers, the least significant byte first."
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: 32-bit numbers, the least significant byte first; default: float."
     )
     dimensions: Whole | None = Field(None, ge=1, description="As many as the vectors have, or left out.")
     user: str | None = Field(None, description="Not looked at.")

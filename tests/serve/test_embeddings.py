@@ -89,17 +89,37 @@ def test_one_text_or_several_as_numbers_or_bytes(client: TestClient, engine: Eng
         ({"input": ["x"] * 2049}, "at most 2048 items"),
         ({"input": ""}, "at least 1 character"),
         ({"input": {"text": "x"}}, "valid list"),
-        ({"model": "text-embedding-3-small"}, "'realmlm-query' or 'realmlm-passage'"),
         ({"dimensions": 7}, "vectors have 32 numbers, not 7"),
         ({"encoding_format": "hex"}, "'float' or 'base64'"),
-        ({"inputs": "x"}, "no such field"),
+        ({"model": 7}, "valid string"),
     ],
 )
 def test_what_cannot_be_embedded_is_told_why(
     client: TestClient, change: dict[str, Any], message: str
 ) -> None:
     response = client.post("/v1/embeddings", json={"input": "x", "model": "realmlm-query"} | change)
-    assert message in failed(response, 400 if "dimensions" in change else 422)
+    assert response.status_code == (400 if "dimensions" in change else 422)
+    error = response.json()["error"]
+    assert message in error.pop("message")
+    param = None if "dimensions" in change else error["param"]
+    assert error == {"code": "bad_input", "type": "invalid_request_error", "param": param}
+    assert param is None or param.split(".")[0] in change
+
+
+def test_a_model_that_is_not_there_and_what_else_clients_send(client: TestClient) -> None:
+    wanted = {"input": "x", "model": "realmlm-query"}
+    expected = client.post("/v1/embeddings", json=wanted).json()
+    more = {"user": "me", "encoding_format": None, "dimensions": None, "extra_body": {"truncate": "END"}}
+    assert client.post("/v1/embeddings", json=wanted | more).json() == expected
+    assert client.get("/v1/models/realmlm-query").json() == client.get("/v1/models").json()["data"][0]
+    for response in (
+        client.post("/v1/embeddings", json=wanted | {"model": "text-embedding-3-small"}),
+        client.get("/v1/models/text-embedding-3-small"),
+    ):
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert "use realmlm-query or realmlm-passage" in error.pop("message")
+        assert error == {"code": "model_not_found", "type": "invalid_request_error", "param": "model"}
 
 
 def test_many_texts_may_be_sent_but_not_any_number(client: TestClient) -> None:
@@ -107,7 +127,9 @@ def test_many_texts_may_be_sent_but_not_any_number(client: TestClient) -> None:
     assert MOST_BODY < len(body) < MOST_TO_EMBED
     assert len(client.post("/embed", content=body).json()["vectors"]) == 2048
     for route in ("/embed", "/v1/embeddings"):
-        assert str(MOST_TO_EMBED) in failed(client.post(route, content=body.ljust(MOST_TO_EMBED + 1)), 413)
+        refused = client.post(route, content=body.ljust(MOST_TO_EMBED + 1))
+        assert refused.status_code == 413
+        assert str(MOST_TO_EMBED) in refused.json()["error"]["message"]
 
 
 def test_it_waits_and_is_refused_as_questions_are(engine: Engine) -> None:
@@ -117,7 +139,10 @@ def test_it_waits_and_is_refused_as_questions_are(engine: Engine) -> None:
         assert "realmlm_batch_size_count 1.0" in client.get("/metrics").text
         app.state.stop(0.0)
         refused = client.post("/v1/embeddings", json={"input": "x", "model": "realmlm-query"})
-        assert failed(refused, 503).startswith("the service is stopping")
+        assert refused.status_code == 503
+        error = refused.json()["error"]
+        assert error["message"].startswith("the service is stopping")
+        assert error["type"] == "server_error"
         assert int(refused.headers["retry-after"]) >= 1
 
 
@@ -140,11 +165,15 @@ def test_the_official_client(engine: Engine, tmp_path: Path) -> None:
         assert close(plain.data[0].embedding, made.data[0].embedding)
         with pytest.raises(openai.UnprocessableEntityError, match="numbers of tokens"):
             client.embeddings.create(model="realmlm-query", input=[[1, 2]])
+        assert client.models.retrieve("realmlm-passage").id == "realmlm-passage"
+        with pytest.raises(openai.NotFoundError, match="no model") as unknown:
+            client.embeddings.create(model="text-embedding-3-small", input="x")
+        assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
         with pytest.raises(openai.AuthenticationError, match="needs its token"):
             openai.OpenAI(api_key="another", **at).models.list()
     log.flush()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     made_of = [line for line in lines if line.get("path") == "/v1/embeddings"]
-    assert [line["status"] for line in made_of] == [200, 200, 422]
+    assert [line["status"] for line in made_of] == [200, 200, 422, 404]
     assert {"receive", "wait", "work", "all"} == set(made_of[0]["ms"])
     assert "heron" not in (tmp_path / "log.jsonl").read_text()

@@ -25,6 +25,7 @@ EXAMPLES = int(os.environ.get("REALMLM_FUZZ", "15"))
 TAKES_ANYTHING = [
     "GET /runs",
     "GET /runs/{name}",
+    "GET /v1/models/{name}",
     "GET /health",
     "GET /livez",
     "GET /readyz",
@@ -91,5 +92,5 @@ def test_every_answer_is_as_described(described: Any, route: str, mode: str) -> 
         assert "Traceback" not in response.text
 
     check()
-    if mode == "positive" and route != "GET /runs/{name}":
+    if mode == "positive" and not route.endswith("{name}"):
         assert min(seen) < 300, "none was accepted: this has tested nothing"

@@ -662,6 +662,7 @@ def test_numbers_and_description(client: TestClient) -> None:
         "/embed",
         "/v1/embeddings",
         "/v1/models",
+        "/v1/models/{name}",
         "/passages",
         "/passages/{number}",
         "/passages/{number}/around",
