@@ -7,13 +7,14 @@ loads no model itself.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 LOOK_S = 0.2  # seconds between two looks at what the processes said
+METERS = "realmlm-meters-"
 SILENT_S = 30.0  # seconds without a beat after which one that answered before is taken to hang
 SOON_S = 60.0  # one that died sooner than that may do so again: others are started after a pause
 LONGEST_PAUSE_S = 30.0
@@ -55,13 +57,39 @@ def serve_with_workers(settings: Serve, load_engine: Callable[[Serve], "Engine"]
             log = Log(settings.log_file, level=settings.log_level)
             held.enter_context(heard_by(log))
             held.callback(log.flush_within, LOG_S)
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="realmlm-meters-"))
+        folder = held.enter_context(_meters())
         # both are read when libraries are imported there
         os.environ[SHARED_METERS] = folder
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // settings.workers)))
         _Processes(settings, load_engine, Path(folder), told).run()
     if signal.SIGTERM in told:
         signal.raise_signal(signal.SIGTERM)  # for whoever looks at how this ended
+
+
+@contextmanager
+def _meters() -> Iterator[str]:
+    """A folder for the numbers of the processes. Those of services that were killed are removed: a folder is
+    locked as long as its service lives."""
+    import fcntl
+
+    for former in Path(tempfile.gettempdir()).glob(f"{METERS}*"):
+        with suppress(OSError), _opened(former) as number:
+            about = os.fstat(number)
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > SOON_S:  # not just being made
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(former)
+    with tempfile.TemporaryDirectory(prefix=METERS) as folder, _opened(Path(folder)) as number:
+        fcntl.flock(number, fcntl.LOCK_SH)
+        yield folder
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield number
+    finally:
+        os.close(number)
 
 
 @dataclass

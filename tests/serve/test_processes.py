@@ -286,6 +286,28 @@ def test_one_without_a_sign_of_life_is_ended_unless_all_were_stopped(
     assert "it hung, without a sign of life for 30 s; another is started" in capsys.readouterr().err
 
 
+def test_numbers_of_services_that_were_killed_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "realmlm-meters-killed"
+    killed.mkdir()
+    (killed / "counter_17.db").write_bytes(b"1")
+    new = tmp_path / "realmlm-meters-new"
+    new.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = tmp_path / "realmlm-meters-link"
+    link.symlink_to(elsewhere)
+    with processes._meters() as living:
+        for one in (killed, elsewhere, living):
+            os.utime(one, (0, 0))
+        with processes._meters():
+            assert set(tmp_path.glob("realmlm-meters-*")) >= {Path(living), new, link}
+            assert not killed.exists()
+    assert set(tmp_path.iterdir()) == {new, elsewhere, link}
+
+
 def test_nobody_who_listens_keeps_no_one_from_answering() -> None:
     told, saying = multiprocessing.Pipe(duplex=False)
     for _ in range(20_000):  # more than a pipe holds
