@@ -145,6 +145,7 @@ def test_compose_says_what_the_command_understands() -> None:
     assert f"/run/secrets/{Path(service.token_file).name}" == str(service.token_file)
     assert "token" in ours["service"]["secrets"]
     assert not re.search(r"//[^/@]*:[^/@]*@", (DEPLOY / "compose.yaml").read_text("utf-8"))
+    assert service.allow_host == ("service",)
     assert float(services["service"]["stop_grace_period"].removesuffix("s")) > GRACE_S + END_S
     assert all(port.startswith("127.0.0.1:") for port in services["service"]["ports"])
     for one in services.values():
@@ -202,6 +203,8 @@ def test_the_service_is_started_probed_and_stopped_as_it_wants() -> None:
         assert asked["port"] == port["name"]
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"  # a full queue is no reason to kill it
     assert pod["terminationGracePeriodSeconds"] > GRACE_S + END_S
+    (service,) = [one for one in MANIFESTS if one["kind"] == "Service"]
+    assert settings.allow_host == (service["metadata"]["name"],)
 
 
 def test_the_trainer_runs_under_torchrun_with_a_gpu_for_each_rank() -> None:

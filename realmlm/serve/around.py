@@ -106,6 +106,9 @@ class Doors:
     host: str = ""
     """The address it listens at. Where that is this machine's own, only what is addressed to this machine is
     answered: a page from elsewhere may let its own name point here."""
+    hosts: tuple[str, ...] = ()
+    """Names that it is addressed by; where there are some, others are refused at any address. A page from
+    elsewhere has a name: addresses in numbers are let in where others can reach the service."""
     token: str | None = None
     """What every change of a passage needs."""
     token_reads: bool = False
@@ -118,17 +121,27 @@ class Doors:
         token = settings.secret()
         elsewhere = not is_loopback(settings.host) and not settings.open_reads
         reads = settings.token_reads or (elsewhere and token is not None)
-        return cls(host=settings.host, token=token, token_reads=reads)
+        return cls(host=settings.host, hosts=settings.allow_host, token=token, token_reads=reads)
 
     def refusal(self, path: str, host: str, given: bytes) -> JSONResponse | None:
         """Why a request is not let in, if it is not; `given` is its Authorization."""
-        if is_loopback(self.host) and not is_loopback(host):
-            why = f"this service answers to localhost, not to '{host}'"
-            return failure(421, f"{why}; a proxy must send Host: localhost")
+        if not self._answers_to(host):
+            if is_loopback(self.host):
+                why = f"this service answers to localhost, not to '{host}'"
+                return failure(421, f"{why}; a proxy must send Host: localhost")
+            why = f"this service does not answer to '{host}'"
+            return failure(421, f"{why}; whoever runs it names what it answers to with --allow-host")
         if self.token_reads and not _is_open(path) and not self.has_token(given):
             why = "this service needs its token: send it as 'Authorization: Bearer TOKEN'"
             return failure(401, why, {"WWW-Authenticate": "Bearer"})
         return None
+
+    def _answers_to(self, host: str) -> bool:
+        local = is_loopback(self.host)
+        if is_loopback(host) or not (local or self.hosts):
+            return True
+        name = _name(host)
+        return name in {one.lower() for one in self.hosts} or (not local and _is_address(name))
 
     def has_token(self, given: bytes) -> bool:
         """Is this Authorization the right one, or none needed?"""
@@ -144,11 +157,24 @@ def _is_open(path: str) -> bool:
 @lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Is this name or address, a port behind it or not, the machine's own?"""
+    name = _name(host)
+    return name == "localhost" or (_is_address(name) and ip_address(name).is_loopback)
+
+
+def _name(host: str) -> str:
+    """Without a port; nothing, if it is no name."""
     try:
-        name = urlsplit(f"//{host}" if host.count(":") < 2 or "]" in host else f"//[{host}]").hostname or ""
-        return name == "localhost" or ip_address(name).is_loopback
+        return urlsplit(f"//{host}" if host.count(":") < 2 or "]" in host else f"//[{host}]").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
     except ValueError:
         return False
+    return True
 
 
 class Around:

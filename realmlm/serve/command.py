@@ -60,6 +60,7 @@ def answer_at(
             running=Running(
                 patience_s=settings.patience,
                 token_reads=doors.token_reads,
+                hosts=doors.hosts,
                 log=log,
                 lost=lambda error: front.failed(error),  # it ends as it does when told to stop
             ),

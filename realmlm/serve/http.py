@@ -51,6 +51,8 @@ class Running:
     """Who would wait longer is refused at once."""
     token_reads: bool = False
     """Reading needs the token too."""
+    hosts: tuple[str, ...] = ()
+    """Names that it is addressed by, if others are to be refused."""
     log: Log | None = None
     """Where each request is written down."""
     lost: Callable[[BaseException], None] = lambda error: None
@@ -77,7 +79,7 @@ def create_app(
     answers of what the model read: some beside a GPU, which then gets larger batches too (docs/service.md).
     """
     running = running or Running()
-    doors = Doors(host=host, token=token, token_reads=running.token_reads)
+    doors = Doors(host=host, hosts=running.hosts, token=token, token_reads=running.token_reads)
     meters = Meters()
     worker = Worker(
         most_waiting=queue,

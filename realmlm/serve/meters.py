@@ -31,6 +31,8 @@ class Meters:
         self._passages = Gauge(
             "realmlm_passages", "Passages searched.", multiprocess_mode="mostrecent", **here
         )
+        known = "1 if all changes in files or corpus have been loaded."
+        self._up_to_date = Gauge("realmlm_up_to_date", known, multiprocess_mode="mostrecent", **here)
         self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # looked up once
 
     def on_request(self, route: str, status: int, seconds: float) -> None:
@@ -52,10 +54,11 @@ class Meters:
         """From now on this process answers."""
         self._workers.set(1)
 
-    def shown(self, *, waiting: int, passages: int) -> bytes:
+    def shown(self, *, waiting: int, passages: int, up_to_date: bool) -> bytes:
         """All of it for Prometheus, with how it stands at this moment."""
         self._waiting.set(waiting)
         self._passages.set(passages)
+        self._up_to_date.set(up_to_date)
         registry = self.registry
         if folder := os.environ.get(SHARED_METERS):
             registry = CollectorRegistry()

@@ -369,7 +369,9 @@ def operation_routes(engine: Engine, worker: Worker, meters: Meters) -> APIRoute
     @routes.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:
         await _follow(engine, worker, most_s=MOMENT_S)
-        shown = meters.shown(waiting=worker.waiting, passages=len(engine.corpus))
+        shown = meters.shown(
+            waiting=worker.waiting, passages=len(engine.corpus), up_to_date=engine.up_to_date
+        )
         return Response(shown, media_type=CONTENT_TYPE_LATEST)
 
     return routes

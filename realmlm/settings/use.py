@@ -326,6 +326,9 @@ class Serve(Searching):
     """Address to listen on; the default serves this machine only."""
     port: int = 8460
     """Port to listen on."""
+    allow_host: Annotated[tuple[str, ...], optional("NAME …")] = ()
+    """Names that requests may be addressed to, their Host; others are refused, but addresses in numbers and
+    localhost. Default: any where --host is not this machine alone, else localhost."""
     token: Annotated[str | None, optional("TEXT")] = None
     """Token that requests to change a passage must carry (Authorization: Bearer …); at least 8 characters.
     Others on this machine can see it in the list of processes: better name a file, or set REALMLM_TOKEN."""

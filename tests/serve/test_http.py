@@ -511,6 +511,7 @@ def test_files_that_change_are_shown_and_answered_from(
             assert client.post("/ask", json={"question": "Which bird?"}).status_code == 200
             health = client.get("/health").json()
             assert (health["passages"], health["up_to_date"]) == (2, False)
+            assert "realmlm_up_to_date 0.0" in client.get("/metrics").text
         assert capsys.readouterr().err.count(f"{notes} does not exist") == 1
         assert "come from their files" in failed(
             client.post("/passages", json={"text": "The fox runs."}), 400
@@ -654,6 +655,7 @@ def test_numbers_and_description(client: TestClient) -> None:
     text = client.get("/metrics").text
     assert 'realmlm_requests_total{route="/ask",status="200"} 1.0' in text
     assert "realmlm_batch_size_count 1.0" in text
+    assert "realmlm_up_to_date 1.0" in text
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
         "/ask",
@@ -747,6 +749,31 @@ def test_at_loopback_only_what_is_addressed_to_this_machine_is_answered(
     assert answer.status_code == status
     if status != 200:
         assert answer.json()["error"]["code"] == "other_host"
+
+
+@pytest.mark.parametrize(
+    ("listens", "named", "let_in"),
+    [
+        ("0.0.0.0", "library.example", True),
+        ("0.0.0.0", "Library.Example:8460", True),
+        ("0.0.0.0", "10.1.2.3:8460", True),  # probes and Prometheus
+        ("0.0.0.0", "[fe80::1]:8460", True),
+        ("0.0.0.0", "localhost:8460", True),
+        ("0.0.0.0", "evil.example", False),
+        ("0.0.0.0", "", False),
+        ("127.0.0.1", "library.example", True),  # what a proxy may send
+        ("127.0.0.1", "10.1.2.3:8460", False),
+        ("127.0.0.1", "evil.example", False),
+    ],
+)
+def test_only_what_is_addressed_to_a_name_that_is_allowed_is_answered(
+    listens: str, named: str, let_in: bool
+) -> None:
+    settings = Serve(corpus=Path("corpus"), host=listens, allow_host=("library.example",))
+    refusal = Doors.of(settings).refusal("/passages", named, b"")
+    assert (refusal is None) == let_in
+    assert refusal is None or refusal.status_code == 421
+    assert Doors(host="0.0.0.0").refusal("/passages", "evil.example", b"") is None
 
 
 # --- who is let in, and what every answer carries -----------------------------------------------------------
