@@ -217,8 +217,3 @@ def among_all(scores_BU: Tensor, own_BK: Tensor, others_BU: Tensor) -> Tensor:
     batch: nearer to the sum over all of Z in eq. 1 than a softmax over its own."""
     counted_BU = others_BU.scatter(1, own_BK, True)
     return scores_BU.masked_fill(~counted_BU, -torch.inf).log_softmax(-1).gather(1, own_BK)
-
-
-def mean_where(valid_B: Tensor, values_B: Tensor) -> Tensor:
-    """Mean over the valid entries; 0 if there is none."""
-    return torch.where(valid_B, values_B, 0.0).sum() / valid_B.sum().clamp(min=1)

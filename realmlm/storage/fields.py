@@ -63,7 +63,13 @@ def _sums(value: Any) -> bool:
 
 
 def _row(row: Any) -> bool:
-    return _record(row) and (not row or _all(row, {"sums": _sums, "count": _count, "latest": _record}))
+    """What a row of metrics has accumulated, each number of how many; in older releases of how many steps."""
+    if not _record(row) or not row:
+        return _record(row)
+    if "counts" not in row:
+        return _all(row, {"sums": _sums, "count": _count, "latest": _record})
+    whole = _all(row, {"sums": _sums, "counts": _sums, "latest": _record})
+    return whole and row["counts"].keys() == row["sums"].keys()
 
 
 def _all(record: dict[str, Any], checks: dict[str, Check]) -> bool:

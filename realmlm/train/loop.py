@@ -23,7 +23,7 @@ from realmlm.ranks import ALONE, Ranks
 from realmlm.settings import Loop, Optim
 from realmlm.train.callbacks import Callback
 from realmlm.train.drawing import default_workers, draw_ahead
-from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.objective import Group, Mean, Numbers, Objective, Staged
 from realmlm.train.optimizer import (
     load_optimizer_tensors,
     make_optimizer,
@@ -32,7 +32,7 @@ from realmlm.train.optimizer import (
     set_rates,
 )
 from realmlm.train.recorded import Recorded
-from realmlm.train.rows import Rows, Told
+from realmlm.train.rows import Rows, Told, add_to
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
 from realmlm.train.stopping import Stop
 
@@ -233,7 +233,7 @@ class _Steps:
         self._recorded = Recorded(self._learn, model.device) if recorded else None
 
     def __call__(self, step: int, drawn: Iterator[Any]) -> dict[str, Tensor]:
-        """Make a step with what is drawn next; gives the means for the row."""
+        """Make a step with what is drawn next; gives the row's numbers, each as a sum and of how many [2]."""
         if self._recorded is not None:
             self._clock("data")
             examples = next(drawn)
@@ -257,9 +257,8 @@ class _Steps:
                 loss, numbers = _checked(self._objective.loss(examples, step, self._clock))
             self._clock("backward")
             (loss / self._optim.accumulate).backward()
-            for name, value in _row(loss, numbers).items():
-                share = value / self._optim.accumulate
-                sums[name] = sums[name] + share if name in sums else share
+            for name, value in _row(loss, numbers, parts=self._optim.accumulate * ranks.count).items():
+                add_to(sums, name, value)
         self._clock("optimise")
         if ranks.count > 1:
             self._average(ranks, sums)
@@ -267,8 +266,8 @@ class _Steps:
         return sums
 
     def _average(self, ranks: Ranks, sums: dict[str, Tensor]) -> None:
-        """Make the gradients and the row's numbers the means over the ranks. What has a gradient on some rank
-        gets one on all; what has none on any keeps none, and does not move."""
+        """Make the gradients the means over the ranks, the row's numbers their sums. What has a gradient on
+        some rank gets one on all; what has none on any keeps none, and does not move."""
         every = [parameter for group in self._groups.values() for parameter in group.parameters]
         learning = [parameter for parameter in every if not is_cut(parameter)]  # torch averages the rest
         has_P = [parameter.grad is not None for parameter in learning]
@@ -278,7 +277,7 @@ class _Steps:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 gradients.append(parameter.grad)
         for name, value in sums.items():
-            sums[name] = value.to(every[0].device)
+            sums[name] = value.to(every[0].device) * ranks.count  # so that their mean is their sum
         ranks.average([*gradients, *sums.values()])
 
     def _learn(self, staged: Staged) -> dict[str, Tensor]:
@@ -288,7 +287,7 @@ class _Steps:
             loss, numbers = _checked(self._objective.compute(staged))
         loss.backward()
         self._move()
-        return _row(loss, numbers)
+        return _row(loss, numbers, parts=1)
 
     def _move(self) -> None:
         for group in self._groups.values():
@@ -296,7 +295,7 @@ class _Steps:
         self._optimizer.step()
 
 
-def _checked(learned: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def _checked(learned: Any) -> tuple[Tensor, Numbers]:
     """What an objective gave, which may be someone's own."""
     pair = isinstance(learned, tuple) and len(learned) == 2 and isinstance(learned[1], dict)
     if not pair or not isinstance(learned[0], Tensor):
@@ -306,14 +305,20 @@ def _checked(learned: Any) -> tuple[Tensor, dict[str, Tensor]]:
         what = f"of the shape {tuple(loss.shape)}" if loss.ndim else "without a gradient"
         raise BadInput(f"an objective's loss is one number that depends on the model's weights, not {what}")
     for name, value in numbers.items():
-        if torch.as_tensor(value).numel() != 1:
+        parts = (value.sum, value.count) if isinstance(value, Mean) else (value,)
+        if any(torch.as_tensor(part).numel() != 1 for part in parts):
             raise BadInput(f"an objective's '{name}' is not one number; take its mean")
     return loss, numbers
 
 
-def _row(loss: Tensor, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+def _row(loss: Tensor, numbers: Numbers, *, parts: int) -> dict[str, Tensor]:
+    """The numbers of one of the parts of a step, each as a sum and of how many [2]."""
     if taken := numbers.keys() & {"loss", "step", "seconds", "queries/s"}:
         raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
-    return {
-        name: torch.as_tensor(value).detach().float() for name, value in {"loss": loss, **numbers}.items()
-    }
+    found = {}
+    for name, value in {"loss": loss, **numbers}.items():
+        mean = Mean.of(value)
+        both = [torch.as_tensor(part).detach().float().reshape(()) for part in (mean.sum, mean.count)]
+        share = 1 if isinstance(value, Mean) else parts
+        found[name] = torch.stack(both) / share
+    return found

@@ -1,10 +1,11 @@
 """What a training stage learns: parameters with their rates, examples, and a loss over them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from realmlm.log import Clock
@@ -42,6 +43,37 @@ def scale_of(model: Realm) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
+class Mean:
+    """A number for the row that only some examples have, as a sum over them and how many they are. Then a row
+    has the mean over all of its examples that have it, and none where no example does, however many steps,
+    parts of batches or ranks it comes from; a mean of means would not."""
+
+    sum: Tensor
+    count: Tensor
+
+    @classmethod
+    def where(cls, valid_B: Tensor, values_B: Tensor) -> "Mean":
+        """The mean over the valid entries."""
+        return cls(torch.where(valid_B, values_B.detach(), 0.0).sum(), valid_B.sum())
+
+    @classmethod
+    def of(cls, number: "Tensor | Mean") -> "Mean":
+        """A plain number counts once for each step."""
+        if isinstance(number, cls):
+            return number
+        value = torch.as_tensor(number).detach()
+        return cls(value, torch.ones_like(value))
+
+    def __float__(self) -> float:
+        count = float(self.count)
+        return float(self.sum) / count if count else float("nan")
+
+
+Numbers = Mapping[str, Tensor | Mean]
+"""What a row of metrics is to show, by name."""
+
+
+@dataclass(frozen=True)
 class Staged:
     """What a step computes from: tensors on the device, and all that is decided by numbers of the host."""
 
@@ -71,8 +103,10 @@ class Objective(ABC):
         draw them ahead."""
 
     @abstractmethod
-    def loss(self, drawn: Any, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss of what was drawn, a step's batch or a part of it, and numbers for the row of metrics.
+    def loss(self, drawn: Any, step: int, clock: Clock) -> tuple[Tensor, Numbers]:
+        """Mean loss of what was drawn, a step's batch or a part of it, and a dict of numbers for the row of
+        metrics: a mean over all examples as it is, one over some of them as `Mean`, by the same names on all
+        ranks.
 
         `clock("read")` says that the phase of this name begins: the row shows the seconds of each.
         """
@@ -82,7 +116,7 @@ class Objective(ABC):
         is recorded once for each kind of sizes and played back on a GPU. None: it cannot."""
         return None
 
-    def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, staged: Staged) -> tuple[Tensor, Numbers]:
         """What `loss` gives, from what `stage` gave: by tensors alone, nothing is asked of the device."""
         raise NotImplementedError
 

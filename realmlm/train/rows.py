@@ -14,42 +14,56 @@ from realmlm.model.realm import Realm
 from realmlm.train.callbacks import Callback, Enough
 
 
+def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Add a number, a sum and of how many [2], to what was collected by its name."""
+    sums[name] = sums[name].to(value.device) + value if name in sums else value.clone()
+
+
 class Rows:
     """Collects numbers over the steps of a row without waiting for the device at each step."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._sums: dict[str, Tensor] = {}  # by name a sum, and of how many [2]
         self.latest: dict[str, Any] = {}  # numbers that are not summed up
 
     def add(self, values: dict[str, Tensor]) -> None:
+        """The numbers of a step, each as a sum and of how many [2]."""
         for name, value in values.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
-        self._count += 1
+            add_to(self._sums, name, value)
 
     def check(self, step: int) -> None:
         """Raise if the steps since the last row led to where there are no numbers: what comes after them is
         worth nothing, and must not take the place of a checkpoint that is."""
-        if "loss" in self._sums and not math.isfinite(loss := float(self._sums["loss"]) / self._count):
+        if "loss" in self._sums and not math.isfinite(loss := self._means()["loss"]):
             cure = "lower the learning rate (--optim.lr, or --reader.lr and --retriever.lr) and begin again"
             raise Diverged(f"the loss is {loss} before step {step}; {cure}, or go on from a checkpoint")
 
     def take(self) -> dict[str, Any]:
         if taken := self._sums.keys() & self.latest.keys():
             raise BadInput(f"a row has its own '{min(taken)}'; give the objective's number another name")
-        means = {name: round(float(total) / self._count, 5) for name, total in self._sums.items()}
-        row = means | self.latest
-        self.load_state({"sums": {}, "count": 0, "latest": {}})
+        row = {name: round(mean, 5) for name, mean in self._means().items()} | self.latest
+        self.load_state({"sums": {}, "counts": {}, "latest": {}})
         return row
+
+    def _means(self) -> dict[str, float]:
+        """Of what some example had."""
+        numbers = {name: value.tolist() for name, value in self._sums.items()}
+        return {name: total / count for name, (total, count) in numbers.items() if count}
 
     def state(self) -> dict[str, Any]:
         """What was collected of the row so far, as JSON."""
-        sums = {name: float(total) for name, total in self._sums.items()}
-        return {"sums": sums, "count": self._count, "latest": self.latest}
+        sums, counts = (
+            {name: float(value[place]) for name, value in self._sums.items()} for place in range(2)
+        )
+        return {"sums": sums, "counts": counts, "latest": self.latest}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._sums = {name: torch.tensor(total) for name, total in state["sums"].items()}
-        self._count = state["count"]
+        # an older checkpoint has one count, that of the steps
+        counts = state["counts"] if "counts" in state else dict.fromkeys(state["sums"], state["count"])
+        self._sums = {
+            name: torch.tensor([total, counts[name]], dtype=torch.float32)
+            for name, total in state["sums"].items()
+        }
         self.latest = state["latest"]
 
 

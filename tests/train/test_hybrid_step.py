@@ -18,6 +18,7 @@ from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import Finetune, JointOptim, Loop, Refresh
 from realmlm.train.gold import locate_answers
+from realmlm.train.objective import Numbers
 from realmlm.train.objectives.questions import QuestionAnswering
 from tests.calls import create_model, run_finetune
 from tests.conftest import TINY_MODEL
@@ -72,7 +73,7 @@ def test_words_offer_passages_and_a_given_paragraph_has_its_score(
             super().__init__(corpus, ids_BK, null=null)
 
     class Noting(QuestionAnswering):
-        def _taught(self, *given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        def _taught(self, *given: Any) -> tuple[torch.Tensor, Numbers]:
             weighed.append(given[2])
             return super()._taught(*given)
 

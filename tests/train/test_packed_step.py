@@ -32,7 +32,7 @@ from realmlm.train.asker import Asker
 from realmlm.train.data import ReadingPairs, SentenceSource
 from realmlm.train.gold import locate_answers
 from realmlm.train.hits import Candidates, matches_of_fixed_towers
-from realmlm.train.objective import Objective
+from realmlm.train.objective import Mean, Objective
 from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.joint import JointPretraining
 from realmlm.train.objectives.masked import MaskedReading
@@ -118,7 +118,7 @@ def stepped(model: Realm, objective: Objective, drawn: Any) -> Stepped:
     loss.backward()
     learned = model.named_parameters()
     gradients = {name: weight.grad.clone() for name, weight in learned if weight.grad is not None}
-    return float(loss.detach()), {name: float(value.detach()) for name, value in numbers.items()}, gradients
+    return float(loss.detach()), {name: float(Mean.of(value)) for name, value in numbers.items()}, gradients
 
 
 def same_step(one: Stepped, other: Stepped) -> dict[str, float]:

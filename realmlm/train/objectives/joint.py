@@ -25,7 +25,6 @@ from realmlm.model.marginal import (
     inner_products,
     joint_reading,
     marginal_log_likelihood,
-    mean_where,
     per_token_marginal,
     posterior,
     retrieval_utility,
@@ -53,7 +52,7 @@ from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.guard import Guard
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
+from realmlm.train.objective import Group, Mean, Numbers, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
 
 Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
@@ -137,7 +136,7 @@ class JointPretraining(Objective):
         sizes = {"max_query": config.max_query, "widths": config.max_answer}
         return flatten(drawn.masked, drawn.seen, own_BE, **sizes)
 
-    def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, Numbers]:
         if (staged := self.stage(drawn, step, clock)) is not None:
             clock("read")
             return self.compute(staged)
@@ -185,11 +184,11 @@ class JointPretraining(Objective):
         valid_BM: Tensor,
         pointed: tuple[Tensor, Tensor] | None,
         among_BK: Tensor | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Numbers]:
         """The likelihood, that of pointing at the hidden words, if `point` gave it, and that of what explains
         a sentence among all passages of the batch, if `_among` gave theirs."""
-        loss, numbers = self.likelihood(retrieval_BK, token_BKM, valid_BM)
-        numbers |= scale_of(self.model)
+        loss, likelihood = self.likelihood(retrieval_BK, token_BKM, valid_BM)
+        numbers: dict[str, Tensor | Mean] = {**likelihood, **scale_of(self.model)}
         evidence_BK = joint_reading(token_BKM, valid_BM)
         if pointed is not None:
             some_B = pointed[1].view_as(retrieval_BK).any(-1)
@@ -197,7 +196,7 @@ class JointPretraining(Objective):
             evidence_BK = evidence_BK + self.settings.pointing * point_BK
             weight_BK, apart_B = self._apart(retrieval_BK, point_BK)
             found_B, some_B = pointing_log_likelihood(weight_BK, *pointed)
-            numbers |= {"held": some_B.float().mean(), "pointed": mean_where(some_B, found_B.exp())}
+            numbers |= {"held": some_B.float().mean(), "pointed": Mean.where(some_B, found_B.exp())}
             learned_B = found_B - torch.where(some_B, apart_B, 0.0)
             loss = loss - self.settings.pointing * learned_B.mean()
         if among_BK is not None:
@@ -274,7 +273,7 @@ class JointPretraining(Objective):
         assert self.resident is not None
         return self.resident
 
-    def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, staged: Staged) -> tuple[Tensor, Numbers]:
         model = self.model
         resident = self._laid_out()
         shape, document_size, pair_size, room = staged.sizes

@@ -11,7 +11,7 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.log import Clock
 from realmlm.model.inputs import Inputs, Masked, send
-from realmlm.model.marginal import hidden_log_p, mean_where
+from realmlm.model.marginal import hidden_log_p
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Resident
 from realmlm.reading.packed import (
@@ -27,7 +27,7 @@ from realmlm.reading.read import join, point, read_masks, standing
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import Warmup
 from realmlm.train.data import ReadingPairs
-from realmlm.train.objective import Group, Objective, Staged
+from realmlm.train.objective import Group, Mean, Numbers, Objective, Staged
 
 Drawn = tuple[Masked, Inputs, np.ndarray | None] | tuple[np.ndarray, Shape]
 """Masked sentences, what is read with them, and where the hidden words stand in it; or all in one array."""
@@ -70,7 +70,7 @@ class MaskedReading(Objective):
         runs = masked.runs(config.max_answer)
         return masked, inputs, standing(runs, offered.bodies_N, inputs)
 
-    def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, Numbers]:
         if (staged := self.stage(drawn, step, clock)) is not None:
             clock("read")
             return self.compute(staged)
@@ -88,16 +88,16 @@ class MaskedReading(Objective):
 
     def _likelihood(
         self, token_BM: Tensor, right_BM: Tensor, valid_BM: Tensor, pointed: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Numbers]:
         """From log p(y_j|z,x), whether y_j is the likeliest, and what `point` gives."""
         masks_B = valid_BM.sum(-1)
         loss_B = -(token_BM * valid_BM).sum(-1) / masks_B
-        numbers = {"right": ((right_BM & valid_BM).sum(-1) / masks_B).mean()}
+        numbers: dict[str, Tensor | Mean] = {"right": ((right_BM & valid_BM).sum(-1) / masks_B).mean()}
         if pointed is None:
             return loss_B.mean(), numbers
         point_B, held_B = pointed
         point_B = torch.where(held_B, point_B, 0.0)
-        numbers |= {"held": held_B.float().mean(), "pointed": mean_where(held_B, point_B.exp())}
+        numbers |= {"held": held_B.float().mean(), "pointed": Mean.where(held_B, point_B.exp())}
         return (loss_B - self.settings.pointing * point_B).mean(), numbers
 
     # --- the same with everything on the device -------------------------------------------------------------
@@ -118,7 +118,7 @@ class MaskedReading(Objective):
         size = batch.fitting(needed_n, longest=config.max_joint)
         return Staged({"flat": flat}, (shape, size, batch.room(held_n, of=len(ids_B1))))
 
-    def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, staged: Staged) -> tuple[Tensor, Numbers]:
         resident = self.resident
         assert resident is not None
         reader = self.model.reader

@@ -27,7 +27,6 @@ from realmlm.model.marginal import (
     joint_reading,
     judged_log_likelihood,
     marginal_log_likelihood,
-    mean_where,
     posterior,
     span_mask,
     taught_apart,
@@ -54,7 +53,7 @@ from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
 from realmlm.train.hits import Candidates, Rivals, given_vectors, hybrid_over
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Objective, Staged, retriever_groups, scale_of
+from realmlm.train.objective import Group, Mean, Numbers, Objective, Staged, retriever_groups, scale_of
 from realmlm.train.recorded import Recorded, Work
 from realmlm.train.teaching import Teacher, lesson
 
@@ -133,7 +132,7 @@ class QuestionAnswering(Objective):
         """The numbers of the questions."""
         return epoch_positions(len(self.gold), seed=self.settings.loop.seed, first=first, count=count)
 
-    def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, numbers: np.ndarray, step: int, clock: Clock) -> tuple[Tensor, Numbers]:
         if (staged := self.stage(numbers, step, clock)) is not None:
             clock("read")
             return self.compute(staged)
@@ -151,7 +150,7 @@ class QuestionAnswering(Objective):
         memory_B = self._closed_book(numbers)
         holds_BC = torch.from_numpy(found.holds_BC).to(self.model.device)
         loss, row = self._taught(reading, gold_NLW, found.scores_BC, holds_BC, memory_B, found.batch, theirs)
-        return loss, row | {"recall@1": torch.from_numpy(found.first_B).float().mean()}
+        return loss, {**row, "recall@1": torch.from_numpy(found.first_B).float().mean()}
 
     def _taught(
         self,
@@ -162,7 +161,7 @@ class QuestionAnswering(Objective):
         memory_B: Tensor,
         batch: tuple[Tensor, Tensor] | None,
         theirs: SpanReading | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Numbers]:
         """Loss and metrics from what was read and where answers stand in it, f(x,z) of the candidates and
         which of them hold an answer, log p(y|∅,x), the same two of all that the batch reads, and what a
         teacher read."""
@@ -189,9 +188,10 @@ class QuestionAnswering(Objective):
         taught_B = taught_B + self.settings.closed_book * memory_B
         if batch is not None:
             taught_B = taught_B + self.settings.in_batch * evidence_log_likelihood(*batch)
-        more: dict[str, Tensor] = {}
+        more: dict[str, Tensor | Mean] = {}
         if theirs is not None:
-            told_B, more = lesson(theirs, reading, self.settings.read)
+            told_B, told = lesson(theirs, reading, self.settings.read)
+            more |= told
             taught_B = taught_B - self.settings.teaching * told_B
         if reading.logit_N is not None:
             logit_BK = reading.logit_N.view_as(scores_BK)
@@ -200,13 +200,13 @@ class QuestionAnswering(Objective):
             best_B1 = weight_BK.argmax(-1, keepdim=True)
             more |= {
                 "judged": judged_B.mean(),
-                "reranked@1": mean_where(holds_BK.any(-1), holds_BK.gather(1, best_B1)[:, 0].float()),
+                "reranked@1": Mean.where(holds_BK.any(-1), holds_BK.gather(1, best_B1)[:, 0].float()),
             }
         return -taught_B.mean(), {
             **scale_of(self.model),
             **more,
-            "log_p": mean_where(any_B, answer_B),
-            "retriever": mean_where(some_B, retriever_B),
+            "log_p": Mean.where(any_B, answer_B),
+            "retriever": Mean.where(some_B, retriever_B),
             "closed_book": memory_B.mean(),
             "gold_read": any_B.float().mean(),
         }
@@ -441,7 +441,7 @@ class QuestionAnswering(Objective):
             documents = batch.fitting(lengths, longest=config.max_document)
         return Staged(tensors, (shape, pairs, documents))
 
-    def compute(self, staged: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, staged: Staged) -> tuple[Tensor, Numbers]:
         model = self.model
         resident = self.resident
         assert resident is not None
@@ -476,7 +476,7 @@ class QuestionAnswering(Objective):
         memory_B = self._recalled(resident, batch)
         gold_NJW = gold_NJW & reading.allowed_NLW
         loss, row = self._taught(reading, gold_NJW, scores_BC, tensors["holds"], memory_B, together, theirs)
-        return loss, row | {"recall@1": tensors["first"].float().mean()}
+        return loss, {**row, "recall@1": tensors["first"].float().mean()}
 
     def _recalled(self, resident: Resident, batch: MaskedBatch) -> Tensor:
         """log p(y|∅,x) [B]."""
