@@ -65,7 +65,8 @@ class Loop(Settings):
     bf16: bool = True
     """bfloat16 autocast on a GPU, and on a CPU that computes it itself, for encoders 192 wide or wider."""
     threads: int = 0
-    """CPU threads for training; 0 leaves it to torch, less one when a refresher runs alongside on the CPU."""
+    """CPU threads for training; 0 leaves it to torch, less one when a refresher runs alongside on the CPU.
+    After the stage the process has as many as before."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes that prepare batches ahead of time; default: some with a GPU, none on a CPU."""
     compile: bool = False

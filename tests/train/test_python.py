@@ -52,6 +52,39 @@ class Heard(Callback):
         self.ended.append(model)
 
 
+class Threads(Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bool]] = []
+
+    def on_row(self, row: dict[str, Any]) -> None:
+        if row["step"] == 1:
+            self.seen.append((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stage_leaves_the_process_as_it_was(
+    fails: bool, tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    """Runs beside a refresher used to begin each with a thread less than the one before."""
+    how: dict[str, Any] = {"model": tiny_model_folder, "corpus": knowledge.folder, "k": 2}
+    how |= {"optim": JointOptim(steps=2, batch=2)}
+    seen = Threads()
+    callbacks = [seen, Heard(stop_after=1)] if fails else [seen]
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for number, (deterministic, threads) in enumerate(((False, 0), (False, 0), (True, 2))):
+            loop = replace(LOOP, deterministic=deterministic, threads=threads)
+            settings = Pretrain(**how, out=tmp_path / str(number), refresh=Refresh(every_steps=9), loop=loop)
+            with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+                realmlm.pretrain(settings, callbacks=callbacks)
+            assert torch.get_num_threads() == 3
+            assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(before)
+    assert seen.seen == [(2, False), (2, False), (2, True)]
+
+
 def test_the_bundled_model_is_where_training_begins_unless_another_is_named(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text(
