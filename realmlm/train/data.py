@@ -7,12 +7,11 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from zlib import crc32
 
 import numpy as np
 
 from realmlm.corpus.masking import Masking, masking, window
-from realmlm.corpus.spans import Spans, all_sentences
+from realmlm.corpus.spans import Spans, all_sentences, digest
 from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.errors import BadInput, NotEnough
 from realmlm.model.inputs import Masked, mask_queries
@@ -209,11 +208,13 @@ def document_title(corpus: Corpus, passage: int) -> np.ndarray:
 
 
 class Recurrences:
-    """Marked spans whose words are marked in another passage of the same title too, headings aside."""
+    """Marked spans whose words are marked in another passage of the same title too, headings aside. A copy of
+    the passage is no other one: it would be found, and read, by repeating what is asked."""
 
     def __init__(self, corpus: Corpus, sentences: Spans) -> None:
         flat = array("q")  # words, passage, sentence, and the span within the sentence, of every span
-        title = 0
+        self._body_P = np.zeros(corpus.ids.max(initial=-1) + 1, dtype=np.int64)  # by passage
+        title = b""
         passage = -1
         tokens = np.zeros(0, dtype=np.int64)
         for number in range(len(sentences)):
@@ -221,17 +222,21 @@ class Recurrences:
             if sentence.passage != passage:
                 passage = sentence.passage
                 tokens = corpus.tokens(sentence.passage)
-                title = crc32(document_title(corpus, passage).tobytes())
+                self._body_P[passage] = digest(tokens.tobytes())
+                title = digest(document_title(corpus, passage).tobytes()).to_bytes(8)
             for start, end in sentence.spans.tolist():
-                words = crc32(tokens[sentence.start + start : sentence.start + end].tobytes(), title)
+                words = digest(title + tokens[sentence.start + start : sentence.start + end].tobytes())
                 flat.extend((words, passage, number, start, end))
         table_M5 = np.array(flat, dtype=np.int64).reshape(-1, 5)
         table_M5 = table_M5[np.lexsort(table_M5.T[::-1])]
         borders = np.append(np.flatnonzero(np.diff(table_M5[:, 0], prepend=-1)), len(table_M5))
         groups_G2 = np.stack([borders[:-1], borders[1:]], axis=1)
-        passages_M = table_M5[:, 1]
-        recurs_G = passages_M[groups_G2[:, 0]] != passages_M[groups_G2[:, 1] - 1]  # in two passages or more
-        self._groups_G2 = groups_G2[recurs_G]
+        bodies_M = self._body_P[table_M5[:, 1]]
+        first_M = np.repeat(bodies_M[groups_G2[:, 0]], np.diff(groups_G2)[:, 0])
+        others_G = (
+            np.add.reduceat(bodies_M != first_M, groups_G2[:, 0]) if len(groups_G2) else groups_G2[:, 0]
+        )
+        self._groups_G2 = groups_G2[others_G > 0]  # in two different passages or more
         self._table_M5 = table_M5
         if not len(self):
             lacking = f"{corpus.folder} has no marked words that occur in two passages of the same title"
@@ -241,11 +246,12 @@ class Recurrences:
         return len(self._groups_G2)
 
     def pair(self, source: SentenceSource, rng: np.random.Generator) -> tuple[Example, int, np.ndarray]:
-        """A sentence that hides such words, another passage that has them, and all that have."""
+        """A sentence that hides such words, another passage that has them, and all that have, copies among
+        them."""
         first, last = self._groups_G2[rng.integers(len(self))]
         _, passage, sentence, start, end = self._table_M5[rng.integers(first, last)].tolist()
         passages = self._table_M5[first:last, 1]
-        another = int(rng.choice(passages[passages != passage]))
+        another = int(rng.choice(passages[self._body_P[passages] != self._body_P[passage]]))
         return source.example(sentence, np.arange(start, end)), another, passages
 
 

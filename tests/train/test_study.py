@@ -183,6 +183,28 @@ def test_words_recur_under_other_headings_of_a_document(tmp_path: Path, towns: C
     assert len(Recurrences(corpus, source.sentences)) == 1
 
 
+def test_a_copy_of_a_passage_is_no_other_one(towns: Corpus, tmp_path: Path) -> None:
+    """To find it, or to read the hidden words off it, would teach nothing but to repeat."""
+    arms = "One bears a heron on its arms."
+    texts = [arms, arms, "The heron is on coins.", "Two bears an otter.", "Two bears an otter."]
+    rows = [{"title": "One" if "heron" in text else "Two", "text": text} for text in texts]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = tmp_path / "corpus"
+    corpus = build_corpus([tmp_path / "rows.jsonl"], folder, tokenizer=str(towns.folder), workers=1)
+    mark_spans(corpus, PhraseTagger(["heron", "otter"]), workers=1)
+    source = SentenceSource(corpus, "salient", max_query=32, seed=0)
+    recurrences = Recurrences(corpus, source.sentences)
+    assert len(recurrences) == 1, "the heron; the otter is in copies alone"
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(40):
+        example, other, having = recurrences.pair(source, rng)
+        seen.add((example.passage, other))
+        assert sorted(having.tolist()) == corpus.ids[:3].tolist(), "copies are not told apart from it either"
+    first, copy, coins = corpus.ids[:3].tolist()
+    assert seen == {(first, coins), (copy, coins), (coins, first), (coins, copy)}
+
+
 def test_nothing_recurs_in_a_corpus_of_single_passages(
     knowledge: Corpus, tmp_path: Path, towns: Corpus
 ) -> None:
