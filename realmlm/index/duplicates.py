@@ -94,6 +94,13 @@ class SameWords:
         return self._group_N[passages_B] >= 0
 
 
+def body_numbers(corpus: Corpus) -> np.ndarray:
+    """A number for the body of each passage, by id: those of copies are the same. −1 where no passage is."""
+    numbers_P = np.full(corpus.ids.max(initial=-1) + 1, -1)
+    numbers_P[corpus.ids] = np.unique(_bodies(corpus), return_inverse=True)[1]
+    return numbers_P
+
+
 def check_others(corpus: Corpus, own: SameWords | None, *, k: int, others: int) -> None:
     """Raise unless the corpus has enough passages for k: besides a sentence's `own` passage and its copies,
     which are never retrieved for it, it must have this many `others`."""

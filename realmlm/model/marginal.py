@@ -206,7 +206,7 @@ def in_batch_contrast(scores_BN: Tensor, passages_N: Tensor, first: int = 0) -> 
     """Inverse cloze task (Lee et al. 2019): −log p(z_i|x_i) within the batch, and is z_i the likeliest? [B].
     The passages of these queries begin in column `first`.
 
-    No passage is its own negative.
+    No passage is its own negative, nor is any with the same number: ids, or numbers of equal words.
     """
     own_B = torch.arange(first, first + len(scores_BN), device=scores_BN.device)
     return contrast(scores_BN, own_B, passages_N[own_B][:, None] != passages_N)

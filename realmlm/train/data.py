@@ -263,6 +263,7 @@ class SentencePairs:
     titles: list[np.ndarray]
     bodies: list[np.ndarray]
     passages: np.ndarray
+    contents: np.ndarray  # a number for the whole body of each, that of its copies too
 
 
 class ClozePairs:
@@ -289,6 +290,7 @@ class ClozePairs:
         sentences = []
         titles = []
         bodies = []
+        contents = []
         passages = self._passages[epoch_positions(len(self), seed=self._seed, first=first, count=count)]
         for place, number in enumerate(passages):
             rng = generator(self._seed, first + place)
@@ -299,6 +301,7 @@ class ClozePairs:
             end = borders[chosen + 1]
             sentences.append(tokens[start:end])
             titles.append(self._corpus.title_tokens(number))
+            contents.append(digest(tokens.tobytes()))
             without = rng.random() < self._remove
             bodies.append(np.concatenate([tokens[:start], tokens[end:]]) if without else tokens)
-        return SentencePairs(sentences, titles, bodies, passages)
+        return SentencePairs(sentences, titles, bodies, passages, np.array(contents, dtype=np.int64))

@@ -1,5 +1,6 @@
 """What the objectives see: never the passage a sentence came from, the same examples whatever the parts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from realmlm.corpus.masking import window
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.index.exact import ExactIndex
+from realmlm.log import Clock
+from realmlm.model.realm import Realm
 from realmlm.reading.read import places_of
-from realmlm.settings import JointOptim, Optim, Refresh
+from realmlm.settings import JointOptim, Optim, Refresh, Warmup
 from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions
 from realmlm.train.gold import locate_answers
 from realmlm.train.objective import Group
+from realmlm.train.objectives.ict import InverseCloze
 from realmlm.train.optimizer import learning_rate, make_optimizer, make_room
+from tests.calls import build_corpus
 from tests.train.test_resume import joint_run
 
 
@@ -114,6 +119,30 @@ def test_inverse_cloze_takes_the_sentence_out_most_of_the_time(knowledge: Corpus
     both = zip(drawn.sentences, drawn.bodies, strict=True)
     inside = [any(body[i : i + len(s)].tolist() == s.tolist() for i in range(len(body))) for s, body in both]
     assert 0.03 < np.mean(inside) < 0.2
+
+
+def test_a_copy_of_ones_own_passage_is_no_negative(tiny_model: Realm, towns: Corpus, tmp_path: Path) -> None:
+    texts = [f"{name} lies by a river. People like {name}." for name in ("One", "Two", "One", "Three")]
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"title": str(n), "text": text}) + "\n" for n, text in enumerate(texts))
+    )
+    corpus = build_corpus(
+        [tmp_path / "rows.jsonl"], tmp_path / "corpus", tokenizer=str(towns.folder), workers=1
+    )
+    pairs = ClozePairs(corpus, remove=0.5, seed=0)
+    model = tiny_model.eval()
+    objective = InverseCloze(Warmup(out=Path("unused")), model, pairs)
+    drawn = objective.draw(0, 4)
+    with torch.no_grad():
+        loss, _ = objective.loss(drawn, 0, Clock())
+        scores_BN = model.query(drawn[0]) @ model.document(drawn[1]).T
+    told = [corpus[int(number)].text for number in pairs.draw(0, 4).passages]
+    total = 0.0
+    for own, text in enumerate(told):
+        among = [other for other in range(4) if other == own or told[other] != text]
+        total += float(scores_BN[own, among].logsumexp(0) - scores_BN[own, own])
+    assert len(set(told)) == 3
+    assert float(loss) == pytest.approx(total / 4, rel=1e-5)
 
 
 def test_located_answers_are_the_answers(knowledge: Corpus, world: Path, tmp_path: Path) -> None:

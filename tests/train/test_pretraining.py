@@ -482,6 +482,30 @@ def test_what_explains_a_sentence_is_told_from_what_was_found_for_others(
     assert "among" not in without
 
 
+def test_a_copy_of_what_was_found_is_not_told_from_it(
+    tiny_model: Realm, towns: Corpus, tmp_path: Path
+) -> None:
+    texts = [f"Place{n} bears a heron." for n in range(3)] * 2
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"title": str(n), "text": text}) + "\n" for n, text in enumerate(texts))
+    )
+    corpus = build_corpus(
+        [tmp_path / "rows.jsonl"], tmp_path / "corpus", tokenizer=str(towns.folder), workers=1
+    )
+    settings = Pretrain(out=Path("unused"), k=2, in_batch=0.5)
+    source: Any = None
+    live: Any = SimpleNamespace(asker=None)
+    objective = JointPretraining(settings, tiny_model, corpus, source, live)
+    ids_U = torch.from_numpy(np.append(corpus.ids[:5], -1))  # 0 and 3 are copies, 1 and 4 too
+    scores_BU = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]] * 2)
+    place_BK = torch.tensor([[5, 0, 2], [5, 3, 4]])
+    among_BK = objective._among(scores_BU, place_BK, ids_U, None)
+    assert among_BK is not None
+    for row, (own, others) in enumerate([([0, 2], [1, 4]), ([3, 4], [2])]):
+        expected = scores_BU[row, own] - scores_BU[row, own + others].logsumexp(0)
+        assert among_BK[row].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
 def test_passages_of_a_batch_are_told_apart_in_one_process_only(tiny_model: Realm, knowledge: Corpus) -> None:
     source = SentenceSource(knowledge, "salient", max_query=32, seed=0)
     settings = Pretrain(out=Path("unused"), in_batch=0.5)

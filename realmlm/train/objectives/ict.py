@@ -17,7 +17,7 @@ from realmlm.train.data import ClozePairs
 from realmlm.train.objective import Group, Objective, retriever_groups, scale_of
 
 Drawn = tuple[Inputs, Inputs, np.ndarray]
-"""Sentences, passages, and the passages' ids."""
+"""Sentences, passages, and numbers of the passages' words: a copy of a sentence's own is no negative."""
 
 
 class InverseCloze(Objective):
@@ -36,15 +36,15 @@ class InverseCloze(Objective):
     def draw(self, first: int, count: int) -> Drawn:
         pairs = self.pairs.draw(first, count)
         documents = self.model.document_inputs(pairs.titles, pairs.bodies)
-        return self.model.query_inputs(pairs.sentences), documents, pairs.passages
+        return self.model.query_inputs(pairs.sentences), documents, pairs.contents
 
     def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, dict[str, Tensor]]:
-        queries, documents, passages = drawn
+        queries, documents, contents = drawn
         device = self.model.device
         clock("embed")
         query_BD = self.model.query(queries.to(device))
         vectors_ND = self.ranks.gather(self.model.document(documents.to(device)))
-        passages_N = self.ranks.gather(torch.from_numpy(passages)).to(device)
+        contents_N = self.ranks.gather(torch.from_numpy(contents)).to(device)
         scores_BN = inner_products(query_BD, vectors_ND)
-        loss_B, found_B = in_batch_contrast(scores_BN, passages_N, first=self.ranks.rank * len(passages))
+        loss_B, found_B = in_batch_contrast(scores_BN, contents_N, first=self.ranks.rank * len(contents))
         return loss_B.mean(), {"found": found_B.float().mean(), **scale_of(self.model)}

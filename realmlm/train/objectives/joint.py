@@ -15,7 +15,7 @@ from realmlm.corpus.questions import Question
 from realmlm.corpus.store import Corpus
 from realmlm.errors import BadInput
 from realmlm.evaluation.clozes import measure_clozes, source_copies
-from realmlm.index.duplicates import SameWords
+from realmlm.index.duplicates import SameWords, body_numbers
 from realmlm.log import Clock
 from realmlm.model.encoders import Tower
 from realmlm.model.inputs import Inputs, send
@@ -86,6 +86,8 @@ class JointPretraining(Objective):
         self._device = model.device
         self._own = own
         self._null = settings.null_document
+        # for each passage, by id: copies have the same
+        self._body_P = torch.from_numpy(body_numbers(corpus)).to(model.device) if settings.in_batch else None
         self._passages = settings.k - settings.null_document
         self._probe = probe or []
         self._probe_own = source_copies(corpus, self._probe)
@@ -209,14 +211,17 @@ class JointPretraining(Objective):
         self, scores_BU: Tensor, place_BK: Tensor, ids_U: Tensor, own_BE: Tensor | None
     ) -> Tensor | None:
         """log p(z|x) of the passages offered to each sentence among those offered to any, without the null
-        document and those that it may not retrieve."""
-        if not self.settings.in_batch:
+        document, those that it may not retrieve, and copies of those offered to it."""
+        if self._body_P is None:
             return None
         ids_U = ids_U.to(scores_BU.device)
         others_BU = (ids_U >= 0).expand_as(scores_BU)
         if own_BE is not None:
             others_BU = others_BU & (ids_U[:, None] != own_BE.to(ids_U.device)[:, None]).all(-1)
-        return among_all(scores_BU, place_BK[:, int(self._null) :], others_BU)
+        place_BK = place_BK[:, int(self._null) :]
+        body_U = self._body_P[ids_U]  # of −1 any: it is not counted
+        copies_BU = (body_U[:, None] == body_U[place_BK][:, None]).any(-1)
+        return among_all(scores_BU, place_BK, others_BU & ~copies_BU)
 
     def _apart(self, retrieval_BK: Tensor, reader_BK: Tensor) -> tuple[Tensor, Tensor]:
         return taught_apart(retrieval_BK, retrieval_BK, reader_BK, self.settings.retriever_target)
