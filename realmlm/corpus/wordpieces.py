@@ -256,6 +256,19 @@ class Wordpieces:
         table[[number for number in special if number is not None]] = False
         return table
 
+    @cached_property
+    def lengthens(self) -> np.ndarray:
+        """For every id: is the word before it only a part of a longer one? So says a piece that continues;
+        where only beginnings are marked, one that begins with a letter of two cases or a digit, for
+        punctuation and the words of a writing without spaces have no mark either."""
+        if any(piece.startswith("##") for piece in self.tokenizer.get_vocab(with_added_tokens=True)):
+            return self.continues
+        table = self.continues.copy()
+        for number in np.flatnonzero(table).tolist():
+            first = self.tokenizer.decode([number])[:1]
+            table[number] = first.isdigit() or first.lower() != first.upper()
+        return table
+
 
 def _place(cls: int | None, before: Specials, after: Specials) -> int | None:
     """The position of the cls token, counted from the end if it comes after the texts."""

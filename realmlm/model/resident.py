@@ -56,6 +56,7 @@ class Resident:
         self._layout = wordpieces.pair
         self._single = wordpieces.single
         self.device = device
+        self.lengthens_V = torch.from_numpy(wordpieces.lengthens).to(device)
         small = len(wordpieces) <= _SMALL_VOCABULARY
         parts = [torch.zeros(1, dtype=torch.int16 if small else torch.int32, device=device)]
         for array in flat.arrays[::-1]:

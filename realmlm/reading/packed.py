@@ -223,7 +223,7 @@ def rows_of(ids_BK: Tensor) -> Tensor:
 
 
 def standing_in(resident: Resident, batch: MaskedBatch, ids_BK: Tensor, *, widest: int) -> Tensor:
-    """Where the hidden words stand in the passages' bodies [N, J], J = `widest`."""
+    """Where the hidden words stand in the passages' bodies [N, J], J = `widest`, as `places_of` says."""
     rows_N = rows_of(ids_BK)
     width = batch.runs_BW.shape[1]
     tokens_NJ, lengths_N = resident.bodies(ids_BK.flatten(), widest + width)
@@ -234,7 +234,9 @@ def standing_in(resident: Resident, batch: MaskedBatch, ids_BK: Tensor, *, wides
     for offset in range(width):
         same_NJ = tokens_NJ[:, offset : offset + widest] == runs_NW[:, offset : offset + 1]
         found_NJ = found_NJ & (same_NJ | (offset >= run_N1))
-    return found_NJ
+    ends_NJ = columns_J + run_N1
+    longer_NJ = resident.lengthens_V[tokens_NJ.gather(1, ends_NJ).long()]
+    return found_NJ & ~(longer_NJ & (ends_NJ < lengths_N[:, None]))
 
 
 def mask_places(packed: Packed, batch: MaskedBatch, *, k: int) -> Tensor:

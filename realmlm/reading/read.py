@@ -108,22 +108,27 @@ def log_spans(reader: Reader, hidden_NLH: Tensor, inputs: Inputs) -> tuple[Tenso
 # --- pointing: where in a passage the hidden words stand, marked as answers to questions are ---------------
 
 
-def places_of(words: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Where in the tokens these words stand in a row."""
+def places_of(words: np.ndarray, tokens: np.ndarray, lengthens: np.ndarray) -> np.ndarray:
+    """Where in the tokens these words stand in a row, not as the beginning of longer ones (`Wordpieces`):
+    "Berlin" does not stand in "the Berliner"."""
     places = np.flatnonzero(tokens[: max(0, len(tokens) - len(words) + 1)] == words[0])
     for offset in range(1, len(words)):
         places = places[tokens[places + offset] == words[offset]]
-    return places
+    ends = places + len(words)
+    return places[(ends == len(tokens)) | ~lengthens[tokens[np.minimum(ends, len(tokens) - 1)]]]
 
 
-def standing(runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], inputs: Inputs) -> np.ndarray:
-    """Where hidden words stand in the passage beside: (row, start, width − 1) of each place [spans, 3]."""
+def standing(
+    runs: Sequence[np.ndarray | None], bodies: Sequence[np.ndarray], inputs: Inputs, lengthens: np.ndarray
+) -> np.ndarray:
+    """Where hidden words stand in the passage beside, as `places_of` finds them: (row, start, width − 1) of
+    each place [spans, 3]."""
     found = [np.zeros((0, 3), dtype=np.int64)]
     length = inputs.tokens_NL.shape[1]
     for row, (words, body, second) in enumerate(zip(runs, bodies, inputs.second_N.tolist(), strict=True)):
         if words is None:
             continue
-        places = places_of(words, body)
+        places = places_of(words, body, lengthens)
         places = places[places + second + len(words) <= length] + second
         columns = (np.full_like(places, row), places, np.full_like(places, len(words) - 1))
         found.append(np.stack(columns, axis=1))

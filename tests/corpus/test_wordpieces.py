@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from realmlm.corpus.wordpieces import BERT_SPECIAL, Layout, Wordpieces, check_same_tokenizer
 from realmlm.errors import BadInput, Mismatch
@@ -56,6 +56,31 @@ def test_continues_marks_inner_pieces():
     wordpieces = Wordpieces.from_pieces(PIECES)
     pieces = [*BERT_SPECIAL, *PIECES]
     assert wordpieces.continues.tolist() == [piece.startswith("##") for piece in pieces]
+
+
+def test_what_makes_a_word_longer():
+    """Byte-level vocabularies do not mark punctuation, nor the words of a writing without spaces."""
+    wordpieces = Wordpieces.from_pieces(PIECES)
+    assert (wordpieces.lengthens == wordpieces.continues).all()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    pieces = dict.fromkeys([*BERT_SPECIAL, *alphabet, "ĠBerlin", "er", "12"])
+    level = Tokenizer(
+        models.BPE({piece: number for number, piece in enumerate(pieces)}, [], unk_token="[UNK]")
+    )
+    level.decoder = decoders.ByteLevel()
+    level.add_special_tokens([*BERT_SPECIAL])
+    wordpieces = Wordpieces(level)
+    for piece, longer in (
+        ("er", True),
+        ("12", True),
+        ("B", True),
+        (".", False),
+        ("ĠBerlin", False),
+        ("ä", False),
+    ):
+        number = level.token_to_id(piece)
+        assert wordpieces.lengthens[number] == longer, piece
+        assert wordpieces.continues[number] == (piece != "ĠBerlin")
 
 
 def test_save_and_load_keep_the_fingerprint(tmp_path):

@@ -167,11 +167,17 @@ def test_located_answers_are_the_answers(knowledge: Corpus, world: Path, tmp_pat
 
 def test_words_are_found_as_a_whole() -> None:
     tokens = np.array([5, 6, 7, 5, 8])
-    assert places_of(np.array([5, 8]), tokens).tolist() == [3]
-    assert places_of(np.array([5]), tokens).tolist() == [0, 3]
+    none = np.zeros(10, dtype=bool)
+    assert places_of(np.array([5, 8]), tokens, none).tolist() == [3]
+    assert places_of(np.array([5]), tokens, none).tolist() == [0, 3]
     for absent in ([6, 5], [8, 5], [5, 6, 7, 5, 8, 9], [5, 6, 7, 5, 8, 5, 6]):
-        assert places_of(np.array(absent), tokens).tolist() == []
-    assert places_of(np.array([5, 6, 7, 8]), tokens[:2]).tolist() == []
+        assert places_of(np.array(absent), tokens, none).tolist() == []
+    assert places_of(np.array([5, 6, 7, 8]), tokens[:2], none).tolist() == []
+    longer = none.copy()
+    longer[[6, 8]] = True
+    assert places_of(np.array([5]), tokens, longer).tolist() == []
+    assert places_of(np.array([5, 6]), tokens, longer).tolist() == [0]
+    assert places_of(np.array([5]), tokens[:4], longer).tolist() == [3]
 
 
 def test_room_made_ahead_changes_no_step() -> None:

@@ -19,12 +19,12 @@ from realmlm.index.duplicates import SameWords
 from realmlm.index.exact import ExactIndex, Hits
 from realmlm.log import Clock
 from realmlm.model import packed_heads
-from realmlm.model.inputs import document_inputs, query_inputs, reader_inputs
+from realmlm.model.inputs import document_inputs, mask_queries, query_inputs, reader_inputs
 from realmlm.model.packed import Packed, Size
 from realmlm.model.realm import Realm
 from realmlm.model.resident import Queries, Resident
-from realmlm.reading.packed import pair_size, read_spans_packed, rows_of
-from realmlm.reading.read import SpanReading, join, read_spans
+from realmlm.reading.packed import MaskedBatch, flatten, pair_size, read_spans_packed, rows_of, standing_in
+from realmlm.reading.read import SpanReading, join, places_of, read_spans
 from realmlm.reading.retrieve import Offered
 from realmlm.settings import Finetune, JointOptim, Optim, Pretrain, Refresh, Warmup
 from realmlm.sources.article import Article
@@ -389,3 +389,38 @@ def test_the_same_contrast(family: str, pooling: str, knowledge: Corpus, world: 
     padded = one_step(packed=False)
     same_step(padded, one_step(packed=True))
     assert padded[2]["query.log_scale"].abs() > 0
+
+
+def test_hidden_words_stand_where_the_host_says(tiny_model: Realm, towns: Corpus, tmp_path: Path) -> None:
+    """Runs of a corpus's own wordpieces, looked for in all its passages; every third makes words longer."""
+    pieces = towns.wordpieces
+    model = create_model(corpus=towns.folder, out=tmp_path / "model", **TINY_MODEL)
+    bodies = towns.tokens_of(towns.ids).bodies
+    rng = np.random.default_rng(0)
+    queries = []
+    hidden = []
+    for _ in range(200):
+        body = bodies[rng.integers(len(bodies))]
+        start = int(rng.integers(len(body) - 4))
+        queries.append(body)
+        hidden.append(np.arange(start, start + int(rng.integers(1, 4))))
+    masked = mask_queries(queries, hidden, pieces)
+    widths = model.config.max_answer
+    array, shape = flatten(masked, queries, np.full((200, 1), -1), max_query=32, widths=widths)
+    batch = MaskedBatch.of(torch.from_numpy(array), shape)
+    ids_BK = torch.from_numpy(towns.ids)[None].repeat(200, 1)
+    resident = resident_of(model, towns)
+    lengthens = rng.random(len(pieces)) < 1 / 3
+    assert resident.lengthens_V.tolist() == pieces.lengthens.tolist()
+    resident.lengthens_V = torch.from_numpy(lengthens)
+    found_NJ = standing_in(resident, batch, ids_BK, widest=model.config.max_passage)
+    rows = iter(found_NJ)
+    less = 0
+    for words in masked.runs(widths):
+        assert words is not None
+        for body in bodies:
+            places = places_of(words, body, lengthens)
+            assert next(rows).nonzero()[:, 0].tolist() == places.tolist()
+            less += len(places_of(words, body, np.zeros_like(lengthens))) - len(places)
+    assert less > 100
+    assert found_NJ.sum() > 100

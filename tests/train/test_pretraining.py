@@ -160,12 +160,12 @@ def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_
     runs = masked.runs(model.config.max_answer)
     numbers = towns.ids.tolist()
     having = [
-        next(n for n in numbers if len(places_of(words, towns.tokens(n))))
+        next(n for n in numbers if len(places_of(words, towns.tokens(n), towns.wordpieces.lengthens)))
         for words in runs
         if words is not None
     ]
     lacking = [
-        next(n for n in numbers if not len(places_of(words, towns.tokens(n))))
+        next(n for n in numbers if not len(places_of(words, towns.tokens(n), towns.wordpieces.lengthens)))
         for words in runs
         if words is not None
     ]
@@ -173,7 +173,9 @@ def test_pointing_rewards_the_passages_that_have_the_words(towns: Corpus, towns_
     scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     inputs = join(model, masked.queries, offered)
     read = read_masks(model, inputs, masked.tensors(model.device)[0])
-    gold = standing([words for words in runs for _ in range(3)], offered.bodies_N, inputs)
+    gold = standing(
+        [words for words in runs for _ in range(3)], offered.bodies_N, inputs, towns.wordpieces.lengthens
+    )
     pointed, held = point(model.reader, read, gold)
     found, some = pointing_log_likelihood(scores, pointed, held)
     assert some.all()
@@ -193,7 +195,7 @@ def test_pointing_is_the_same_whatever_else_is_in_the_batch(
     bodies = [np.array([20, 21, 5]), np.array([7, 20, 22, 20, 21, 30, 31, 32]), np.array([40, 41, 42, 43])]
     inputs = reader_inputs([np.array([9, pieces.mask, 10])] * 3, bodies, pieces, max_query=8, max_length=40)
     hidden = model.reader.encoder(inputs)
-    gold = standing([np.array([20, 21])] * 3, bodies, inputs)
+    gold = standing([np.array([20, 21])] * 3, bodies, inputs, np.zeros(len(pieces), dtype=bool))
     read = MaskReading(torch.zeros(0), hidden, inputs)
     log_p, held = point(model.reader, read, gold)
     scores, allowed = model.reader.spans_from(hidden, inputs)

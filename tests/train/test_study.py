@@ -238,7 +238,7 @@ def test_where_the_hidden_words_stand(towns: Corpus) -> None:
     body = np.array([20, 21, 5, 20, 22, 20, 21])
     masked = mask_queries([query, query, query], [np.array([1, 2]), np.array([0, 2]), np.array([1])], pieces)
     inputs = reader_inputs([*masked.queries], [body] * 3, pieces, max_query=8, max_length=40)
-    gold = standing(masked.runs(4), [body] * 3, inputs)
+    gold = standing(masked.runs(4), [body] * 3, inputs, np.zeros(len(pieces), dtype=bool))
     second = int(inputs.second_N[0])
     assert [(row, start - second, width) for row, start, width in gold.tolist()] == [
         (0, 0, 1),

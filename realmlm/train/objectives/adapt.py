@@ -77,4 +77,7 @@ class FoundElsewhere(Objective):
         ids_U, places = np.unique(ids_BC, return_inverse=True)
         bodies = self.corpus.tokens_of(ids_U).bodies
         rows = zip(sentences.masked.hidden(), places.reshape(ids_BC.shape), strict=True)
-        return np.array([[len(places_of(words, bodies[place])) > 0 for place in row] for words, row in rows])
+        lengthens = self.corpus.wordpieces.lengthens
+        return np.array(
+            [[len(places_of(words, bodies[place], lengthens)) > 0 for place in row] for words, row in rows]
+        )

@@ -175,7 +175,7 @@ class JointPretraining(Objective):
             return self._learned(retrieval_BK, token_BKM, valid_BM, None, among_BK)
         clock("point")
         runs = [words for words in masked.runs(model.config.max_answer) for _ in range(offered.k)]
-        gold_N3 = standing(runs, offered.bodies_N, inputs)
+        gold_N3 = standing(runs, offered.bodies_N, inputs, model.wordpieces.lengthens)
         pointed = point(model.reader, reading, gold_N3)
         return self._learned(retrieval_BK, token_BKM, valid_BM, pointed, among_BK)
 

@@ -68,7 +68,7 @@ class MaskedReading(Objective):
         if not self.settings.pointing:
             return masked, inputs, None
         runs = masked.runs(config.max_answer)
-        return masked, inputs, standing(runs, offered.bodies_N, inputs)
+        return masked, inputs, standing(runs, offered.bodies_N, inputs, self.model.wordpieces.lengthens)
 
     def loss(self, drawn: Drawn, step: int, clock: Clock) -> tuple[Tensor, Numbers]:
         if (staged := self.stage(drawn, step, clock)) is not None:
