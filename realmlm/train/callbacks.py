@@ -16,6 +16,11 @@ class Enough(Exception):
 class Callback:
     """Override what you want to hear of. What a callback raises ends the run; its last checkpoint stays."""
 
+    def on_begin(self, stage: str) -> None:
+        """Training begins, or goes on; the rows that follow are this stage's, by its name in `run.json`:
+        `pretrain`, and the two of a warm-up, whose steps are counted apart, `warmup-reader` and
+        `warmup-retriever`."""
+
     def on_row(self, row: dict[str, Any]) -> None:
         """A row of metrics, as `metrics.jsonl` has it: `step`, `loss` and what the objective measures; before
         the first step, where something is measured then, without `loss`.
@@ -32,19 +37,25 @@ class Callback:
 
 
 class TensorBoard(Callback):
-    """Writes every number of every row for TensorBoard: `tensorboard --logdir FOLDER`."""
+    """Writes every number of every row for TensorBoard, as `warmup-reader/loss`: `tensorboard --logdir
+    FOLDER`."""
 
     def __init__(self, folder: str | Path) -> None:
         require("tensorboard", extra="tensorboard", why="the TensorBoard callback")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
+        self._stage = ""
+
+    def on_begin(self, stage: str) -> None:
+        self._stage = f"{stage.split()[0]}/"  # without the classes that it was given
 
     def on_row(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
             for part, number in value.items() if isinstance(value, dict) else [("", value)]:
                 if isinstance(number, int | float) and name != "step":
-                    self._writer.add_scalar(f"{name}/{part}" if part else name, number, row["step"])
+                    tag = f"{name}/{part}" if part else name
+                    self._writer.add_scalar(self._stage + tag, number, row["step"])
 
     def on_end(self, model: "Realm") -> None:
         self._writer.close()

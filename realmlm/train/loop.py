@@ -115,6 +115,9 @@ def fit(
     counted = start
     row: dict[str, Any] = {}
     try:
+        if ranks.first:
+            for callback in callbacks:
+                callback.on_begin(run.stage)
         memory = everything_kept() if device.type == "cpu" else nullcontext()
         with Stop() as stop, closing(drawn), memory:
             for step in range(start, optim.steps):

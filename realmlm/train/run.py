@@ -191,6 +191,11 @@ class Run:
             write_record(self.folder / "corpora.json", {"pins": pins | {name: value}})
 
     @property
+    def stage(self) -> str:
+        """What the run does, as it was begun."""
+        return str(read_run(self.folder)["stage"])
+
+    @property
     def finished(self) -> bool:
         """Is its model written?"""
         return is_finished(self.folder)

@@ -38,7 +38,11 @@ class Heard(Callback):
         self.rows: list[dict[str, Any]] = []
         self.checkpoints: list[tuple[int, str]] = []
         self.ended: list[Realm] = []
+        self.begun: list[tuple[str, int]] = []  # each stage, and how many rows were heard before
         self._stop_after = stop_after
+
+    def on_begin(self, stage: str) -> None:
+        self.begun.append((stage, len(self.rows)))
 
     def on_row(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -229,6 +233,8 @@ def test_every_stage_takes_objects_and_gives_a_realm(
     realm = realmlm.finetune(asked, model=realm, corpus=knowledge, callbacks=[heard])
     assert realm.config.trained_on_questions
     assert [sorted(row)[0] for row in heard.rows] == ["loss", "found", "closed_book"]
+    given = " with a given model"
+    assert heard.begun == [("warmup-reader", 0), ("warmup-retriever", 1), (f"finetune{given}", 2)]
 
 
 def test_a_corpus_is_named_once(knowledge: Corpus, tmp_path: Path) -> None:
@@ -244,8 +250,20 @@ def test_what_tensorboard_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from realmlm.train.callbacks import TensorBoard
 
     board = TensorBoard(tmp_path / "logs")
-    board.on_row({"step": 3, "loss": 1.5, "seconds": {"read": 0.1}, "note": "words"})
+    told: list[tuple[str, float, int]] = []
+    monkeypatch.setattr(board._writer, "add_scalar", lambda *scalar: told.append(scalar))
+    board.on_row({"step": 2, "loss": 2.5})
+    for stage in ("warmup-reader", "finetune with a given model"):
+        board.on_begin(stage)
+        board.on_row({"step": 3, "loss": 1.5, "seconds": {"read": 0.1}, "note": "words"})
     board.on_end(None)  # type: ignore[arg-type]
+    assert told == [
+        ("loss", 2.5, 2),
+        ("warmup-reader/loss", 1.5, 3),
+        ("warmup-reader/seconds/read", 0.1, 3),
+        ("finetune/loss", 1.5, 3),
+        ("finetune/seconds/read", 0.1, 3),
+    ]
     assert any(name.startswith("events.") for name in os.listdir(tmp_path / "logs"))
 
 
