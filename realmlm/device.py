@@ -1,6 +1,8 @@
-"""The device that a model runs on: chosen, and its memory freed."""
+"""The device that a model runs on: chosen, its memory freed, and what a process has set of torch kept."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -31,3 +33,18 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """After the block torch's threads and modes, which belong to the whole process, are what they were."""
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)

@@ -55,7 +55,7 @@ from realmlm.train.budget import (
 )
 from realmlm.train.data import SentenceSource
 from realmlm.train.hold_out import held_out_passages
-from realmlm.train.loop import fit, for_the_stage, prepare
+from realmlm.train.loop import fit, prepare
 from realmlm.train.objectives.adapt import CANDIDATES, FoundElsewhere
 from realmlm.train.run import Run
 from realmlm.train.stages import finetune
@@ -232,7 +232,6 @@ def _also_asked(held_out: list[Question], *, answers: bool) -> list[list[Questio
     ]
 
 
-@for_the_stage()
 def _learn_to_find(settings: Adapt, corpus: Corpus, plan: Plan, *, until: float) -> Path:
     """Train the query projection on the documents themselves; gives the place of the model."""
     with Run.begin(settings.out / ADAPTING, stage="adapt", settings=settings) as run:

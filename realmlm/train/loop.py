@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -35,22 +35,6 @@ from realmlm.train.recorded import Recorded
 from realmlm.train.rows import Rows, Told, add_to
 from realmlm.train.run import Checkpoint, Run, generator_state, load_generator_state, seed_everything
 from realmlm.train.stopping import Stop
-
-
-@contextmanager
-def for_the_stage() -> Iterator[None]:
-    """Decorates a stage: torch's threads and modes, which belong to the whole process and which `prepare` and
-    `LiveIndex` set, are afterwards what they were before."""
-    threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
 def prepare(loop: Loop, ranks: Ranks = ALONE) -> torch.device:

@@ -10,6 +10,7 @@ RUN/model/              the model, when the run has ended
 import random
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from realmlm.corpus.store import Corpus
+from realmlm.device import torch_as_it_was
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput, Mismatch, RealmError
 from realmlm.log import read_metrics
 from realmlm.model.fingerprint import fingerprint_of
@@ -64,6 +66,7 @@ class Run:
         self.ranks = ranks
         self._new = False
         self._whole: Run | None = None  # the run that this one is a part of
+        self._process = ExitStack()
         self._amended: dict[str, Any] | None = None  # a record that the first step makes the run's own
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = lock_on(folder / ".lock")
@@ -241,11 +244,13 @@ class Run:
         self._lock.release()
 
     def __enter__(self) -> "Run":
+        self._process.enter_context(torch_as_it_was())  # a stage sets threads and modes for itself alone
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let the folder go. Of a finished run only model and metrics stay, of one that failed before any
         work, if it is new, nothing."""
+        self._process.close()
         if kind is None and self.ranks.first and (self.folder / "model").exists():
             self.tidy()
         if self._new and not _has_worked(self.folder) and kind is not None and issubclass(kind, RealmError):

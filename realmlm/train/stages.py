@@ -36,7 +36,7 @@ from realmlm.train.guard import Guard
 from realmlm.train.hits import find_rivals, found_for
 from realmlm.train.hold_out import held_out_passages
 from realmlm.train.live import LiveIndex
-from realmlm.train.loop import fit, for_the_stage, prepare
+from realmlm.train.loop import fit, prepare
 from realmlm.train.objective import Objective
 from realmlm.train.objectives.contrast import PassageContrast
 from realmlm.train.objectives.ict import InverseCloze
@@ -54,7 +54,6 @@ GUARD_LIMIT = 2000  # questions of a guard
 TOLD_CUT_OTHERWISE = 0.1
 
 
-@for_the_stage()
 def pretrain(
     settings: Pretrain,
     *,
@@ -125,7 +124,6 @@ def pretrain(
             return _save(run, realm, corpus, callbacks)
 
 
-@for_the_stage()
 def finetune(
     settings: Finetune,
     *,
@@ -175,7 +173,6 @@ def finetune(
             return _save(run, realm, corpus, callbacks)
 
 
-@for_the_stage()
 def train_towers(
     settings: TrainTowers,
     *,
@@ -209,7 +206,6 @@ def train_towers(
         return _save(run, realm, corpus, callbacks)
 
 
-@for_the_stage()
 def warmup(
     settings: Warmup,
     *,
@@ -330,7 +326,6 @@ class _WarmUps:
             return _save(run, realm, self.corpus, ())
 
 
-@for_the_stage()
 def train_objective(
     settings: TrainObjective,
     objective: Objective,
