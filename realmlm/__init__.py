@@ -8,7 +8,8 @@ engine.ask("When was the treaty signed?")
 ```
 
 Public names: `load`, `Engine`, `Answer`; `Realm`, `Corpus`, `Index`; `warmup`, `pretrain`,
-`train_towers`, `finetune`, `adapt`, `evaluate`, each with its settings in `realmlm.settings`; `pocket`.
+`train_towers`, `finetune`, `adapt`, `evaluate`, each with its settings in `realmlm.settings`; `compare`,
+of what two models were evaluated to; `pocket`.
 """
 
 import importlib
@@ -20,6 +21,7 @@ from realmlm.bundled import TEXT
 if TYPE_CHECKING:
     from realmlm.corpus.store import Corpus
     from realmlm.engine import Engine, load
+    from realmlm.evaluation.compare import compare
     from realmlm.evaluation.measure import evaluate
     from realmlm.index.exact import Index
     from realmlm.model.realm import Realm
@@ -40,6 +42,7 @@ __all__ = [
     "Realm",
     "__version__",
     "adapt",
+    "compare",
     "evaluate",
     "finetune",
     "load",
@@ -59,6 +62,7 @@ _LIVES_IN = {
     "Index": "realmlm.index.exact",
     "Realm": "realmlm.model.realm",
     "adapt": "realmlm.train.adapt",
+    "compare": "realmlm.evaluation.compare",
     "evaluate": "realmlm.evaluation.measure",
     "finetune": "realmlm.train.stages",
     "load": "realmlm.engine",

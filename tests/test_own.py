@@ -98,5 +98,6 @@ def test_the_tutorial_runs(knowledge: Corpus, world: Path, tmp_path: Path) -> No
     assert losses
     assert len(losses[1].split(",")) == 2, "a row every five steps"
     assert "exact match" in done.stdout
+    assert re.search(r"40 questions\nexact match .*\[", done.stdout)
     for run in ("warmup", "pretrain", "qa"):
         assert (tmp_path / run / "model" / "model.safetensors").is_file()

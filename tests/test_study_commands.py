@@ -350,7 +350,15 @@ def test_two_sets_of_predictions_are_compared_in_pairs(
 ) -> None:
     for name, right in (("a", [True, True, False, True]), ("b", [True, False, False, False])):
         (tmp_path / name).mkdir()
-        rows = [{"correct": one, "first_passage_with_answer": 3 if one else None} for one in right]
+        rows = [
+            {
+                "id": str(n),
+                "question": "Who?",
+                "correct": one,
+                "first_passage_with_answer": 3 if one else None,
+            }
+            for n, one in enumerate(right)
+        ]
         (tmp_path / name / "nq-dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / name / "held-out.jsonl").write_text("{}\n")
     main = runpy.run_path(str(Path(__file__).parents[1] / "runs" / "paired.py"))["main"]
@@ -363,3 +371,5 @@ def test_two_sets_of_predictions_are_compared_in_pairs(
     assert "exact match   50.00  25.00   +25.00" in capsys.readouterr().out, "the mean over seeds"
     with pytest.raises(SystemExit, match="no predictions in common"):
         main([tmp_path / "a"], [tmp_path / "b"], ("webquestions",))
+    with pytest.raises(SystemExit, match=r"held-out\.jsonl:1: not a prediction"):
+        main([tmp_path / "a"], [tmp_path / "b"], ("held",))
