@@ -93,6 +93,8 @@ class LiveIndex:
         self._frozen = frozen is not None
         self.asker = Asker(model.query) if asked_by_own else None
         """The query tower that belongs to the index, if that is to search."""
+        self.still_until = 0.0
+        """The document tower does not learn before this step: an index made until then would be the same."""
         self._swaps = 0
         self._steps_refreshing = 0  # made while a snapshot was being embedded
         self._log_every = loop.log_every
@@ -127,13 +129,17 @@ class LiveIndex:
                 if first:  # processes that draw batches are forked in this step: no thread may be at work
                     wait(self._under_way())
         self._steps_refreshing += self._pending >= 0
-        row: dict[str, Any] = {"index_age": 0 if self._frozen else step - self._step}
+        row: dict[str, Any] = {"index_age": 0 if self._frozen else self._age(step)}
         if self._every:
             row |= {"swaps": self._swaps, "steps_beside": self._steps_refreshing}
             row["stood_still"] = round(self._stood_still, 4)
             if (step + 1) % self._log_every == 0:  # the row ends with this step
                 self._stood_still = 0.0
         return row | ({"restarts": self._refresher.restarts} if self._refresher.restarts else {})
+
+    def _age(self, step: int) -> int:
+        """Steps of learning since the document tower was as the index has it."""
+        return int(max(0, step - max(self._step, self.still_until)))
 
     def _under_way(self) -> list[Future[Any]]:
         return [work for work in (self._writing, self._opening) if work is not None]
@@ -147,7 +153,7 @@ class LiveIndex:
     def _follow(self, step: int) -> None:
         if self._pending >= 0 and self._due(step):
             self._swap()
-        if step and step % self._every == 0 and self._pending < 0 and self._step != step:
+        if step % self._every == 0 and self._pending < 0 and step > max(self._step, self.still_until):
             if self.asker is not None:
                 self.asker.note(self._model.query)
             self._ask(step)

@@ -36,6 +36,12 @@ def retriever_groups(
     return groups if scale is None else groups | {"scale": Group([scale], scale_lr)}
 
 
+def documents_learn(model: Realm, groups: dict[str, Group]) -> bool:
+    """Does the document tower move? Else an index of it stays as good as new."""
+    tower = set(model.document.parameters())
+    return any(group.lr and tower & set(group.parameters) for group in groups.values())
+
+
 def scale_of(model: Realm) -> dict[str, Tensor]:
     """For the row of metrics: the learned scale of f(x,z), if there is one."""
     scale = model.query.log_scale

@@ -484,6 +484,44 @@ def test_what_explains_a_sentence_is_told_from_what_was_found_for_others(
     assert "among" not in without
 
 
+@pytest.mark.parametrize(
+    ("changed", "swaps", "ages"),
+    [
+        ({"freeze_retriever": 5}, [0, 0, 0, 1], [0, 0, 0, 1]),
+        ({"freeze_retriever": 4}, [0, 0, 0, 1], [0, 0, 1, 1]),
+        ({"freeze_retriever": 0}, [0, 1, 2, 3], [1, 1, 1, 1]),
+        ({"rate": 0.0}, [0, 0, 0, 0], [0, 0, 0, 0]),
+        ({"rate": 0.0, "scale_lr": 1e-2}, [0, 0, 0, 0], [0, 0, 0, 0]),
+    ],
+)
+def test_nothing_is_embedded_again_before_the_document_tower_has_moved(
+    changed: dict[str, Any],
+    swaps: list[int],
+    ages: list[int],
+    tiny_model_folder: Path,
+    knowledge: Corpus,
+    tmp_path: Path,
+) -> None:
+    optim = JointOptim(steps=8, batch=4, retriever_lr=changed.pop("rate", 1e-4))
+    run = tmp_path / "run"
+    refresh = Refresh(every_steps=2, process=False)
+    loop = Loop(device="cpu", threads=1, log_every=2)
+    settings = Pretrain(
+        model=tiny_model_folder,
+        corpus=knowledge.folder,
+        out=run,
+        k=3,
+        optim=optim,
+        refresh=refresh,
+        loop=loop,
+        **changed,
+    )
+    run_pretrain(settings)
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["swaps"] for row in rows] == swaps
+    assert [row["index_age"] for row in rows] == ages
+
+
 def test_a_copy_of_what_was_found_is_not_told_from_it(
     tiny_model: Realm, towns: Corpus, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 B sentences, K passages each with the null document in column 0, N = B · K pairs, M masks, D vector size.
 """
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -52,7 +53,16 @@ from realmlm.settings import Pretrain
 from realmlm.train.data import MaskedSentences, SentenceSource
 from realmlm.train.guard import Guard
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Mean, Numbers, Objective, Staged, retriever_groups, scale_of
+from realmlm.train.objective import (
+    Group,
+    Mean,
+    Numbers,
+    Objective,
+    Staged,
+    documents_learn,
+    retriever_groups,
+    scale_of,
+)
 from realmlm.train.recorded import Recorded, Work
 
 Drawn = tuple[MaskedSentences, Inputs] | tuple[np.ndarray, Shape]
@@ -117,6 +127,8 @@ class JointPretraining(Objective):
         super().prepare(model)
         if self.settings.in_batch and self.ranks.count > 1:
             raise BadInput("--in-batch tells apart what one process has found: leave it out under torchrun")
+        still = self.settings.freeze_retriever if documents_learn(model, self.groups()) else math.inf
+        self.live.still_until = still
         mine = type(self).loss is JointPretraining.loss and type(self).draw is JointPretraining.draw
         if mine:
             encoders = model.encoders + ([] if self._searching is None else [self._searching.encoder])

@@ -4,6 +4,7 @@ B questions, K passages read, C candidates, N = B · K pairs, L wordpieces, W sp
 size.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,16 @@ from realmlm.train.data import epoch_positions
 from realmlm.train.gold import Gold
 from realmlm.train.hits import Candidates, Rivals, given_vectors, hybrid_over
 from realmlm.train.live import LiveIndex
-from realmlm.train.objective import Group, Mean, Numbers, Objective, Staged, retriever_groups, scale_of
+from realmlm.train.objective import (
+    Group,
+    Mean,
+    Numbers,
+    Objective,
+    Staged,
+    documents_learn,
+    retriever_groups,
+    scale_of,
+)
 from realmlm.train.recorded import Recorded, Work
 from realmlm.train.teaching import Teacher, lesson
 
@@ -114,6 +124,8 @@ class QuestionAnswering(Objective):
             self.resident = lay_out(model, self.gold.corpus, encoders, bf16=self.settings.loop.bf16)
         if self._given is not None:
             return
+        if not documents_learn(model, self.groups()):
+            self.live.still_until = math.inf
         if self.resident is not None and self.settings.loop.compile and self.ranks.count == 1:
             self._embed = Recorded(self._embed_seen, model.device)
         self._hybrid = hybrid_over(model, self.corpus, self.gold)
