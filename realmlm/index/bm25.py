@@ -19,7 +19,7 @@ from torch import Tensor
 from realmlm.corpus.lookups import kept_beside
 from realmlm.corpus.store import Corpus
 from realmlm.errors import NotEnough
-from realmlm.index.exact import Hits, drop
+from realmlm.index.exact import Hits, drop, each_once
 from realmlm.index.words import Words
 from realmlm.log import progress
 
@@ -197,7 +197,7 @@ class BM25Index:
         word the score is 0. None of `exclude_QE` is among them (−1: none). The scores of the passages
         `ask_QC` are given too."""
         none_Q0 = torch.empty(len(queries), 0, dtype=torch.int64)
-        exclude_QE = (none_Q0 if exclude_QE is None else exclude_QE).to(self.device)
+        exclude_QE = each_once((none_Q0 if exclude_QE is None else exclude_QE).to(self.device))
         ask_QC = (none_Q0 if ask_QC is None else ask_QC).to(self.device)
         searchable = len(self)
         if exclude_QE.numel():

@@ -159,7 +159,7 @@ class ExactIndex:
         if exclude_QE.ndim != 2 or len(exclude_QE) != len(queries_QD):
             wrong = f"exclusions of the shape {tuple(exclude_QE.shape)}"
             raise BadInput(f"{len(queries_QD)} queries came with {wrong}; give each a row")
-        exclude_QE = as_ids(exclude_QE.flatten(), self.device).view(exclude_QE.shape)
+        exclude_QE = each_once(as_ids(exclude_QE.flatten(), self.device).view(exclude_QE.shape))
         searchable = len(self)
         if exclude_QE.numel():
             searchable -= int(self.contains(exclude_QE.flatten()).view(exclude_QE.shape).sum(1).max())
@@ -432,6 +432,19 @@ def ranked(scores_QN: Tensor, ids_QN: Tensor, k: int) -> Hits:
     ids_QN = ids_QN.gather(1, by_id)
     by_score = scores_QN.argsort(dim=1, descending=True, stable=True)[:, :k]
     return Hits(scores_QN.gather(1, by_score), ids_QN.gather(1, by_score))
+
+
+def each_once(exclude_QE: Tensor) -> Tensor:
+    """Each excluded passage once in its row, in no more columns than are used, up to a power of two: a search
+    finds so many more passages, and as many kinds of searches are compiled. −1: none."""
+    if not exclude_QE.numel():
+        return exclude_QE
+    found_QE = exclude_QE.sort(dim=1, descending=True).values
+    again_QE = found_QE[:, 1:] == found_QE[:, :-1]
+    found_QE[:, 1:].masked_fill_(again_QE, -1)
+    found_QE = found_QE.sort(dim=1, descending=True).values
+    used = int((found_QE >= 0).sum(1).max())
+    return found_QE[:, : 2 ** (used - 1).bit_length() if used else 0]
 
 
 def drop(hits: Hits, exclude_QE: Tensor, k: int) -> Hits:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from realmlm.index.bm25 import BM25Index
-from realmlm.index.exact import Index
+from realmlm.index.exact import Index, each_once
 
 DEPTH = 100  # candidates by f and as many by BM25, at least
 SCRATCH = 2**26  # numbers of vectors at once
@@ -55,6 +55,7 @@ class Hybrid:
     ) -> Candidates:
         """The k best passages of queries, given as vectors and in wordpieces; without those in a query's row
         of `exclude_QE` (−1: none)."""
+        exclude_QE = None if exclude_QE is None else each_once(exclude_QE)
         excluded = 0 if exclude_QE is None else exclude_QE.shape[1]
         depth = max(k, min(DEPTH, len(index) - excluded))
         found = candidates(index, self.words, vectors_QD, queries, depth, exclude_QE=exclude_QE)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realmlm.errors import BadInput, NotEnough
-from realmlm.index.exact import ExactIndex, Hits, Index, as_ids, part_of, ranked
+from realmlm.index.exact import ExactIndex, Hits, Index, as_ids, each_once, part_of, ranked
 from realmlm.ranks import Ranks
 
 
@@ -55,6 +55,7 @@ class PartedIndex:
         count = len(queries_QD)
         if exclude_QE is None:
             exclude_QE = torch.empty(count, 0, dtype=torch.int64)
+        exclude_QE = each_once(exclude_QE)
         queries, excluded = self._ranks.numbers(count, exclude_QE.shape[1]).amax(0).tolist()
         mine_QD = queries_QD.detach().to(device, torch.float32)
         all_AD = self._ranks.gather(F.pad(mine_QD, (0, 0, 0, queries - count)))

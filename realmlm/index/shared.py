@@ -23,7 +23,7 @@ from realmlm.corpus.store import Corpus
 from realmlm.defaults import SHARED
 from realmlm.errors import ArtefactDamaged, BadInput, Diverged, Mismatch, NotEnough
 from realmlm.index.build import Encode, embed_passages
-from realmlm.index.exact import Hits, Index, as_ids, drop, ranked
+from realmlm.index.exact import Hits, Index, as_ids, drop, each_once, ranked
 from realmlm.index.ivf import share_found
 from realmlm.log import say
 
@@ -243,7 +243,9 @@ class SharedIndex:
         return torch.from_numpy(vectors[order])[place_N]
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
-        exclude_QE = torch.empty(len(queries_QD), 0).long() if exclude_QE is None else exclude_QE.cpu()
+        exclude_QE = (
+            torch.empty(len(queries_QD), 0).long() if exclude_QE is None else each_once(exclude_QE.cpu())
+        )
         searchable = len(self)
         if exclude_QE.numel():
             searchable -= int(self.contains(exclude_QE.flatten()).view(exclude_QE.shape).sum(1).max())

@@ -247,3 +247,32 @@ def test_too_large_for_half_precision():
 def test_wrong_dtype():
     with pytest.raises(BadInput, match="float64"):
         ExactIndex(torch.ones(1, 2).double(), torch.tensor([0]))
+
+
+def test_what_is_excluded_counts_once_and_costs_what_is_used() -> None:
+    vectors = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    index = ExactIndex(vectors, torch.arange(9))
+    queries = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    once = index.search(queries, 7, exclude_QE=torch.tensor([[3, -1], [5, 0]]))
+    many = torch.full((2, 5000), -1)
+    many[0, [7, 99, 4000]] = 3
+    many[1, [0, 1, 4999]] = torch.tensor([5, 0, 5])
+    with patch.object(index, "best", wraps=index.best) as best:
+        again = index.search(queries, 7, exclude_QE=many)
+    assert again.ids_QK.tolist() == once.ids_QK.tolist()
+    assert again.scores_QK.tolist() == once.scores_QK.tolist()
+    assert best.call_args.args[1] == 9, "k and two more"
+    assert not (set(again.ids_QK[0].tolist()) & {3} | set(again.ids_QK[1].tolist()) & {0, 5})
+    with pytest.raises(NotEnough, match="7 passages can be searched"):
+        index.search(queries, 8, exclude_QE=many)
+
+
+@given(st.lists(st.lists(st.integers(-1, 6), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_each_excluded_passage_stands_once_in_its_row(rows: list[list[int]]) -> None:
+    found = exact.each_once(torch.tensor(rows))
+    kept = [{number for number in row if number >= 0} for row in rows]
+    assert [sorted(number for number in row if number >= 0) for row in found.tolist()] == list(
+        map(sorted, kept)
+    )
+    most = max(map(len, kept))
+    assert found.shape[1] <= max(0, 2 * most - 1)
