@@ -2,8 +2,20 @@
 stay in float32."""
 
 import torch
+from torch import nn
+
+from realmlm.errors import BadInput
 
 WIDE = 192  # hidden size from which on it is worth it on a CPU (docs/speed.md)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raise if weights are not in float32: fewer bits do not tell apart what a step of training changes."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            cure = "train model.float(); --loop.bf16 computes in half precision where it is safe"
+            raise BadInput(f"the model's weights are in {kind} ({name}), too coarse to learn; {cure}")
 
 
 def half_precision(

@@ -17,6 +17,7 @@ from realmlm.corpus.questions import read_questions, spread
 from realmlm.corpus.store import Corpus
 from realmlm.index.duplicates import SameWords, check_others, share_cut_otherwise
 from realmlm.log import say
+from realmlm.model.precision import check_trainable
 from realmlm.model.realm import Realm
 from realmlm.reading.retrieve import check_enough, check_readable
 from realmlm.settings import Finetune, Optim, Pretrain, TrainObjective, TrainTowers, Warmup
@@ -340,6 +341,7 @@ def train_objective(
     with Run.begin(settings.out, stage=stage, settings=settings, resume=resume) as run:
         if run.finished:
             return _finished(run)
+        check_trainable(model)
         model.to(prepare(settings.loop, run.ranks))
         fit(model, objective, run, optim=settings.optim, loop=settings.loop, title=stage, callbacks=callbacks)
         return _save(run, model, None, callbacks)
@@ -375,6 +377,7 @@ def _to_train(place: Path, model: Realm | None, device: torch.device, *corpora: 
     realm = Realm.from_pretrained(place) if model is None else model
     for corpus in corpora:
         check_readable(realm, corpus, name="the given model" if model is not None else str(place))
+    check_trainable(realm)
     return realm.to(device)
 
 

@@ -237,6 +237,18 @@ def test_every_stage_takes_objects_and_gives_a_realm(
     assert heard.begun == [("warmup-reader", 0), ("warmup-retriever", 1), (f"finetune{given}", 2)]
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_not_trained(
+    kind: torch.dtype, tiny_model_folder: Path, knowledge: Corpus, tmp_path: Path
+) -> None:
+    model = Realm.from_pretrained(tiny_model_folder).to(kind)
+    settings = Pretrain(out=tmp_path / "run", k=2, optim=JointOptim(steps=1, batch=2), loop=LOOP)
+    with pytest.raises(BadInput, match=rf"weights are in {str(kind)[6:]} .*train model.float\(\)"):
+        realmlm.pretrain(settings, model=model, corpus=knowledge)
+    assert not (tmp_path / "run").exists(), "nothing is left of a run that could not begin"
+    realmlm.pretrain(settings, model=model.float(), corpus=knowledge)
+
+
 def test_a_corpus_is_named_once(knowledge: Corpus, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="say which corpus"):
         realmlm.pretrain(Pretrain(out=tmp_path / "run"))
