@@ -17,8 +17,9 @@ class Optim(Settings):
     batch: int = 32
     """Examples per step."""
     accumulate: int = 1
-    """Parts to process a step's batch in, to fit memory; the gradient is the same up to rounding (ICT: fewer
-    negatives)."""
+    """Parts to process a step's batch in, to fit memory; the gradient is the same up to rounding and dropout,
+    but where passages are told from the others of their part, which are fewer (ICT, recurring spans, towers
+    and --in-batch)."""
     lr: float = 1e-4
     """Peak learning rate; when reader and retriever learn together, the reader's."""
     warmup: float = 0.1
