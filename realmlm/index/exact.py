@@ -54,7 +54,7 @@ class Index(Protocol):
 
     def search(self, queries_QD: Tensor, k: int, *, exclude_QE: Tensor | None = None) -> Hits:
         """The k best passages of each query, without those in its row of `exclude_QE` (the passage that the
-        query was taken from and its copies; -1: none)."""
+        query was taken from and its copies; -1: none). All come from any device."""
 
     def contains(self, ids_N: Tensor) -> Tensor:
         """Which of these passages are live."""
