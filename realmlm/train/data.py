@@ -117,7 +117,9 @@ class SentenceSource:
             rng = generator(self._seed, first + place)
             hidden = np.asarray(self._masking.choose(tokens, sentence.spans, rng))
             _check_hidden(hidden, len(tokens), self._masking)
-            found.append(self._cut(tokens, hidden, sentence.passage))
+            example = self._cut(tokens, hidden, sentence.passage)
+            _check_hidden(example.positions, len(example.tokens), self._masking)
+            found.append(example)
         return found
 
     def example(self, number: int, positions: np.ndarray) -> Example:
@@ -145,7 +147,8 @@ def _check_hidden(positions: np.ndarray, length: int, scheme: Masking) -> None:
     if not (inside and (positions[1:] > positions[:-1]).all()):
         raise BadInput(
             f"{type(scheme).__qualname__}.choose gave {positions.tolist()} for a sentence of {length} "
-            "wordpieces; give positions in it, ascending, at least one and never all (docs/own.md)"
+            "wordpieces; give positions in it, ascending, at least one and never all; a longer sentence is "
+            "cut to what a query has room for (docs/own.md)"
         )
 
 

@@ -30,6 +30,7 @@ from realmlm.train.optimizer import (
     make_room,
     optimizer_tensors,
     set_rates,
+    to_device,
 )
 from realmlm.train.recorded import Recorded
 from realmlm.train.rows import Rows, Told, add_to
@@ -65,6 +66,7 @@ def fit(
     ranks = run.ranks
     ranks.share(optim.batch // optim.accumulate)  # said before anything is built
     objective.ranks = ranks
+    to_device(objective.groups(), device)
     # what ranks send each other is not recorded (docs/decisions/014)
     recorded = loop.compile and device.type == "cuda" and optim.accumulate == 1 and ranks.count == 1
     clock = Clock(torch.cuda.synchronize if device.type == "cuda" else None)

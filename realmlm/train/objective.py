@@ -18,7 +18,8 @@ class Group:
     """Parameters that learn at one rate; their gradient is clipped apart from that of others."""
 
     parameters: list[nn.Parameter]
-    """Of the model, or the objective's own: those are saved with every checkpoint, not with the model."""
+    """Of the model, or the objective's own: those are brought to the model's device before the first step and
+    saved with every checkpoint, not with the model."""
     lr: float
     """The highest rate: it rises to it and falls again, as `realmlm.settings.Optim` says."""
 

@@ -22,7 +22,7 @@ from realmlm.train.data import ClozePairs, SentenceSource, epoch_positions
 from realmlm.train.gold import locate_answers
 from realmlm.train.objective import Group
 from realmlm.train.objectives.ict import InverseCloze
-from realmlm.train.optimizer import learning_rate, make_optimizer, make_room
+from realmlm.train.optimizer import learning_rate, make_optimizer, make_room, to_device
 from tests.calls import build_corpus
 from tests.train.test_resume import joint_run
 
@@ -111,6 +111,28 @@ def test_a_scheme_of_ones_own_that_breaks_its_promise_is_refused(
 
     with pytest.raises(BadInput, match=r"Own\.choose gave .* ascending, at least one and never all"):
         SentenceSource(sentences, Own(), max_query=32, seed=0).draw(0, 4)
+
+
+def test_a_scheme_that_leaves_nothing_of_what_a_query_has_room_for_is_refused(sentences: Corpus) -> None:
+    class AllButTheLast:
+        needs_spans = False
+
+        def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            return np.arange(len(tokens_L) - 1)
+
+    assert SentenceSource(sentences, AllButTheLast(), max_query=32, seed=0).draw(0, 4)
+    with pytest.raises(BadInput, match=r"choose gave \[0, 1, 2, 3\] for a sentence of 4 .* cut to what"):
+        SentenceSource(sentences, AllButTheLast(), max_query=4, seed=0).draw(0, 4)
+
+
+def test_an_objectives_own_parameters_come_to_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no other device here: what comes back from it is one more."""
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor + 1)
+    own = torch.nn.Parameter(torch.zeros(3))
+    group = Group([own], 1.0)
+    to_device({"own": group}, torch.device("cpu"))
+    assert group.parameters[0] is own
+    assert own.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_inverse_cloze_takes_the_sentence_out_most_of_the_time(knowledge: Corpus) -> None:
