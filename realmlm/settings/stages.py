@@ -107,7 +107,8 @@ class Pretrain(Settings):
     scale_lr: float = 0.0
     """Peak learning rate of the scale of f(x,z); 0 leaves it as it is."""
     freeze_retriever: int = 0
-    """For this many steps at the start, train only the reader."""
+    """For this many steps at the start, train only the reader. The retriever's rate rises and falls with the
+    reader's all the same: after them it begins where that one is."""
     search_with: Literal["current", "index"] = "current"
     """The query tower that searches: the one that learns (the paper), or a copy from the step that the index
     was made at, without dropout, which finds in it what it would have found then, however old it is. What was
