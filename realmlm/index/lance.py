@@ -13,7 +13,7 @@ import numpy as np
 
 from realmlm.errors import ArtefactExists, ArtefactMissing, BadInput, require
 from realmlm.index.arrow import columns_of, schema_of
-from realmlm.index.shared import COLUMNS, Batch, Condition, Found, State
+from realmlm.index.shared import COLUMNS, Batch, Check, Condition, Found, State, unchecked
 from realmlm.storage.locks import locked
 
 _TAG = "realmlm"
@@ -74,18 +74,24 @@ class LanceStore:
         dataset = lance.dataset(self.address, version=_TAG)
         if dataset.version != dataset.latest_version:  # what was cut off, or is no change of ours
             dataset.restore()
-        if written is not None:
-            merge = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-            merge.execute(_with_nulls(columns_of(written), dataset.schema))
-        for first in range(0, len(removed), _AT_ONCE):
-            lance.dataset(self.address).delete(_among(removed[first : first + _AT_ONCE]))
+        _edit(dataset, written, removed)
         _publish(lance.dataset(self.address), state)
         self.state()
 
-    def search(self, query_D: np.ndarray, k: int, *, effort: int, only: Sequence[Condition]) -> Found:
+    def search(
+        self,
+        query_D: np.ndarray,
+        k: int,
+        *,
+        effort: int,
+        only: Sequence[Condition],
+        check: Check = unchecked,
+    ) -> Found:
+        check(_state(self._dataset, self))  # the version that `state` has opened, which no one changes
         return _search(self._dataset, query_D, k, effort=effort, only=only)
 
-    def vectors(self, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def vectors(self, ids: list[int], *, check: Check = unchecked) -> tuple[np.ndarray, np.ndarray]:
+        check(_state(self._dataset, self))
         found = [np.zeros(0, np.int64)]
         vectors = [np.zeros((0, self._dim), np.float32)]
         for first in range(0, len(ids), _AT_ONCE):
@@ -95,7 +101,8 @@ class LanceStore:
             vectors.append(_matrix(table))
         return np.concatenate(found), np.concatenate(vectors)
 
-    def ids(self, only: Sequence[Condition]) -> np.ndarray:
+    def ids(self, only: Sequence[Condition], *, check: Check = unchecked) -> np.ndarray:
+        check(_state(self._dataset, self))
         table = self._dataset.to_table(columns=["id"], filter=_clause(self._dataset, only))
         return np.sort(table["id"].to_numpy())
 
@@ -126,9 +133,25 @@ class _LanceDraft:
     def search(self, query_D: np.ndarray, k: int, *, effort: int) -> Found:
         return _search(self._dataset, query_D, k, effort=effort, only=())
 
+    def hold(self) -> None:
+        """The lock is held since the draft was begun."""
+
+    def edit(self, written: Batch | None, removed: list[int]) -> None:
+        _edit(self._dataset, written, removed)
+
     def publish(self, state: State) -> None:
         _publish(self._dataset, state)
         self._dataset.cleanup_old_versions()  # of two weeks ago and before
+
+
+def _edit(dataset: Any, written: Batch | None, removed: list[int]) -> None:
+    """Change passages of the newest version, which `dataset` is: it is the new one then."""
+    if written is not None:
+        merge = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+        merge.execute(_with_nulls(columns_of(written), dataset.schema))
+        dataset.checkout_latest()
+    for first in range(0, len(removed), _AT_ONCE):
+        dataset.delete(_among(removed[first : first + _AT_ONCE]))
 
 
 def _publish(dataset: Any, state: State) -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 import numpy as np
 
 from realmlm.errors import ArtefactExists, ArtefactMissing, BadInput, NotEnough, RealmError, require
-from realmlm.index.shared import COLUMNS, Batch, Condition, Found, State
+from realmlm.index.shared import COLUMNS, Batch, Check, Condition, Found, State, unchecked
 
 T = TypeVar("T")
 _TABLE = "realmlm"  # where the address names no other
@@ -96,8 +96,20 @@ class PostgresStore:
             return BadInput(f"{self} cannot compare so ({_why(error)}); correct the --filter")
         return NotEnough(f"{self} refuses ({_why(error)}); try again when that is cured, or write it: {_HOW}")
 
+    def _read_checked(self, work: Callable[["_Table"], T], check: Check) -> T:
+        """What `work` reads of the state that was checked, whatever others write meanwhile."""
+
+        def checked(table: "_Table") -> T:
+            table.freeze()
+            check(self._ours(table.state()))
+            return work(table)
+
+        return self._read(checked)
+
     def state(self) -> State:
-        state = self._read(_Table.state)
+        return self._ours(self._read(_Table.state))
+
+    def _ours(self, state: State | None) -> State:
         if state is None:
             raise ArtefactMissing(f"no vectors of realmlm in {self}; write them: {_HOW}")
         return state
@@ -139,28 +151,33 @@ class PostgresStore:
     def edit(self, written: Batch | None, removed: list[int], state: State) -> None:
         try:
             with self._transaction() as table:
-                table.run("SELECT pg_advisory_xact_lock(hashtext(%s))", [self.table])
+                table.hold(self.table)
                 there = table.state()
                 if there is None or there.corpus_edits >= state.corpus_edits:
                     return  # another process was faster
-                if written is not None:
-                    table.connection.cursor().executemany(table.sql(_PUT), list(_rows(written)))
-                if removed:
-                    table.run("DELETE FROM {table} WHERE id = ANY(%s)", [removed])
+                table.edit(written, removed)
                 table.describe(state)
         except self._psycopg.Error as error:
             raise self._said(error) from error
 
-    def search(self, query_D: np.ndarray, k: int, *, effort: int, only: Sequence[Condition]) -> Found:
-        return self._read(lambda table: table.best(query_D, k, effort=effort, only=only))
+    def search(
+        self,
+        query_D: np.ndarray,
+        k: int,
+        *,
+        effort: int,
+        only: Sequence[Condition],
+        check: Check = unchecked,
+    ) -> Found:
+        return self._read_checked(lambda table: table.best(query_D, k, effort=effort, only=only), check)
 
-    def vectors(self, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._read(lambda table: table.vectors(ids))
+    def vectors(self, ids: list[int], *, check: Check = unchecked) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._read_checked(lambda table: table.vectors(ids), check)
         found = np.array([number for number, _ in rows], dtype=np.int64)
         return found, np.array([vector for _, vector in rows], dtype=np.float32)
 
-    def ids(self, only: Sequence[Condition]) -> np.ndarray:
-        return self._read(lambda table: table.ids(only))
+    def ids(self, only: Sequence[Condition], *, check: Check = unchecked) -> np.ndarray:
+        return self._read_checked(lambda table: table.ids(only), check)
 
     def locked(self) -> AbstractContextManager[object]:
         return nullcontext()  # the transaction of an edit locks
@@ -200,6 +217,21 @@ class _Table:
                     copy.write_row(row)
         self.run("CREATE INDEX ON {table} USING hnsw (vector vector_ip_ops)")
         self.run("ANALYZE {table}")
+
+    def freeze(self) -> None:
+        """See it as it is now until the transaction ends. First in a transaction: with the lock no other
+        takes its name, and only what comes after the lock decides which edits are seen."""
+        self.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; LOCK TABLE {table} IN ACCESS SHARE MODE")
+
+    def hold(self, name: str) -> None:
+        """Let no one else edit the table of this name, or replace it, until the transaction ends."""
+        self.run("SELECT pg_advisory_xact_lock(hashtext(%s))", [name])
+
+    def edit(self, written: Batch | None, removed: list[int]) -> None:
+        if written is not None:
+            self.connection.cursor().executemany(self.sql(_PUT), list(_rows(written)))
+        if removed:
+            self.run("DELETE FROM {table} WHERE id = ANY(%s)", [removed])
 
     def rename(self, name: str) -> None:
         """Take the place of another table."""
@@ -252,6 +284,12 @@ class _PostgresDraft:
 
     def search(self, query_D: np.ndarray, k: int, *, effort: int) -> Found:
         return self._table.best(query_D, k, effort=effort, only=())
+
+    def hold(self) -> None:
+        self._table.hold(self._name)
+
+    def edit(self, written: Batch | None, removed: list[int]) -> None:
+        self._table.edit(written, removed)
 
     def publish(self, state: State) -> None:
         self._table.describe(state)

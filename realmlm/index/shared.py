@@ -9,11 +9,11 @@ Q queries, K hits each, E passages never among them, N passages, D vector size.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,9 @@ from realmlm.index.build import Encode, embed_passages
 from realmlm.index.exact import Hits, Index, as_ids, drop, each_once, ranked
 from realmlm.index.ivf import share_found
 from realmlm.log import say
+from realmlm.storage.artefacts import count_edits
 
+T = TypeVar("T")
 COLUMNS = ("id", "title", "text", "source", "vector")
 BATCH = 4096  # passages written at a time
 _TARGET = 0.99  # recall to be reached, at 1 hit and at _K
@@ -118,8 +120,20 @@ def _batch(corpus: Corpus, ids: np.ndarray, vectors_ND: Tensor) -> Batch:
     )
 
 
+Check = Callable[[State], None]
+"""Raises where a store no longer holds what was opened."""
+
+
+def unchecked(state: State) -> None:
+    """Whatever the store holds."""
+
+
 class Store(Protocol):
-    """A table of passages in another system, with the columns COLUMNS and whatever others add."""
+    """A table of passages in another system, with the columns COLUMNS and whatever others add.
+
+    Others may put another table in its place at any moment: what reads it gives its state to `check` first,
+    and what is read after that is of this state.
+    """
 
     def state(self) -> State:
         """What it holds now, also what others changed since; raises ArtefactMissing if there is nothing."""
@@ -133,14 +147,22 @@ class Store(Protocol):
     def edit(self, written: Batch | None, removed: list[int], state: State) -> None:
         """Change some passages: all of it is visible, or nothing."""
 
-    def search(self, query_D: np.ndarray, k: int, *, effort: int, only: Sequence[Condition]) -> "Found":
+    def search(
+        self,
+        query_D: np.ndarray,
+        k: int,
+        *,
+        effort: int,
+        only: Sequence[Condition],
+        check: Check = unchecked,
+    ) -> "Found":
         """The best passages for a query, with f(x,z), among those that fulfil the conditions; fewer than k if
         the effort finds no more. An effort of 0 looks at all."""
 
-    def vectors(self, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def vectors(self, ids: list[int], *, check: Check = unchecked) -> tuple[np.ndarray, np.ndarray]:
         """The ids of those that are there, and their vectors."""
 
-    def ids(self, only: Sequence[Condition]) -> np.ndarray:
+    def ids(self, only: Sequence[Condition], *, check: Check = unchecked) -> np.ndarray:
         """Of the passages that fulfil the conditions, ascending."""
 
     def locked(self) -> AbstractContextManager[object]:
@@ -158,6 +180,12 @@ class Draft(Protocol):
     """That can be made for a query."""
 
     def search(self, query_D: np.ndarray, k: int, *, effort: int) -> Found: ...
+
+    def hold(self) -> None:
+        """From now on, until the draft is published, no edit is made of what it is to replace."""
+
+    def edit(self, written: Batch | None, removed: list[int]) -> None:
+        """Change some passages of the draft."""
 
     def publish(self, state: State) -> None:
         """Let everyone see it, in the place of the former one."""
@@ -204,23 +232,53 @@ def index_place(place: str | Path | SharedPlace, only: Sequence[str] = ()) -> Pa
     return SharedPlace.of(place, only) or Path(place)
 
 
+class _Replaced(Mismatch):
+    """A store holds something else than what was opened."""
+
+
 class SharedIndex:
     """An index that a store holds. It finds passages of `corpus` alone: the store may be ahead of it."""
 
     dtype = torch.float32
 
-    def __init__(self, store: Store, state: State, corpus: Corpus, only: Sequence[Condition] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        state: State,
+        corpus: Corpus,
+        only: Sequence[Condition] = (),
+        *,
+        renew: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Where the store turns out to hold something else, `renew` may `take` that; False: it cannot."""
         self.store = store
         self.only = only
+        self._renew = renew
         self.take(state, corpus)
 
     def take(self, state: State, corpus: Corpus) -> None:
         """Hold this state of the corpus."""
         ids_N = corpus.ids
         if self.only:
-            ids_N = np.intersect1d(ids_N, self.store.ids(self.only))
+            here = self.store.ids(self.only, check=lambda now: _check_same(self.store, now, state, corpus))
+            ids_N = np.intersect1d(ids_N, here)
         self.state = state
+        self._corpus = corpus
         self.ids = torch.from_numpy(ids_N)
+
+    def _read(self, read: Callable[[Check], T]) -> T:
+        """What is read of the vectors that were opened. Another program may have written the table anew:
+        one that only lacks edits gets them."""
+
+        def check(now: State) -> None:
+            _check_same(self.store, now, self.state, self._corpus)
+
+        try:
+            return read(check)
+        except _Replaced:
+            if not self._renew():
+                raise
+            return read(check)
 
     @property
     def dim(self) -> int:
@@ -235,7 +293,7 @@ class SharedIndex:
     def vectors(self, ids_N: Tensor) -> Tensor:
         ids_N = as_ids(ids_N, torch.device("cpu"))
         wanted_U, place_N = ids_N.unique(return_inverse=True)
-        ids, vectors = self.store.vectors(wanted_U.tolist())
+        ids, vectors = self._read(lambda check: self.store.vectors(wanted_U.tolist(), check=check))
         order = np.argsort(ids)
         if not np.array_equal(ids[order], wanted_U.numpy()):
             lost = sorted(set(wanted_U.tolist()) - set(ids.tolist()))
@@ -265,9 +323,15 @@ class SharedIndex:
         """The k best that are known here: by the usual effort, by looking at all where that finds too few."""
         if not np.isfinite(query_D).all():
             raise Diverged("queries hold NaN or infinity; the query tower has diverged")
-        known = self.ids.numpy()
-        for effort, more in ((self.state.effort, 0), (0, 0), (0, len(known))):
-            ids, scores = self.store.search(query_D, k + more, effort=effort, only=self.only)
+        for usual, all_known in ((True, False), (False, False), (False, True)):
+
+            def search(check: Check, usual: bool = usual, all_known: bool = all_known) -> Found:
+                effort = self.state.effort if usual else 0
+                most = k + (len(self) if all_known else 0)
+                return self.store.search(query_D, most, effort=effort, only=self.only, check=check)
+
+            ids, scores = self._read(search)
+            known = self.ids.numpy()
             here = _among(ids, known)
             if here.sum() >= k:
                 return ids[here][:k], scores[here][:k]
@@ -332,10 +396,30 @@ def same_vectors(one: State, other: State) -> bool:
     return (one.weights, one.corpus, one.dim) == (other.weights, other.corpus, other.dim)
 
 
+def _check_same(store: Store, now: State, opened: State, corpus: Corpus) -> None:
+    """Does a store hold what was opened, or later edits of it, which are taken up before the next question?
+    Of those the corpus must know: its edits are written before the store's."""
+    again = "write them again, or open what is there now"
+    if not same_vectors(now, opened):
+        other = "of another corpus" if now.corpus != opened.corpus else "with other document weights"
+        raise _Replaced(f"the vectors in {store} were replaced by some made {other}; {again}")
+    if now.corpus_edits < opened.corpus_edits:
+        fewer = f"with {now.corpus_edits} edits of {corpus.folder}, not {opened.corpus_edits}"
+        raise _Replaced(f"the vectors in {store} were written anew {fewer}; {again}")
+    if now.corpus_edits > opened.corpus_edits:
+        if now.corpus_edits > (there := count_edits(corpus.folder)):
+            more = f"{now.corpus_edits} edits of {corpus.folder}, which has {there} here"
+            raise _Replaced(f"{store} holds {more}; {again}")
+    elif now.corpus_state != opened.corpus_state and None not in (now.corpus_state, opened.corpus_state):
+        raise _Replaced(f"{store} holds other edits than those of {corpus.folder}; {again}")
+
+
 def _holds_other_edits(state: State, corpus: Corpus) -> bool:
-    """Does a store hold edits that the corpus no longer has? Someone may have removed some of the corpus's
-    edits and made as many others."""
-    if state.corpus_state is None or state.corpus_edits > corpus.edits:
+    """Does a store hold edits that the corpus does not have, or no longer? Someone may have removed some of
+    the corpus's edits and made as many others."""
+    if state.corpus_edits > corpus.edits:
+        return state.corpus_edits > count_edits(corpus.folder)
+    if state.corpus_state is None:
         return False
     if state.corpus_edits < corpus.edits:
         corpus = Corpus(corpus.folder, corpus.manifest, state.corpus_edits)
@@ -363,7 +447,8 @@ def open_shared(place: SharedPlace, corpus: Corpus, encode: Encode, *, follow: b
         raise Mismatch(
             f"{store} holds edits that {corpus.folder} no longer has; write the vectors again: {again}"
         )
-    kept = KeptElsewhere(SharedIndex(store, state, corpus, place.only), corpus, encode)
+    index = SharedIndex(store, state, corpus, place.only, renew=lambda: kept.follow(kept.corpus))
+    kept = KeptElsewhere(index, corpus, encode)
     kept.follow(corpus)
     if not len(kept.index):
         raise NotEnough(f"no passage in {store} fulfils the --filter; choose another")
@@ -371,11 +456,38 @@ def open_shared(place: SharedPlace, corpus: Corpus, encode: Encode, *, follow: b
     return kept
 
 
+@dataclass(frozen=True)
+class Change:
+    """What edits of the corpus do to a table."""
+
+    written: Batch | None
+    removed: list[int]
+    corpus_edits: int
+    corpus_state: str
+
+    @classmethod
+    def since(cls, edits: int, corpus: Corpus, index: Index) -> "Change | None":
+        """By the edits after the first so many, with what an index has of them; None: there are no more."""
+        if corpus.edits <= edits:
+            return None
+        written, removed = corpus.changes_since(edits)
+        ids = np.array(written, dtype=np.int64)
+        batch = _batch(corpus, ids, index.vectors(torch.from_numpy(ids))) if written else None
+        return cls(batch, removed, corpus.edits, corpus.state)
+
+
 def write_shared(
-    place: SharedPlace, given: Iterator[Batch], state: State, *, queries_QD: Tensor, truth: Index
+    place: SharedPlace,
+    given: Iterator[Batch],
+    state: State,
+    *,
+    queries_QD: Tensor,
+    truth: Index,
+    since: Callable[[int], Change | None] = lambda edits: None,
 ) -> State:
     """Write passages with their vectors into another system, and measure its search against exact search:
-    the effort is doubled until recall reaches the target. What was there is replaced when all is done."""
+    the effort is doubled until recall reaches the target. What was there is replaced when all is done, and
+    what edits of the corpus brought `since` (after so many) is part of it."""
     k = min(_K, len(truth))
     exact_QK = truth.search(queries_QD, k).ids_QK.cpu()
     with place.open().write(given, state) as draft:
@@ -386,8 +498,20 @@ def write_shared(
                 break
             effort = min(2 * effort, draft.most_effort)
         state = replace(state, effort=effort, recall=recall)
+        state = _caught_up(draft, state, since)  # what takes long, while others may still edit
+        draft.hold()
+        state = _caught_up(draft, state, since)
         draft.publish(state)
     return state
+
+
+def _caught_up(draft: Draft, state: State, since: Callable[[int], Change | None]) -> State:
+    """A draft with the edits that were made while it was written."""
+    change = since(state.corpus_edits)
+    if change is None:
+        return state
+    draft.edit(change.written, change.removed)
+    return replace(state, corpus_edits=change.corpus_edits, corpus_state=change.corpus_state)
 
 
 def _recall(draft: Draft, queries_QD: Tensor, exact_QK: Tensor, effort: int) -> float:

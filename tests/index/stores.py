@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from realmlm.errors import ArtefactMissing
-from realmlm.index.shared import Batch, Condition, Found, SharedPlace, State
+from realmlm.index.shared import Batch, Check, Condition, Found, SharedPlace, State, unchecked
 
 COMPARE = {
     "=": operator.eq,
@@ -57,22 +57,37 @@ class MemoryStore:
             self.rows[number]["id"] = number
 
     def edit(self, written: Batch | None, removed: list[int], state: State) -> None:
+        self.change(written, removed)
+        self.held = state
+
+    def change(self, written: Batch | None, removed: list[int]) -> None:
         if written is not None:
             self.put(written)
         for number in removed:
             self.rows.pop(number, None)
-        self.held = state
 
-    def search(self, query_D: np.ndarray, k: int, *, effort: int, only: Sequence[Condition]) -> Found:
+    def search(
+        self,
+        query_D: np.ndarray,
+        k: int,
+        *,
+        effort: int,
+        only: Sequence[Condition],
+        check: Check = unchecked,
+    ) -> Found:
+        if self.held is not None:
+            check(self.held)
         some = [row for row in list(self.rows.values())[: effort or None] if _fulfils(row, only)]
         scored = sorted((-float(row["vector"] @ query_D), row["id"]) for row in some)[:k]
         return np.array([number for _, number in scored], np.int64), np.array([-score for score, _ in scored])
 
-    def vectors(self, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def vectors(self, ids: list[int], *, check: Check = unchecked) -> tuple[np.ndarray, np.ndarray]:
+        check(self.state())
         there = [number for number in ids if number in self.rows]
         return np.array(there), np.stack([np.asarray(self.rows[number]["vector"]) for number in there])
 
-    def ids(self, only: Sequence[Condition]) -> np.ndarray:
+    def ids(self, only: Sequence[Condition], *, check: Check = unchecked) -> np.ndarray:
+        check(self.state())
         return np.array(sorted(number for number, row in self.rows.items() if _fulfils(row, only)), np.int64)
 
     def locked(self) -> AbstractContextManager[object]:
@@ -101,6 +116,11 @@ class MemoryDraft:
 
     def search(self, query_D: np.ndarray, k: int, *, effort: int) -> Found:
         return self.new.search(query_D, k, effort=effort, only=())
+
+    def hold(self) -> None: ...
+
+    def edit(self, written: Batch | None, removed: list[int]) -> None:
+        self.new.change(written, removed)
 
     def publish(self, state: State) -> None:
         self.store.rows = self.new.rows

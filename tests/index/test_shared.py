@@ -1,10 +1,11 @@
 """Indexes that other systems hold: found as by exact search, changed with their corpus, filtered safely."""
 
+import copy
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from realmlm.index.shared import (
     open_shared,
     write_shared,
 )
+from realmlm.interop.vectors import since
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
 from realmlm.reading.answer import Answerer
@@ -77,9 +79,12 @@ def corpus(world: Path, tmp_path: Path) -> Corpus:
     return build_corpus(source, tmp_path / "corpus", tokenizer=tokenizer, max_wordpieces=64, workers=1)
 
 
-def written(place: SharedPlace, model: Realm, corpus: Corpus) -> State:
-    """Write a corpus as `realmlm export vectors` does."""
-    index = index_of(model, corpus).index
+def written(
+    place: SharedPlace, model: Realm, corpus: Corpus, *, meanwhile: Callable[[], object] = lambda: None
+) -> State:
+    """Write a corpus as `realmlm export vectors` does; something happens while it is written."""
+    kept = index_of(model, corpus)
+    index = kept.index
     state = State(
         weights=DocumentEncoder.of(model).fingerprint,
         corpus=corpus.fingerprint,
@@ -89,8 +94,14 @@ def written(place: SharedPlace, model: Realm, corpus: Corpus) -> State:
         dtype="float16",
     )
     queries_QD = torch.randn(16, index.dim, generator=torch.Generator().manual_seed(0))
-    given = batches(corpus, corpus.ids, index)
-    return write_shared(place, given, state, queries_QD=queries_QD, truth=index)
+
+    def given() -> Iterator[Batch]:
+        yield from batches(corpus, corpus.ids, index)
+        meanwhile()
+
+    return write_shared(
+        place, given(), state, queries_QD=queries_QD, truth=index, since=lambda done: since(kept, done)
+    )
 
 
 # --- searching ----------------------------------------------------------------------------------------------
@@ -248,11 +259,19 @@ def test_a_passage_that_the_corpus_here_does_not_have_yet_is_not_found(
     """Another process has written it at this moment."""
     state = written(place, tiny_model, corpus)
     engine = Engine(tiny_model, corpus, index=place)
-    vectors_ND = 100 * engine.index.vectors(torch.tensor([0])).numpy()
-    more = Batch([10**6], ["new"], ["New."], ["new.txt"], vectors_ND)
-    place.open().edit(more, [], replace(state, corpus_edits=1))
-    engine.index.store.state()  # type: ignore[attr-defined]
-    assert len(shown(engine)) == len(corpus)
+    index = engine.index
+    query_1D = index.vectors(torch.tensor([0]))
+    later, (number,) = Corpus.open(corpus.folder).edit(add=[HERON])
+    more = Batch([number], ["new"], ["New."], ["new.txt"], 100 * query_1D.numpy())
+    place.open().edit(more, [], replace(state, corpus_edits=1, corpus_state=later.state))
+    index.store.state()  # type: ignore[attr-defined]
+    assert number not in index.search(query_1D, len(corpus)).ids_QK
+    assert HERON.text in shown(engine)
+    # edits that the corpus here does not have: of a copy of it on another machine
+    place.open().edit(None, [0], replace(state, corpus_edits=2, corpus_state="of another"))
+    index.store.state()  # type: ignore[attr-defined]
+    with pytest.raises(Mismatch, match=r"holds 2 edits of .*, which has 1 here"):
+        engine.search("town", 1)
 
 
 def test_a_table_written_anew_is_opened_again(place: SharedPlace, tiny_model: Realm, corpus: Corpus) -> None:
@@ -260,6 +279,96 @@ def test_a_table_written_anew_is_opened_again(place: SharedPlace, tiny_model: Re
     engine = Engine(tiny_model, corpus, index=place)
     corpus, _ = corpus.edit(add=[HERON])
     written(place, tiny_model, corpus)
+    assert HERON.text in shown(engine)
+
+
+def replaced(place: SharedPlace, engine: Engine) -> None:
+    """Let an engine see what is there now; a Lance dataset is a version that no one changes until it does."""
+    if place.system == "lance":
+        engine.index.store.state()  # type: ignore[attr-defined]
+
+
+def test_a_table_replaced_by_anothers_is_refused_until_its_own_is_back(
+    place: SharedPlace, tiny_model: Realm, corpus: Corpus, tmp_path: Path, world: Path
+) -> None:
+    written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+    before = engine.search("town", 5)
+    other = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        other.document.projection.weight.mul_(-1.5)
+    (tmp_path / "other.txt").write_text("Another corpus. It is short.")
+    another = build_corpus(
+        [tmp_path / "other.txt"], tmp_path / "other", tokenizer=str(world / "tokenizer.json"), workers=1
+    )
+    for model, of, complaint in (
+        (other, corpus, "replaced by some made with other document weights"),
+        (tiny_model, another, "replaced by some made of another corpus"),
+    ):
+        written(place, model, of)
+        replaced(place, engine)
+        for ask in (engine.search, engine.ask):
+            with pytest.raises(Mismatch, match=complaint):
+                ask("town")
+        written(place, tiny_model, corpus)
+        replaced(place, engine)
+        assert engine.search("town", 5) == before
+
+
+def test_a_table_replaced_by_shorter_vectors_is_no_bad_filter(
+    place: SharedPlace, tiny_model: Realm, corpus: Corpus
+) -> None:
+    state = written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+    short_ND = torch.randn(4, 8)
+    names = list("abcd")
+    write_shared(
+        place,
+        iter([Batch(list(range(4)), names, names, names, short_ND.numpy())]),
+        replace(state, weights="w", dim=8),
+        queries_QD=torch.randn(2, 8),
+        truth=ExactIndex(short_ND, torch.arange(4)),
+    )
+    replaced(place, engine)
+    for ask in (lambda: engine.search("town"), lambda: engine.index.vectors(torch.tensor([0]))):
+        with pytest.raises(Mismatch, match="other document weights"):
+            ask()
+
+
+def test_a_table_written_anew_without_edits_gets_them_again(
+    place: SharedPlace, tiny_model: Realm, corpus: Corpus
+) -> None:
+    written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+    before = Corpus.open(corpus.folder)
+    engine.edit(add=[HERON], remove=[1])
+    index = index_of(tiny_model, before).index
+    state = replace(place.open().state(), corpus_edits=0, corpus_state=before.state)
+    write_shared(  # by a release that did not look for them
+        place, batches(before, before.ids, index), state, queries_QD=torch.randn(2, index.dim), truth=index
+    )
+    replaced(place, engine)
+    assert HERON.text in shown(engine)
+    assert place.open().state().corpus_edits == 1
+
+
+def test_an_edit_made_while_a_table_is_written_is_in_it(
+    place: SharedPlace, tiny_model: Realm, corpus: Corpus
+) -> None:
+    written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+
+    def edit() -> None:
+        engine.corpus.edit(add=[HERON], remove=[1])
+        if place.system == "postgres":  # the others hold a lock meanwhile
+            assert HERON.text in shown(engine)
+
+    state = written(place, tiny_model, Corpus.open(corpus.folder), meanwhile=edit)
+    assert place.open().state() == state
+    assert state.corpus_edits == 1
+    there = place.open()
+    there.state()
+    assert there.ids(()).tolist() == [number for number in range(len(corpus) + 1) if number != 1]
     assert HERON.text in shown(engine)
 
 
