@@ -46,6 +46,11 @@ class NotEnough(RealmError):
     """Memory, a device or passages that a setting asks for are not there."""
 
 
+class Unavailable(RealmError):
+    """Another system that is needed, a database, cannot be reached or does not answer now; the same may
+    succeed later. The message is for everyone who asks: it names no address."""
+
+
 def require(module: str, *, extra: str, why: str) -> ModuleType:
     """Import an optional library, or say which extra brings it; "" is realmlm without extras."""
     try:

@@ -4,6 +4,7 @@ A new table is written, indexed and measured in one transaction, and takes the n
 end; an edit is one transaction too. What the vectors are of stands in the table's comment.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,13 +13,30 @@ from uuid import uuid4
 
 import numpy as np
 
-from realmlm.errors import ArtefactExists, ArtefactMissing, BadInput, NotEnough, RealmError, require
+from realmlm.errors import (
+    ArtefactExists,
+    ArtefactMissing,
+    BadInput,
+    NotEnough,
+    RealmError,
+    Unavailable,
+    require,
+)
 from realmlm.index.shared import COLUMNS, Batch, Check, Condition, Found, State, unchecked
+from realmlm.log import say
 
 T = TypeVar("T")
 _TABLE = "realmlm"  # where the address names no other
 _MOST_NUMBERS = 2000  # of a vector in an index of pgvector
 _MOST_EFFORT = 1000  # the largest hnsw.ef_search
+_SEARCH_S = 30.0  # that a statement may take which a question waits for, or an edit for another
+_CONNECTION = {  # where the address says nothing else; a connection whose other end is gone breaks in 30 s
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
 _OLDEST = (0, 8)  # pgvector that looks further where a filter leaves too few
 _ALL = {
     "enable_indexscan": "off",
@@ -52,7 +70,11 @@ class PostgresStore:
             example = "postgresql://USER@HOST/DATABASE"
             raise BadInput(f"that is no address of a PostgreSQL database; write {example}") from error
         self._where = f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"  # without the password
+        self._defaults = {name: value for name, value in _CONNECTION.items() if name not in known}
+        if "PGCONNECT_TIMEOUT" in os.environ:
+            self._defaults.pop("connect_timeout", None)
         self._held: Any = None
+        self._trouble = ""  # with the database, as it was said
 
     def __str__(self) -> str:
         return f"postgres:{self._where}#{self.table}"
@@ -61,10 +83,9 @@ class PostgresStore:
         """An open one; a new one where the last was cut off."""
         if self._held is None or self._held.closed:
             try:
-                self._held = self._psycopg.connect(self._dsn, autocommit=True)
+                self._held = self._psycopg.connect(self._dsn, autocommit=True, **self._defaults)
             except self._psycopg.OperationalError as error:
-                cure = "check the address, and that the database runs"
-                raise NotEnough(f"cannot reach {self} ({_why(error)}); {cure}") from error
+                raise self._unavailable("cannot be reached", error) from error
         return self._held
 
     @contextmanager
@@ -78,18 +99,34 @@ class PostgresStore:
         """What `work` reads; on a new connection if the one held was cut off since it was last used."""
         try:
             try:
-                with self._transaction() as table:
-                    return work(table)
+                return self._read_once(work)
             except self._psycopg.OperationalError:
                 if not self._held.closed:
                     raise
-                with self._transaction() as table:
-                    return work(table)
+                return self._read_once(work)
         except self._psycopg.Error as error:
             raise self._said(error) from error
 
+    def _read_once(self, work: Callable[["_Table"], T]) -> T:
+        with self._transaction() as table:
+            table.limit(_SEARCH_S)
+            done = work(table)
+        self._trouble = ""
+        return done
+
+    def _unavailable(self, what: str, error: Exception) -> Unavailable:
+        """The error for those who ask; whoever runs this is told, once, where and why."""
+        trouble = f"{self} {what}: {_why(error)}"
+        if trouble != self._trouble:
+            say(trouble)
+        self._trouble = trouble
+        cure = "try again later; if it lasts, check that the database runs, and its address"
+        return Unavailable(f"the PostgreSQL that holds the vectors {what}; {cure}")
+
     def _said(self, error: Exception) -> RealmError:
         """What the database complains about, for people."""
+        if isinstance(error, self._psycopg.OperationalError):
+            return self._unavailable("does not answer", error)
         if isinstance(error, self._psycopg.errors.UndefinedTable):
             return ArtefactMissing(f"no table {self}; write it: {_HOW}")
         if isinstance(error, self._psycopg.DataError):
@@ -151,7 +188,7 @@ class PostgresStore:
     def edit(self, written: Batch | None, removed: list[int], state: State) -> None:
         try:
             with self._transaction() as table:
-                table.hold(self.table)
+                table.hold(self.table, _SEARCH_S)
                 there = table.state()
                 if there is None or there.corpus_edits >= state.corpus_edits:
                     return  # another process was faster
@@ -218,13 +255,19 @@ class _Table:
         self.run("CREATE INDEX ON {table} USING hnsw (vector vector_ip_ops)")
         self.run("ANALYZE {table}")
 
+    def limit(self, seconds: float) -> None:
+        """The time for each statement until the transaction ends. First in it."""
+        self.run(f"SET LOCAL statement_timeout = {round(1000 * seconds)}")
+
     def freeze(self) -> None:
-        """See it as it is now until the transaction ends. First in a transaction: with the lock no other
+        """See it as it is now until the transaction ends. Before anything is read: with the lock no other
         takes its name, and only what comes after the lock decides which edits are seen."""
         self.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; LOCK TABLE {table} IN ACCESS SHARE MODE")
 
-    def hold(self, name: str) -> None:
-        """Let no one else edit the table of this name, or replace it, until the transaction ends."""
+    def hold(self, name: str, patience_s: float = 0) -> None:
+        """Let no one else edit the table of this name, or replace it, until the transaction ends; waits so
+        long for others (0: until they are done)."""
+        self.run(f"SET LOCAL lock_timeout = {round(1000 * patience_s)}")
         self.run("SELECT pg_advisory_xact_lock(hashtext(%s))", [name])
 
     def edit(self, written: Batch | None, removed: list[int]) -> None:

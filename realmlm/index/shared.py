@@ -21,7 +21,15 @@ from torch import Tensor
 
 from realmlm.corpus.store import Corpus
 from realmlm.defaults import SHARED
-from realmlm.errors import ArtefactDamaged, BadInput, Diverged, Mismatch, NotEnough
+from realmlm.errors import (
+    ArtefactDamaged,
+    ArtefactMissing,
+    BadInput,
+    Diverged,
+    Mismatch,
+    NotEnough,
+    Unavailable,
+)
 from realmlm.index.build import Encode, embed_passages
 from realmlm.index.exact import Hits, Index, as_ids, drop, each_once, ranked
 from realmlm.index.ivf import share_found
@@ -232,7 +240,7 @@ def index_place(place: str | Path | SharedPlace, only: Sequence[str] = ()) -> Pa
     return SharedPlace.of(place, only) or Path(place)
 
 
-class _Replaced(Mismatch):
+class _Replaced(Mismatch, Unavailable):
     """A store holds something else than what was opened."""
 
 
@@ -254,13 +262,14 @@ class SharedIndex:
         self.store = store
         self.only = only
         self._renew = renew
+        self._trouble = ""  # as it was said
         self.take(state, corpus)
 
     def take(self, state: State, corpus: Corpus) -> None:
         """Hold this state of the corpus."""
         ids_N = corpus.ids
         if self.only:
-            here = self.store.ids(self.only, check=lambda now: _check_same(self.store, now, state, corpus))
+            here = self.store.ids(self.only, check=lambda now: _check_same(now, state, corpus))
             ids_N = np.intersect1d(ids_N, here)
         self.state = state
         self._corpus = corpus
@@ -271,14 +280,24 @@ class SharedIndex:
         one that only lacks edits gets them."""
 
         def check(now: State) -> None:
-            _check_same(self.store, now, self.state, self._corpus)
+            _check_same(now, self.state, self._corpus)
 
         try:
-            return read(check)
-        except _Replaced:
-            if not self._renew():
+            try:
+                found = read(check)
+            except _Replaced:
+                if not self._renew():
+                    raise
+                found = read(check)
+        except (_Replaced, ArtefactMissing) as error:
+            if self._trouble != str(error):
+                say(f"{self.store}: {error}")
+            self._trouble = str(error)
+            if isinstance(error, _Replaced):
                 raise
-            return read(check)
+            raise _Replaced("the vectors are gone where they were searched; write them again") from error
+        self._trouble = ""
+        return found
 
     @property
     def dim(self) -> int:
@@ -396,22 +415,22 @@ def same_vectors(one: State, other: State) -> bool:
     return (one.weights, one.corpus, one.dim) == (other.weights, other.corpus, other.dim)
 
 
-def _check_same(store: Store, now: State, opened: State, corpus: Corpus) -> None:
+def _check_same(now: State, opened: State, corpus: Corpus) -> None:
     """Does a store hold what was opened, or later edits of it, which are taken up before the next question?
-    Of those the corpus must know: its edits are written before the store's."""
+    Of those the corpus must know: its edits are written before the store's. Messages name no place."""
     again = "write them again, or open what is there now"
     if not same_vectors(now, opened):
         other = "of another corpus" if now.corpus != opened.corpus else "with other document weights"
-        raise _Replaced(f"the vectors in {store} were replaced by some made {other}; {again}")
+        raise _Replaced(f"the vectors searched were replaced by some made {other}; {again}")
     if now.corpus_edits < opened.corpus_edits:
-        fewer = f"with {now.corpus_edits} edits of {corpus.folder}, not {opened.corpus_edits}"
-        raise _Replaced(f"the vectors in {store} were written anew {fewer}; {again}")
+        fewer = f"with {now.corpus_edits} edits of the corpus, not {opened.corpus_edits}"
+        raise _Replaced(f"the vectors searched were written anew {fewer}; {again}")
     if now.corpus_edits > opened.corpus_edits:
         if now.corpus_edits > (there := count_edits(corpus.folder)):
-            more = f"{now.corpus_edits} edits of {corpus.folder}, which has {there} here"
-            raise _Replaced(f"{store} holds {more}; {again}")
+            more = f"with {now.corpus_edits} edits of the corpus, which has {there} here"
+            raise _Replaced(f"the vectors searched were written {more}; {again}")
     elif now.corpus_state != opened.corpus_state and None not in (now.corpus_state, opened.corpus_state):
-        raise _Replaced(f"{store} holds other edits than those of {corpus.folder}; {again}")
+        raise _Replaced(f"the vectors searched were written with other edits of the corpus; {again}")
 
 
 def _holds_other_edits(state: State, corpus: Corpus) -> bool:

@@ -2,9 +2,12 @@
 
 import copy
 import json
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +30,7 @@ from realmlm.errors import (
     Mismatch,
     NotEnough,
     RealmError,
+    Unavailable,
 )
 from realmlm.evaluation.measure import measure
 from realmlm.index.exact import ExactIndex
@@ -270,7 +274,7 @@ def test_a_passage_that_the_corpus_here_does_not_have_yet_is_not_found(
     # edits that the corpus here does not have: of a copy of it on another machine
     place.open().edit(None, [0], replace(state, corpus_edits=2, corpus_state="of another"))
     index.store.state()  # type: ignore[attr-defined]
-    with pytest.raises(Mismatch, match=r"holds 2 edits of .*, which has 1 here"):
+    with pytest.raises(Mismatch, match="written with 2 edits of the corpus, which has 1 here"):
         engine.search("town", 1)
 
 
@@ -289,7 +293,12 @@ def replaced(place: SharedPlace, engine: Engine) -> None:
 
 
 def test_a_table_replaced_by_anothers_is_refused_until_its_own_is_back(
-    place: SharedPlace, tiny_model: Realm, corpus: Corpus, tmp_path: Path, world: Path
+    place: SharedPlace,
+    tiny_model: Realm,
+    corpus: Corpus,
+    tmp_path: Path,
+    world: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     written(place, tiny_model, corpus)
     engine = Engine(tiny_model, corpus, index=place)
@@ -308,8 +317,11 @@ def test_a_table_replaced_by_anothers_is_refused_until_its_own_is_back(
         written(place, model, of)
         replaced(place, engine)
         for ask in (engine.search, engine.ask):
-            with pytest.raises(Mismatch, match=complaint):
+            with pytest.raises(Unavailable, match=complaint) as refused:
                 ask("town")
+            assert isinstance(refused.value, Mismatch)
+            assert str(place) not in str(refused.value)
+        assert capsys.readouterr().err.count(complaint) == 1
         written(place, tiny_model, corpus)
         replaced(place, engine)
         assert engine.search("town", 5) == before
@@ -573,8 +585,6 @@ def test_a_dataset_of_someone_else_is_not_replaced(
     ):
         with pytest.raises(ArtefactExists, match="name another"):
             written(place, tiny_model, corpus)
-    with pytest.raises(NotEnough, match=r"cannot reach postgres:.*check the address"):
-        SharedPlace("postgres", "postgresql://localhost:1/none").open().state()
     with pytest.raises(BadInput, match="no address of a PostgreSQL database"):
         SharedPlace("postgres", "postgresql//x").open()
 
@@ -591,6 +601,58 @@ def test_a_connection_that_was_cut_off_is_made_anew(dsn: str, tiny_model: Realm,
             "AND datname = current_database()"
         )
     assert len(engine.search("town", 3)) == 3
+
+
+@pytest.mark.scale
+def test_a_database_that_cannot_be_reached_is_told_from_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those who ask are not told where it is; who runs it is, once."""
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        for port in (1, silent.getsockname()[1]):
+            address = f"postgresql://me:secret@127.0.0.1:{port}/notes?connect_timeout=2"
+            store = SharedPlace("postgres", address).open()
+            began = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(Unavailable, match="cannot be reached; try again later") as refused:
+                    store.state()
+                assert not re.search("127|secret|notes", str(refused.value))
+            assert time.monotonic() - began < 10
+            said = capsys.readouterr().err
+            assert said.count("postgres:127.0.0.1/notes#realmlm cannot be reached: ") == 1
+            assert "secret" not in said
+
+
+@pytest.mark.scale
+def test_connections_have_limits_unless_the_address_states_others(dsn: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    separator = "&" if "?" in dsn else "?"
+    for address, seconds, idle in ((dsn, "5", "10"), (f"{dsn}{separator}connect_timeout=9", "9", "10")):
+        store = SharedPlace("postgres", address).open()
+        made = store._connection().info.get_parameters()  # type: ignore[attr-defined]
+        assert (made["connect_timeout"], made["keepalives_idle"]) == (seconds, idle)
+    assert psycopg
+
+
+@pytest.mark.scale
+def test_a_statement_that_takes_too_long_is_given_up(
+    dsn: str, tiny_model: Realm, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    place = SharedPlace("postgres", f"{dsn}#too_long")
+    written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+    monkeypatch.setattr("realmlm.index.postgres._SEARCH_S", 0.2)
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE too_long")
+        with pytest.raises(Unavailable, match="does not answer; try again later"):
+            engine.search("town")
+    assert len(engine.search("town", 3)) == 3
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT pg_advisory_xact_lock(hashtext('too_long'))")
+        engine.edit(add=[HERON])  # the corpus has it; the table follows when it can
+        assert not engine.up_to_date
+    assert HERON.text in shown(engine)
+    written(place, tiny_model, engine.corpus)  # an index may take its time
 
 
 # --- the commands -------------------------------------------------------------------------------------------
