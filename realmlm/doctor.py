@@ -39,11 +39,22 @@ def examine() -> str:
     lines += [f"  {name:16} {_version(name) or 'MISSING: pip install realmlm'}" for name in CORE]
     lines += ["", "devices", *(f"  {line}" for line in _devices())]
     missing = [entry for entry in OPTIONAL if importlib.util.find_spec(entry[0]) is None]
+    lines += _compiler()
     lines += ["", "missing" if missing else "nothing is missing for any command"]
     for module, extra, why, needs in missing:
         wanted = f"'realmlm[{extra}]'" if extra else "realmlm"
         lines.append(f"  {module:16} {why}: {needs}; pip install {wanted}")
     return "\n".join(lines)
+
+
+def _compiler() -> list[str]:
+    """Triton is nothing without one."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+        return []
+    from realmlm.device import COMPILER, c_compiler
+
+    without = "triton is installed, but there is no C compiler: a GPU is used without kernels, slower"
+    return [] if c_compiler() else ["", f"{without}; {COMPILER}"]
 
 
 def _version(name: str) -> str:

@@ -485,7 +485,15 @@ WITH_FASTAPI = (
     "writers",
 )  # of serve: they are FastAPI itself
 # they are for GPUs
-WITH_TRITON = ("fused", "kernels", "attention_kernels", "norm_kernels", "dropout_kernels", "span_kernels")
+WITH_TRITON = (
+    "fused",
+    "kernels",
+    "attention_kernels",
+    "norm_kernels",
+    "dropout_kernels",
+    "span_kernels",
+    "trial_kernels",
+)
 
 
 def test_the_core_imports_and_trains_with_five_libraries(tmp_path: Path) -> None:

@@ -88,6 +88,14 @@ def test_bases_and_images_are_pinned() -> None:
     assert len(set(images)) == 2
 
 
+def test_the_image_can_build_kernels_for_a_gpu() -> None:
+    """With gcc and libc6-dev, which the slim variant lacks, in a cache whose files may be executed."""
+    *_, base = [rest.split()[0] for name, rest in instructions() if name == "FROM"]
+    assert re.fullmatch(r"python:[\d.]+-bookworm", base)
+    environment = " ".join(rest for name, rest in instructions() if name == "ENV")
+    assert re.findall(r"TRITON_CACHE_DIR=(\S+)", environment) == ["/cache/triton"]
+
+
 def test_what_runs_is_no_root_and_can_be_asked_for_its_health() -> None:
     said = dict(instructions())
     names = [name for name, _ in instructions()]

@@ -1,16 +1,22 @@
 """For those who run it: what is installed, what is cached, and how a service is given its token."""
 
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from realmlm import doctor
+from realmlm import device, doctor
 from realmlm.cli import main
 from realmlm.corpus.cache import cached, clear
 from realmlm.engine import Engine
 from realmlm.errors import BadInput
+from realmlm.index import exact
+from realmlm.model import attention
 from realmlm.settings import Serve
 from realmlm.storage.locks import locked
 
@@ -40,6 +46,54 @@ def test_the_doctor_says_what_is_missing_for_which_command(monkeypatch: pytest.M
     assert missing[0].endswith("the service: serve; pip install 'realmlm[serve]'")
     there.clear()
     assert "nothing is missing for any command" in doctor.examine()
+
+
+def test_the_doctor_says_that_triton_lacks_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: find_spec("sys"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    assert "compiler" not in doctor.examine()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "triton is installed, but there is no C compiler" in doctor.examine()
+    assert "apt install gcc libc6-dev" in doctor.examine()
+
+
+@pytest.fixture
+def gpu_without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton as it is where nothing can be compiled."""
+
+    def refused() -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: find_spec("sys"))
+    monkeypatch.setattr(device, "build_one", refused)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    cached_answers = (device._builds_kernels, exact._fused)
+    for answer in cached_answers:
+        answer.cache_clear()
+    yield
+    for answer in cached_answers:
+        answer.cache_clear()
+
+
+def test_where_no_kernel_can_be_built_it_is_said_once_and_gone_the_plain_way(
+    gpu_without_compiler: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "INTERPRETED", False)
+    on_gpu: Any = SimpleNamespace(dtype=torch.float16, is_cuda=True)
+    for _ in range(2):
+        assert not attention.for_kernels(on_gpu)
+        assert exact._fused() is None
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "no kernels can be built for the GPU (Failed to find C compiler" in said
+    assert "slower; install a C compiler" in said
+
+
+def test_what_is_compiled_asks_whether_there_are_kernels(gpu_without_compiler: None) -> None:
+    torch.compiler.assume_constant_result(device.builds_kernels)  # as for layers
+    asked = torch.compile(lambda x: x + device.builds_kernels(), backend="eager", fullgraph=True)
+    assert asked(torch.ones(1)).item() == 1
 
 
 # --- cache --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from realmlm.device import builds_kernels
 from realmlm.errors import BadInput, Diverged, NotEnough
 
 GROUP = 64  # passages reduced to one maximum; 32 and 128 differed by less than 20%, on a busy machine
@@ -237,11 +238,11 @@ class ExactIndex:
 
 @cache
 def _fused() -> Any:
-    """The search for GPUs, where there is Triton; None elsewhere."""
-    try:
-        from realmlm.index import fused
-    except ImportError:
+    """The search for GPUs, where kernels can be built; None elsewhere."""
+    if not builds_kernels():
         return None
+    from realmlm.index import fused
+
     return fused
 
 

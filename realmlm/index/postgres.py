@@ -29,7 +29,7 @@ T = TypeVar("T")
 _TABLE = "realmlm"  # where the address names no other
 _MOST_NUMBERS = 2000  # of a vector in an index of pgvector
 _MOST_EFFORT = 1000  # the largest hnsw.ef_search
-_SEARCH_S = 30.0  # that a statement may take which a question waits for, or an edit for another
+SEARCH_S = 30.0  # that a statement may take which a question waits for, or an edit for another
 _CONNECTION = {  # where the address says nothing else; a connection whose other end is gone breaks in 30 s
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -109,7 +109,7 @@ class PostgresStore:
 
     def _read_once(self, work: Callable[["_Table"], T]) -> T:
         with self._transaction() as table:
-            table.limit(_SEARCH_S)
+            table.limit(SEARCH_S)
             done = work(table)
         self._trouble = ""
         return done
@@ -188,7 +188,7 @@ class PostgresStore:
     def edit(self, written: Batch | None, removed: list[int], state: State) -> None:
         try:
             with self._transaction() as table:
-                table.hold(self.table, _SEARCH_S)
+                table.hold(self.table, SEARCH_S)
                 there = table.state()
                 if there is None or there.corpus_edits >= state.corpus_edits:
                     return  # another process was faster

@@ -21,13 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from realmlm.device import builds_kernels
+
 LONGEST = 1024
 HEADS = (16, 32, 64, 128)  # sizes of a head that there are tiles for
 _FILLING = 16  # programs a head that write zeros where wordpieces belong to no sequence
 _SEEDS = 2**31 - 1
-_TRITON = importlib.util.find_spec("triton") is not None
 # kernels are run by Triton's interpreter, on a CPU: that is for tests
-INTERPRETED = _TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def _by_kernels(part: Tensor) -> bool:
 
 
 def for_kernels(part: Tensor) -> bool:
-    """Is it in half precision on a GPU, with Triton installed, or are kernels interpreted?"""
+    """Is it in half precision on a GPU that kernels can be built for, or are kernels interpreted?"""
     half = part.dtype in (torch.float16, torch.bfloat16)
-    return INTERPRETED or (_TRITON and part.is_cuda and half)
+    return INTERPRETED or (part.is_cuda and half and builds_kernels())
 
 
 def dropout_seed(dropped: float, device: torch.device) -> Tensor | None:

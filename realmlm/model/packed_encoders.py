@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from realmlm.device import builds_kernels
 from realmlm.model.attention import HEADS, Distance, attend, attend_qkv
 from realmlm.model.norms import add_norm
 from realmlm.model.packed import Packed
@@ -69,6 +70,7 @@ def call_compiled(function: Call, *tensors: Any, **constants: Any) -> Any:
 @cache
 def _compile(function: Call, constants: tuple[tuple[str, Any], ...]) -> Call:
     torch._dynamo.config.recompile_limit = _SHAPES
+    torch.compiler.assume_constant_result(builds_kernels)  # it is asked, not compiled
     given = dict(constants)
     return torch.compile(lambda *tensors: function(*tensors, **given))
 

@@ -641,7 +641,7 @@ def test_a_statement_that_takes_too_long_is_given_up(
     place = SharedPlace("postgres", f"{dsn}#too_long")
     written(place, tiny_model, corpus)
     engine = Engine(tiny_model, corpus, index=place)
-    monkeypatch.setattr("realmlm.index.postgres._SEARCH_S", 0.2)
+    monkeypatch.setattr("realmlm.index.postgres.SEARCH_S", 0.2)
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE too_long")
         with pytest.raises(Unavailable, match="does not answer; try again later"):
