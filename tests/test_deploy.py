@@ -230,3 +230,21 @@ def test_the_trainer_runs_under_torchrun_with_a_gpu_for_each_rank() -> None:
     mounted = [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
     for place in (settings.model, settings.corpus, settings.out):
         assert any(mount in Path(place).parents for mount in mounted)
+
+
+def test_torchrun_leaves_ranks_the_time_to_write_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kills them 30 seconds after SIGTERM unless it is told otherwise, Kubernetes when the pod's time is up."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    pod = PODS["realmlm-trainer"]
+    (container,) = pod["containers"]
+    for variable in container.get("env", ()):
+        monkeypatch.setenv(variable["name"], variable["value"])
+    made = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+    if not hasattr(made, "shutdown_timeout"):
+        pytest.skip("this release of torch has 30 seconds and no way to change them")
+    assert (
+        pod["terminationGracePeriodSeconds"] - 30
+        < made.shutdown_timeout
+        < pod["terminationGracePeriodSeconds"]
+    )
