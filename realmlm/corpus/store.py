@@ -276,8 +276,8 @@ class Corpus:
         there = count_edits(self.folder)
         self.edits = there if edits is None else edits
         if self.edits > there:
-            lost = f"{folder} had {self.edits} edits and now has {there}"
-            raise ArtefactDamaged(f"{lost}; restore {folder}/edits, or start again")
+            lost = f"{shown(folder)} had {self.edits} edits and now has {there}"
+            raise ArtefactDamaged(f"{lost}; restore {shown(folder)}/edits, or start again")
         for number in range(len(self._changes), self.edits):
             self._apply(edit_place(self.folder, number + 1))
 
@@ -291,21 +291,21 @@ class Corpus:
     def _apply(self, edit: Path) -> None:
         manifest = open_artefact(edit, kind="corpus-edit")
         if manifest.parents.get("corpus", self.fingerprint) != self.fingerprint:
-            other = f"{edit} is an edit of another corpus, not of the one opened"
-            raise Mismatch(f"{other}; open {self.folder} again")
+            other = f"{shown(edit)} is an edit of another corpus, not of the one opened"
+            raise Mismatch(f"{other}; open {shown(self.folder)} again")
         segment = Segment.of_edit(edit)
         written = manifest.config["ids"]
         removed = manifest.config["removed"]
         if len(written) != len(segment):
-            counts = f"{edit} has {len(segment)} passages and {len(written)} ids"
-            raise ArtefactDamaged(f"{counts}: do not trust {self.folder}")
+            counts = f"{shown(edit)} has {len(segment)} passages and {len(written)} ids"
+            raise ArtefactDamaged(f"{counts}: do not trust {shown(self.folder)}")
         self._overlay |= {number: (segment, row) for row, number in enumerate(written)}
         self._overlay |= dict.fromkeys(removed)
         self._changes.append((written, removed))
         self.state = manifest.after(self.state)
 
     def __repr__(self) -> str:
-        return f"Corpus('{self.folder}', {len(self):,} passages)"
+        return f"Corpus('{shown(self.folder)}', {len(self):,} passages)"
 
     @cached_property
     def wordpieces(self) -> Wordpieces:
@@ -349,8 +349,9 @@ class Corpus:
         number = int(number)
         place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
         if place is None:
-            show = f"ids start at 0, with gaps; show them: realmlm passages {self.folder}"
-            raise BadInput(f"no passage {number} in {self.folder}: {show}")
+            place_of = shown(self.folder)
+            show = f"ids start at 0, with gaps; show them: realmlm passages {place_of}"
+            raise BadInput(f"no passage {number} in {place_of}: {show}")
         return place
 
     def _part(self, flat: str, number: int) -> np.ndarray:

@@ -129,7 +129,7 @@ class KeptIndex:
             return
         written, removed = corpus.changes_since(self.corpus.edits)
         if not quiet:
-            say(f"{self.path}: taking up {len(written)} new and {len(removed)} removed passages")
+            say(f"{shown(self.path)}: taking up {len(written)} new and {len(removed)} removed passages")
         build = self._embedded(corpus, written, removed, quiet=quiet) if written else None
         save_edit(
             self.path,
@@ -233,12 +233,13 @@ def _same_vectors(
     # vectors that a corpus was imported with are not made by embedding its passages
     if corpus.manifest.config.get("vectors") == encode.fingerprint:
         less = f"is less precise than {_name(dtype)} or lacks edits" if beside.exists() else "is gone"
-        imported = f"{beside}, the vectors that {corpus.folder} was imported with"
+        imported = f"{shown(beside)}, the vectors that {shown(corpus.folder)} was imported with"
         raise Mismatch(f"{imported}, {less}, and cannot be made again; import it again")
     same = _same_content(corpus, encode, dtype, others) if others else None
     lacking = len(corpus) if same is None else same.lacking
     taken = f", {len(corpus) - lacking:,} are known" if lacking < len(corpus) else ""
-    say(f"no index of {corpus.folder} by this model yet: embedding {lacking:,} passages into {path}{taken}")
+    what = f"no index of {shown(corpus.folder)} by this model yet"
+    say(f"{what}: embedding {lacking:,} passages into {shown(path)}{taken}")
     return same
 
 
@@ -255,13 +256,14 @@ def _check(path: Path, corpus: Corpus, encode: Encode, wanted: Wanted, *, follow
     info = index_info(path, expect_weights=encode.fingerprint, expect_corpus=corpus.fingerprint)
     made = "exact" if info.recall is None else "ivf"
     if wanted.kind is not None and made != wanted.kind:
-        held = f"{path} holds an index of the kind {made}, not {wanted.kind}"
+        held = f"{shown(path)} holds an index of the kind {made}, not {wanted.kind}"
         raise Mismatch(f"{held}; choose another --out, or remove it first")
     if wanted.dtype is not None and info.dtype != _name(wanted.dtype):
-        held = f"{path} holds vectors in {info.dtype}, not {_name(wanted.dtype)}"
+        held = f"{shown(path)} holds vectors in {info.dtype}, not {_name(wanted.dtype)}"
         raise Mismatch(f"{held}; remove it to have it made anew, or go on with {info.dtype}")
     if info.corpus_edits > (count_edits(corpus.folder) if follow else corpus.edits):
-        held = f"{path} contains {info.corpus_edits} edits of {corpus.folder}, which has {corpus.edits} now"
+        edits = f"{info.corpus_edits} edits of {shown(corpus.folder)}, which has {corpus.edits} now"
+        held = f"{shown(path)} contains {edits}"
         raise Mismatch(f"{held}; remove the index first")
 
 
@@ -269,7 +271,7 @@ def _check_state(path: Path, edits: int, corpus: Corpus) -> None:
     """Are the edits that an index with its first `edits` edits includes those of this corpus? Someone may
     have removed some of the corpus's edits and made as many others."""
     if state_contained(path, edits) not in (None, corpus.state):
-        gone = f"{path} includes edits that {corpus.folder} no longer has"
+        gone = f"{shown(path)} includes edits that {shown(corpus.folder)} no longer has"
         raise Mismatch(f"{gone}; remove it, and it is made again")
 
 
@@ -302,9 +304,9 @@ def _held(path: Path, corpus: Corpus) -> Iterator[None]:
         lock = lock_on(path.parent / f".{path.name}.lock")
         lock.acquire()
     except OSError as error:
-        lacks = f"lacks edits of {corpus.folder}" if path.exists() else "does not exist yet"
-        why = f"the index {path} {lacks} and cannot be written ({error.strerror})"
-        cure = f"run `realmlm index --corpus {corpus.folder}` with the same --model where it can be"
+        lacks = f"lacks edits of {shown(corpus.folder)}" if path.exists() else "does not exist yet"
+        why = f"the index {shown(path)} {lacks} and cannot be written ({error.strerror})"
+        cure = f"run `realmlm index --corpus {shown(corpus.folder)}` with the same --model where it can be"
         raise NotEnough(f"{why}; {cure}") from error
     try:
         yield

@@ -37,6 +37,7 @@ from realmlm.storage.artefacts import (
     sha256_of,
     write_text,
 )
+from realmlm.storage.remote import shown
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _VECTORS = "vectors.safetensors"
@@ -233,7 +234,7 @@ def index_info(
         made = manifest.parents[parent]
         if expected is not None and made != expected:
             raise Mismatch(
-                f"the index {path} was made {what} ({made[:12]}, not {expected[:12]}); "
+                f"the index {shown(path)} was made {what} ({made[:12]}, not {expected[:12]}); "
                 "give what it was made of, or make it again: realmlm index"
             )
     return IndexInfo(
@@ -335,7 +336,7 @@ def save_edit(
     """
     contained = edits_contained(path)
     if corpus_edits <= contained:
-        already = f"{path} contains {contained} edits of the corpus already"
+        already = f"{shown(path)} contains {contained} edits of the corpus already"
         raise BadInput(f"{already}; this one says {corpus_edits}")
     added_ids = as_ids(added_ids, torch.device("cpu"))
     removed_ids = as_ids(removed_ids, torch.device("cpu"))

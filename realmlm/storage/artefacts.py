@@ -224,7 +224,7 @@ def count_edits(path: Path) -> int:
         return 0
     for number, name in enumerate(names, 1):
         if int(name) != number:
-            missing = edit_place(path, number)
+            missing = shown(edit_place(path, number))
             raise ArtefactDamaged(f"{missing} is missing, but {name} exists; {_again(Path(path))}")
     return len(names)
 
@@ -251,12 +251,14 @@ def read_manifest(path: Path, *, kind: str, hint: str = "") -> Manifest:
     manifest = parse_manifest(file, Path(path))
     if manifest.kind == kind:
         return manifest
-    raise ArtefactMissing(f"{path} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder")
+    raise ArtefactMissing(
+        f"{shown(path)} is of kind '{manifest.kind}', but '{kind}' is needed; name another folder"
+    )
 
 
 def parse_manifest(file: Path, place: Path | str) -> Manifest:
     """What a manifest says, if it is sound; `place` is that of its artefact, for a complaint."""
-    name = f"{place}/{MANIFEST}"
+    name = f"{shown(place)}/{MANIFEST}"
     try:
         record = json.loads(file.read_text("utf-8"))
         checksum = record.pop("checksum")
@@ -280,6 +282,8 @@ def parse_manifest(file: Path, place: Path | str) -> Manifest:
 
 
 def _again(path: Path | str) -> str:
+    if url := url_of(Path(path)):
+        return f"remove {path}, which is a copy: {url} is fetched again"
     return f"remove {path} and make it again"
 
 

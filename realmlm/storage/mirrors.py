@@ -54,9 +54,17 @@ def _fetch(url: str, folder: Path) -> None:
         return
     if not (folder / MANIFEST).exists() or (folder / MANIFEST).read_bytes() != text:
         _download(url, folder, text)
-    for name in sorted(edit.rstrip("/").rpartition("/")[2] for edit in edits):
-        if name.isdecimal():
-            _fetch(f"{url}/edits/{name}", folder / "edits" / name)
+    there = [name for edit in edits if (name := edit.rstrip("/").rpartition("/")[2]).isdecimal()]
+    _withdraw(folder / "edits", set(there))
+    for name in sorted(there):
+        _fetch(f"{url}/edits/{name}", folder / "edits" / name)
+
+
+def _withdraw(edits: Path, there: set[str]) -> None:
+    """Remove what the store no longer lists, the last first: those before it stay whole meanwhile."""
+    mirrored = [place for place in edits.glob("*") if place.name.isdecimal() and place.name not in there]
+    for place in sorted(mirrored, reverse=True):
+        discard(place)
 
 
 def _download(url: str, folder: Path, text: bytes) -> None:

@@ -23,6 +23,7 @@ from realmlm.errors import (
 )
 from realmlm.index.store import open_index
 from realmlm.model.realm import Realm
+from realmlm.reading.retrieve import index_of
 from realmlm.settings import Ask, BuildCorpus, EditCorpus
 from realmlm.sources.article import Article
 from realmlm.sources.files import find_files, read_articles
@@ -194,6 +195,41 @@ def test_edits_are_fetched_too(knowledge: Corpus, memory: Any, tmp_path: Path) -
     again = Corpus(Path("/other/realmlm/objects/memory:/c"), opened.manifest, opened.edits)
     assert again.folder == opened.folder
     assert again[number] == opened[number]
+
+
+def test_an_edit_withdrawn_there_is_neither_read_nor_published_again(
+    knowledge: Corpus, tiny_model: Realm, memory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = Corpus.open(shutil.copytree(knowledge.folder, tmp_path / "edited"))
+    memory.put(str(edited.folder), "/c", recursive=True)
+    for text in ("Some new text.", "A second one."):
+        edited, _ = edited.edit(add=[Article("New", text, "new")])
+    memory.put(str(edited.folder / "edits"), "/c/edits", recursive=True)
+    opened = Corpus.open("memory://c")
+    assert opened.edits == 2
+    memory.rm("/c/edits/000002", recursive=True)
+    assert Corpus.open("memory://c").edits == 1
+    with pytest.raises(ArtefactDamaged, match=r"^memory://c had 2 edits and now has 1; restore memory://c/e"):
+        Corpus(opened.folder, opened.manifest, opened.edits)
+    memory.rm("/c/edits", recursive=True)
+    again = Corpus.open("memory://c")
+    assert len(again) == len(knowledge)
+    capsys.readouterr()
+    assert len(index_of(tiny_model, again).index) == len(knowledge)
+    assert "no index of memory://c by this model yet" in capsys.readouterr().err
+    assert not any("edits" in name for name in stored(memory, "/c"))
+    with pytest.raises(BadInput, match=r"^no passage 100000 in memory://c: .* realmlm passages memory://c$"):
+        again[100000]
+
+
+def test_a_copy_that_was_damaged_here_is_told_from_what_is_there(knowledge: Corpus, memory: Any) -> None:
+    memory.put(str(knowledge.folder), "/c", recursive=True)
+    copy = Corpus.open("memory://c").folder
+    (copy / "texts.safetensors").write_bytes(b"")
+    with pytest.raises(
+        ArtefactDamaged, match=rf"remove {copy}, which is a copy: memory://c is fetched again$"
+    ):
+        Corpus.open("memory://c")
 
 
 @pytest.mark.parametrize("damage", ["file", "manifest", "gone"])
