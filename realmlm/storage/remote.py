@@ -34,6 +34,8 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)$")  # a Path has only one slash l
 def url_in(place: str | Path) -> str | None:
     """The URL that a user has named, None: a place on this machine."""
     found = _URL.match(str(place))
+    if found and found[1] in ("file", "local"):  # fsspec knows them: a corpus would be copied into the cache
+        raise BadInput(f"{place} is a place on this machine; name it by its path: /{found[2]}")
     return f"{found[1]}://{found[2].rstrip('/')}" if found else None
 
 

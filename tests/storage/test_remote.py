@@ -101,6 +101,11 @@ def test_where_a_url_means_nothing_it_is_refused(tmp_path: Path) -> None:
         EditCorpus(corpus=Path("s3://bucket/corpus"), remove=(1,))
     with pytest.raises(BadInput, match=r"^s3://bucket/notes: name a place on this machine"):
         Ask(question="Who?", docs=(("s3://bucket/notes",),))  # type: ignore[arg-type]
+    for name in ("file:///data/corpus", Path("file:///data/corpus"), "local:///data/corpus"):
+        with pytest.raises(BadInput, match=r"is a place on this machine; name it by its path: /data/corpus$"):
+            Corpus.open(name)
+        with pytest.raises(BadInput, match=r"name it by its path: /data/corpus$"):
+            Ask(question="Who?", corpus=Path(name))
     with pytest.raises(BadInput, match=r"^nosuch://x cannot be reached \(Protocol not known"):
         Corpus.open("nosuch://x")
 
