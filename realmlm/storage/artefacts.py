@@ -74,7 +74,7 @@ def publish(path: Path, *, kind: str, replace: bool = False) -> Iterator[Draft]:
     path = Path(path)
     if not replace:
         refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     url = url_of(path)
     with new_folder_for(path) as temporary:
         draft = Draft(path=temporary)
@@ -353,6 +353,8 @@ def write_text(file: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
         fsync_file(temporary)
         temporary.replace(file)
+        with suppress(PermissionError):  # a folder that may be written and not be read
+            fsync_file(Path(file).parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         _name_full_disk(error, file)
@@ -381,6 +383,14 @@ def read_record(file: Path) -> dict[str, Any]:
     if record.pop("checksum", _digest(record)) != _digest(record):
         raise ValueError("its checksum does not match")
     return record
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with those above it; once this returns, all of them survive a crash."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        fsync_file(place.parent)
 
 
 def fsync_file(path: Path) -> None:

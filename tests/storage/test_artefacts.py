@@ -563,3 +563,23 @@ def test_a_pipe_in_an_artefact_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a" / "empty.txt")  # no bytes, as the manifest says
     with pytest.raises(ArtefactDamaged, match=r"empty\.txt is no plain file"):
         open_artefact(tmp_path / "a", kind="note")
+
+
+# --- what is on the disk ------------------------------------------------------------------------------------
+
+
+def test_the_folders_that_name_what_was_written_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is on the disk once its folder is."""
+    synced: list[tuple[Path, bool]] = []
+    place = tmp_path / "a" / "b" / "000001"
+    monkeypatch.setattr(
+        artefacts, "fsync_file", lambda path: synced.append((Path(path), (tmp_path / "note.txt").exists()))
+    )
+    with publish(place, kind="corpus"):
+        assert {tmp_path, tmp_path / "a"} <= {path for path, _ in synced}
+    assert synced[-1][0] == place.parent
+    synced.clear()
+    artefacts.write_text(tmp_path / "note.txt", "A note.")
+    assert synced[-1] == (tmp_path, True), "after it was renamed"
