@@ -270,6 +270,7 @@ class Corpus:
         # by id, where the text of an edited passage stands, or None; the ids that each edit (wrote, removed)
         self._overlay: dict[int, tuple[Segment, int] | None] = dict(before._overlay) if before else {}
         self._changes: list[tuple[list[int], list[int]]] = list(before._changes) if before else []
+        self._past: int = before._past if before else len(self._base)  # the id of the next passage
         self.state: str = before.state if before else manifest.fingerprint  # of the content with its edits
         if before:
             self.wordpieces = before.wordpieces
@@ -299,6 +300,16 @@ class Corpus:
         if len(written) != len(segment):
             counts = f"{shown(edit)} has {len(segment)} passages and {len(written)} ids"
             raise ArtefactDamaged(f"{counts}: do not trust {shown(self.folder)}")
+        past = self._past
+        for number in written:  # arrays are as long as the largest id: whoever wrote the edit does not choose
+            if number > past:
+                gap = f"{shown(edit)} adds passage {number}, where {past} is next"
+                raise ArtefactDamaged(f"{gap}: do not trust {shown(self.folder)}")
+            past = max(past, number + 1)
+        if unknown := [number for number in removed if number >= self._past]:
+            never = f"{shown(edit)} removes passage {unknown[0]}, which never was"
+            raise ArtefactDamaged(f"{never}: do not trust {shown(self.folder)}")
+        self._past = past
         self._overlay |= {number: (segment, row) for row, number in enumerate(written)}
         self._overlay |= dict.fromkeys(removed)
         self._changes.append((written, removed))
@@ -434,7 +445,7 @@ class Corpus:
 
     def flat_tokens(self) -> FlatTokens:
         """Wordpieces of all passages, titles and bodies."""
-        count = max([len(self._base) - 1, *self._overlay]) + 1
+        count = self._past
         edits = {id(place[0]): place[0] for place in self._overlay.values() if place is not None}
         segments = [self._base, *edits.values()]
         arrays = [segment.flat(name) for segment in segments for name in ("tokens", "title_tokens")]
@@ -526,8 +537,7 @@ class Corpus:
         added = cut_articles(list(add), self.wordpieces, max_wordpieces=self.max_wordpieces)
         with locked(self.folder / ".edits.lock"):
             now = self._editable({*replace, *gone})
-            first = int(max([len(now._base) - 1, *now._overlay])) + 1
-            new = list(range(first, first + len(added.articles)))
+            new = list(range(now._past, now._past + len(added.articles)))
             with publish(edit_place(self.folder, now.edits + 1), kind="corpus-edit") as draft:
                 save_arrays(draft.path / _EDIT, _edit_arrays([written, added]))
                 draft.config |= {"ids": [*replace, *new], "removed": gone}
@@ -541,9 +551,10 @@ class Corpus:
 
         block = cut_articles(list(articles), self.wordpieces, max_wordpieces=self.max_wordpieces)
         more = Corpus(self.folder, self.manifest, self.edits, before=self)
-        first = int(max([len(self._base) - 1, *self._overlay])) + 1
+        first = self._past
         segment = Segment(_edit_arrays([block]))
         more._overlay |= {first + row: (segment, row) for row in range(len(segment))}
+        more._past += len(segment)
         ids: list[list[int]] = [[] for _ in articles]
         for row, article in enumerate(block.articles.tolist()):
             ids[article].append(first + row)

@@ -177,6 +177,28 @@ def test_edits_that_are_gone_are_missed(corpus):
         Corpus.open(corpus.folder, edits=1)
 
 
+@pytest.mark.parametrize(
+    ("ids", "removed", "complaint"),
+    [
+        ([2**33], [], f"adds passage {2**33}, where {{past}} is next"),
+        ([2**47], [0], f"adds passage {2**47}, where {{past}} is next"),
+        (["past"], [2**33], f"removes passage {2**33}, which never was"),
+        ([0], ["past"], "removes passage {past}, which never was"),
+    ],
+)
+def test_whoever_wrote_an_edit_does_not_choose_how_large_arrays_are(corpus, ids, removed, complaint):
+    past = len(corpus)
+    corpus.edit(add=[Article("New", "Abc def.")])
+    place = corpus.folder / "edits" / "000001"
+    arrays = (place / "edit.safetensors").read_bytes()
+    with publish(place, kind="corpus-edit", replace=True) as draft:
+        (draft.path / "edit.safetensors").write_bytes(arrays)
+        numbers = {"ids": ids, "removed": removed}
+        draft.config |= {name: [past if n == "past" else n for n in some] for name, some in numbers.items()}
+    with pytest.raises(ArtefactDamaged, match=complaint.format(past=past)):
+        len(Corpus.open(corpus.folder).ids)
+
+
 def test_articles_of_edits_are_their_own(corpus):
     edited, (new, *_) = corpus.edit(
         add=[Article("New", "Abc def. Ghi jkl.")], replace={0: Article("Re", "Mno.")}
