@@ -7,10 +7,11 @@ from uuid import uuid4
 
 from realmlm.corpus.store import Corpus
 from realmlm.device import pick_device
-from realmlm.errors import require
+from realmlm.errors import ArtefactMissing, Mismatch, require
 from realmlm.index.arrow import columns_of, schema_of
 from realmlm.index.keep import Kept, sample_queries
-from realmlm.index.shared import Batch, Change, SharedPlace, State, batches, write_shared
+from realmlm.index.shared import Batch, Change, SharedPlace, State, batches, open_shared, write_shared
+from realmlm.index.store import index_info
 from realmlm.log import Progress, counted, progress
 from realmlm.model.realm import Realm
 from realmlm.model.snapshot import DocumentEncoder
@@ -31,6 +32,8 @@ def export_vectors(settings: ExportVectors) -> str:
     realm = Realm.from_pretrained(settings.model, device=pick_device(settings.device))
     opened = Corpus.open(settings.corpus)
     check_readable(realm, opened, name=str(settings.model))
+    if place is not None and not settings.anew and (held := _taken_up(place, realm, opened, settings.index)):
+        return held
     kept = index_of(realm, opened, path=settings.index, follow=True)
     corpus = kept.corpus
     state = State(
@@ -53,6 +56,22 @@ def export_vectors(settings: ExportVectors) -> str:
         )
     measured = "the worse of 1 and 8 hits, for queries made of a quarter of the words of sentences"
     return f"{made}; recall against exact search {state.recall:.3f}, {measured}"
+
+
+def _taken_up(place: SharedPlace, realm: Realm, corpus: Corpus, index: Path | None) -> str:
+    """Write what a table lacks of edits, and say so; "": there is none of this corpus by this model."""
+    encode = DocumentEncoder.of(realm)
+    try:
+        before = place.open().state()
+        if (before.weights, before.corpus) != (encode.fingerprint, corpus.fingerprint):
+            return ""
+        if index is not None and index_info(index).dtype != before.dtype:
+            return ""
+        kept = open_shared(place, corpus, encode, follow=True)
+    except (ArtefactMissing, Mismatch):  # nothing of ours, or with edits that are no more
+        return ""
+    edits = counted(kept.corpus.edits - before.corpus_edits, "edit")
+    return f"{place}: {counted(len(kept.index), 'passage')} are there already, {edits} taken up"
 
 
 def since(kept: Kept, edits: int) -> Change | None:

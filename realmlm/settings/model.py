@@ -187,8 +187,10 @@ class ExportEncoders(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportVectors(Settings):
-    """Write the passages of a corpus with their vectors where other systems read them; what this command
-    wrote there before is replaced when all is done."""
+    """Write the passages of a corpus with their vectors where other systems read them.
+
+    Where a table holds them already, of the same model and corpus, only what edits changed is written; other
+    vectors of this command's are replaced when all is done."""
 
     to: Annotated[tuple[Literal["lance", "postgres", "parquet"], str], required("SYSTEM PLACE")]
     """lance PATH: a Lance dataset; postgres DSN: a table in PostgreSQL with pgvector, called realmlm unless
@@ -200,6 +202,9 @@ class ExportVectors(Settings):
     index: Annotated[Path | None, optional("PATH")] = None
     """An index that `realmlm index` wrote elsewhere; default: the exact one beside the corpus, built if there
     is none."""
+    anew: bool = False
+    """Write all of it anew in any case: the system's index is made again, columns that others added and
+    grants are gone."""
     device: str = "auto"
     """Where to embed."""
 

@@ -721,6 +721,64 @@ def test_commands_export_ask_edit_and_evaluate(
     }
 
 
+@pytest.mark.scale
+@pytest.mark.parametrize("system", ["lance", "postgres"])
+def test_what_a_table_holds_already_is_not_written_again(
+    system: str,
+    dsn: str,
+    tiny_model: Realm,
+    tiny_model_folder: Path,
+    corpus: Corpus,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As each `docker compose up` asks for it."""
+    psycopg = pytest.importorskip("psycopg")
+    pytest.importorskip("lance")
+    address = str(tmp_path / "v.lance") if system == "lance" else f"{dsn}#again"
+    place = SharedPlace(system, address)
+    embedded: list[int] = []
+    embed = DocumentEncoder.__call__
+
+    def noted(self: DocumentEncoder, corpus: Corpus, ids_N: np.ndarray) -> torch.Tensor:
+        embedded.extend(ids_N.tolist())
+        return embed(self, corpus, ids_N)
+
+    monkeypatch.setattr(DocumentEncoder, "__call__", noted)
+
+    def export(*options: str) -> str:
+        embedded.clear()
+        capsys.readouterr()
+        made = ["--corpus", str(corpus.folder), "--model", str(tiny_model_folder), *options]
+        main(["export", "vectors", *made, "--to", system, address])
+        return capsys.readouterr().err
+
+    def theirs() -> list[str]:
+        query = "SELECT count(*) FROM again WHERE theirs = 7"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            return [str(connection.execute(query).fetchone()[0])] if system == "postgres" else []
+
+    assert "recall against exact search" in export()
+    assert len(embedded) == len(corpus)
+    if system == "postgres":
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("ALTER TABLE again ADD theirs int DEFAULT 7")
+    shutil.rmtree(corpus.folder / "index")
+    assert f"{len(corpus)} passages are there already, 0 edits taken up" in export()
+    _, (number,) = Corpus.open(corpus.folder).edit(add=[HERON], remove=[0])
+    assert f"{len(corpus)} passages are there already, 1 edit taken up" in export()
+    assert embedded == [number]
+    assert theirs() == ([str(len(corpus))] if system == "postgres" else [])
+    state = place.open().state()
+    assert "are there already" not in export("--anew")
+    assert replace(state, effort=0, recall=1) == replace(place.open().state(), effort=0, recall=1)
+    shutil.rmtree(corpus.folder / "edits")
+    shutil.rmtree(corpus.folder / "index")
+    assert "are there already" not in export()
+    assert place.open().state().corpus_edits == 0
+
+
 # --- the promise --------------------------------------------------------------------------------------------
 
 
