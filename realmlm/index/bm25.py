@@ -146,8 +146,13 @@ class BM25Index:
         self.device = torch.device(device)
         self._words = Words(corpus.wordpieces)
         self._made = Corpus(corpus.folder, corpus.manifest, 0)
-        self._base = _Placed(self._kept(), self.device)
+        self._begin()
         self.follow(corpus, only=only)
+
+    def _begin(self) -> None:
+        """The corpus as it was made."""
+        self._corpus = self._made
+        self._parts = [_Part(self._kept(), self._made.ids, self.device)]
 
     def _kept(self) -> Postings:
         made = self._made
@@ -161,26 +166,39 @@ class BM25Index:
 
     def follow(self, corpus: Corpus, *, only: np.ndarray | None = None) -> None:
         """Search this state of the corpus from now on, `only` these passages of it (None: all)."""
-        made = len(self._made)
-        ids = corpus.ids
-        there_N = np.zeros(max(made, int(ids.max(initial=-1)) + 1), dtype=bool)
-        there_N[ids] = True
-        written, _ = corpus.changes_since(0)
-        rewritten = np.array([number for number in written if number < made], dtype=np.int64)
-        obsolete = np.union1d(rewritten, np.flatnonzero(~there_N[:made]))
-        gone = count_words(self._words, self._made, obsolete)
-        added = count_words(self._words, corpus, np.concatenate([rewritten, ids[ids >= made]]))
-        passages, words = (self._base.postings.totals_2 - gone.totals_2 + added.totals_2).tolist()
+        if corpus.edits < self._corpus.edits:
+            self._begin()
+        before_N, there_N = _there(self._corpus, corpus)
+        written_N = np.zeros_like(there_N)
+        written_N[corpus.changes_since(self._corpus.edits)[0]] = True
+        self._bury(np.flatnonzero(before_N & (written_N | ~there_N)))
+        self._count_new(corpus, np.flatnonzero(there_N & (written_N | ~before_N)))
+        self._corpus = corpus
+        passages, words = np.sum([part.totals_2 for part in self._parts], axis=0).tolist()
         found_N = there_N if only is None else np.isin(np.arange(len(there_N)), only) & there_N
-        self._gone = gone
-        self._added = _Placed(added, self.device)
         self._passages = passages
         self._count = int(found_N.sum())
         self._size = -(-len(there_N) // GROUP) * GROUP
         absent = np.flatnonzero(~np.pad(found_N, (0, self._size - len(found_N))))
         self._absent = torch.from_numpy(absent).to(self.device)
-        self._obsolete = torch.from_numpy(obsolete).to(self.device)
         self._saturation = _saturation(words / max(1, passages)).to(self.device)
+
+    def _bury(self, dead: np.ndarray) -> None:
+        """Passages whose text is no more: what was counted of them no longer counts."""
+        for part in self._parts:
+            mine = np.intersect1d(dead, part.live, assume_unique=True)
+            if len(mine):
+                part.bury(mine, count_words(self._words, self._corpus, mine))
+
+    def _count_new(self, corpus: Corpus, new: np.ndarray) -> None:
+        """A part of these passages. It is joined with those before it that are no larger, so that many edits
+        leave few parts, and a passage is counted again only as often as their size doubles."""
+        base, *parts = self._parts
+        while parts and len(parts[-1].live) <= len(new):
+            new = np.union1d(parts.pop().live, new)
+        if len(new):
+            parts.append(_Part(count_words(self._words, corpus, new), new, self.device))
+        self._parts = [base, *parts]
 
     def __len__(self) -> int:
         return self._count
@@ -245,9 +263,8 @@ class BM25Index:
         row_T, words_T, times_T = self._different(queries)
         asked = _Asked(row_T=row_T, words_T=words_T, weight_T=self._weights(words_T) * times_T)
         scores_QN = torch.zeros(len(queries), self._size, dtype=torch.int32, device=self.device)
-        self._base.add(scores_QN, asked, self._saturation)
-        scores_QN[:, self._obsolete] = 0
-        self._added.add(scores_QN, asked, self._saturation)
+        for part in self._parts:  # the newest last: what is dead in one may live in a later one
+            part.add(scores_QN, asked, self._saturation)
         return scores_QN
 
     def _different(self, queries: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -267,8 +284,9 @@ class BM25Index:
 
     def _weights(self, words_T: np.ndarray) -> np.ndarray:
         """How much each word says, its idf; nothing if it is common."""
-        base, more = (placed.postings.passages_with(words_T) for placed in (self._base, self._added))
-        with_T = base - self._gone.passages_with(words_T) + more
+        with_T = np.zeros(len(words_T), dtype=np.int64)
+        for part in self._parts:
+            with_T += part.passages_with(words_T)
         idf_T = np.log1p((self._passages - with_T + 0.5) / (with_T + 0.5))
         return np.where(with_T > max(FEW, COMMON * self._passages), 0, idf_T)
 
@@ -282,16 +300,53 @@ class _Asked:
     weight_T: np.ndarray
 
 
-class _Placed:
-    """Postings on a device."""
+def _there(*corpora: Corpus) -> list[np.ndarray]:
+    """Which ids each has [N], as many for all."""
+    many = max(int(corpus.ids.max(initial=-1)) + 1 for corpus in corpora)
+    there = [np.zeros(many, dtype=bool) for _ in corpora]
+    for there_N, corpus in zip(there, corpora, strict=True):
+        there_N[corpus.ids] = True
+    return there
 
-    def __init__(self, postings: Postings, device: torch.device) -> None:
+
+class _Part:
+    """Passages whose words were counted together, on a device; some are dead by now."""
+
+    def __init__(self, postings: Postings, ids: np.ndarray, device: torch.device) -> None:
         self.postings = postings
+        self.live = ids
+        self.totals_2 = postings.totals_2  # of those that live
+        self._dead = torch.zeros(0, dtype=torch.int64, device=device)
+        # words of the dead, and how many of those have each
+        self._words_G = np.zeros(0, np.uint64)
+        self._passages_G = np.zeros(0, np.int64)
         self._ids_P = torch.from_numpy(postings.ids_P).to(device)
         self._codes_P = torch.from_numpy(postings.codes_P).to(device)
 
+    def bury(self, dead: np.ndarray, postings: Postings) -> None:
+        """Passages that live here, and their words."""
+        self.live = np.setdiff1d(self.live, dead, assume_unique=True)
+        self.totals_2 = self.totals_2 - postings.totals_2
+        self._dead = torch.cat([self._dead, torch.from_numpy(dead).to(self._dead.device)])
+        words = np.concatenate([self._words_G, postings.words_V])
+        self._words_G, place = np.unique(words, return_inverse=True)
+        passages = np.concatenate([self._passages_G, np.diff(postings.offsets_V)])
+        self._passages_G = np.bincount(place, passages, len(self._words_G)).astype(np.int64)
+
+    def passages_with(self, words_T: np.ndarray) -> np.ndarray:
+        """How many that live have each of these words."""
+        with_T = self.postings.passages_with(words_T)
+        if len(self._words_G):
+            places_T = np.minimum(np.searchsorted(self._words_G, words_T), len(self._words_G) - 1)
+            with_T = with_T - self._passages_G[places_T] * (self._words_G[places_T] == words_T)
+        return with_T
+
     def add(self, scores_QN: Tensor, asked: _Asked, saturation: Tensor) -> None:
-        """Add to the scores what the words of queries give."""
+        """Add to the scores what the words of queries give; those of the dead are 0."""
+        self._add(scores_QN, asked, saturation)
+        scores_QN[:, self._dead] = 0
+
+    def _add(self, scores_QN: Tensor, asked: _Asked, saturation: Tensor) -> None:
         places_T = self.postings.find(asked.words_T)
         counting = np.flatnonzero((places_T >= 0) & (asked.weight_T > 0))
         starts = self.postings.offsets_V[places_T[counting]]

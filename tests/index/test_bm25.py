@@ -101,7 +101,7 @@ def test_against_a_plain_loop_also_after_edits(
         corpus = write(Path(scratch) / "corpus", made)
         index = BM25Index(corpus)
         check(index, corpus, queries, data.draw(st.integers(1, len(corpus))))
-        for _ in range(2):
+        for _ in range(4):
             touched = data.draw(st.permutations(corpus.ids.tolist()))
             replaced = data.draw(st.integers(0, len(touched)))
             kept = data.draw(st.integers(replaced, len(touched)))
@@ -111,6 +111,32 @@ def test_against_a_plain_loop_also_after_edits(
             index.follow(corpus)
             check(index, corpus, queries, data.draw(st.integers(1, len(corpus))))
         check(BM25Index(corpus), corpus, queries, len(corpus))
+
+
+def test_an_edit_counts_what_it_changed_not_all_edits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write(tmp_path / "corpus", [Article("", "quill zarn")] * 70)
+    index = BM25Index(corpus)
+    counted: list[int] = []
+    count = bm25.count_words
+
+    def noted(words: Words, corpus: Corpus, ids: np.ndarray) -> bm25.Postings:
+        counted.append(len(ids))
+        return count(words, corpus, ids)
+
+    monkeypatch.setattr(bm25, "count_words", noted)
+    for number in range(64):
+        corpus, (new,) = corpus.edit(
+            add=[Article("", f"veld {number}")],
+            replace={number: Article("", "tove")},
+            remove=[65] * (not number),
+        )
+        index.follow(corpus)
+    assert sum(counted) < 64 * 3 * 8, "all that was edited, at each of 64 edits, were 64 · 64"
+    corpus, _ = corpus.edit(remove=[0, new, 69])
+    index.follow(corpus)
+    check(index, corpus, ["quill", "tove zarn", "veld 5", "nowhere"], 9)
 
 
 def test_many_passages_with_ties_over_groups(tmp_path: Path) -> None:
