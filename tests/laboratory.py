@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,20 @@ def resume_finetune(folder: Path) -> list[str]:
 
 
 Command = Callable[[Path], list[str]]
+
+
+def from_the_newest(resume: Command) -> Command:
+    """Where there is no earlier checkpoint to go on from instead."""
+
+    @wraps(resume)
+    def alone(folder: Path) -> list[str]:
+        arguments = resume(folder)
+        shutil.rmtree(Path(arguments[-1]) / "checkpoints" / "step-00000001", ignore_errors=True)
+        return arguments
+
+    return alone
+
+
 USES: list[tuple[str, str, Command]] = [
     ("corpus", "corpus", ask),
     ("corpus", "corpus", spans),
@@ -173,10 +188,10 @@ USES: list[tuple[str, str, Command]] = [
     ("index-edit", "corpus/index/*-exact/edits/000001", ask),
     ("index-edit", "corpus/index/*-exact/edits/000001", edit_then_ask),
     ("index-edit", "corpus/index/*-ivf/edits/000001", approximate),
-    ("checkpoint", "pretrain/checkpoints/step-00000002", resume_pretrain),
+    ("checkpoint", "pretrain/checkpoints/step-00000002", from_the_newest(resume_pretrain)),
     ("index", "pretrain/index/step-00000000", resume_pretrain),
     ("snapshot", "pretrain/snapshots/step-00000002", resume_pretrain),
-    ("checkpoint", "finetune/checkpoints/step-00000002", resume_finetune),
+    ("checkpoint", "finetune/checkpoints/step-00000002", from_the_newest(resume_finetune)),
     ("answers", "corpus/answers/*-1-????????", resume_finetune),
 ]
 

@@ -29,6 +29,7 @@ from tests.laboratory import (
     forge,
     forgeries,
     make_laboratory,
+    resume_finetune,
     resume_pretrain,
     run,
     zeroed,
@@ -67,6 +68,26 @@ def test_damage_is_named_by_file(
                 missed.append((name, damage, code, said))
     assert missed == []
     assert run(arguments)[0] == 0  # and it was the damage: without it the command runs
+
+
+@pytest.mark.parametrize(("name", "damage"), [("optimizer.safetensors", flipped), (MANIFEST, None)])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
+    laboratory: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None
+) -> None:
+    whole = copy_of(laboratory, tmp_path / "whole")
+    assert run(resume_finetune(whole))[0] == 0
+    folder = copy_of(laboratory, tmp_path / "damaged")
+    newest = folder / "finetune" / "checkpoints" / "step-00000002"
+    if damage is None:
+        (newest / name).unlink()
+    else:
+        (newest / name).write_bytes(damage((newest / name).read_bytes()))
+    code, said = run(resume_finetune(folder))
+    assert code == 0, said
+    assert str(newest) in said
+    assert "; going on from step 1 instead" in said
+    trained = [place / "finetune" / "model" / "model.safetensors" for place in (whole, folder)]
+    assert trained[0].read_bytes() == trained[1].read_bytes()
 
 
 def test_what_an_older_checkpoint_says_is_checked_too(laboratory: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from realmlm.corpus.store import Corpus
 from realmlm.device import torch_as_it_was
 from realmlm.errors import ArtefactDamaged, ArtefactMissing, BadInput, Mismatch, RealmError
-from realmlm.log import read_metrics
+from realmlm.log import read_metrics, say
 from realmlm.model.fingerprint import fingerprint_of
 from realmlm.model.realm import Realm
 from realmlm.ranks import ALONE, Ranks
@@ -226,8 +226,14 @@ class Run:
         return place
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint; None before the first."""
-        return newest_checkpoint(self.folder)
+        """The newest sound checkpoint, and none after it any more; None before the first."""
+        with self.ranks.in_turn():
+            found = newest_checkpoint(self.folder)
+            if found is not None and self.ranks.first:
+                for step in self.checkpoints():
+                    if step > found.step:  # its step will be written again
+                        discard(self._place(step))
+        return found
 
     def kept_objectives(self) -> list[dict[str, Any]]:
         """The objective's state in each checkpoint: which index versions they need, for one."""
@@ -269,11 +275,21 @@ def _place(run: Path, step: int) -> Path:
 
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:
-    """The newest checkpoint in a run's folder; None before the first."""
-    steps = _steps(run)
-    if not steps:
-        return None
-    folder = _place(run, steps[-1])
+    """The newest checkpoint in a run's folder that is sound; None before the first. A damaged one is passed
+    over, which is said, if there is an earlier one."""
+    earlier = _steps(run)
+    while earlier:
+        step = earlier.pop()
+        try:
+            return _read(_place(run, step))
+        except (ArtefactDamaged, ArtefactMissing) as error:
+            if not earlier:
+                raise
+            say(f"{error}; going on from step {earlier[-1]} instead")
+    return None
+
+
+def _read(folder: Path) -> Checkpoint:
     manifest = open_artefact(folder, kind="checkpoint")
     tensors = {name: load_file(folder / f"{name}.safetensors") for name in TENSORS}
     config = {"row": {}} | manifest.config  # an older checkpoint has no row
