@@ -161,6 +161,17 @@ def test_compose_says_what_the_command_understands() -> None:
             assert other in services
 
 
+def test_every_service_of_compose_is_confined() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert re.fullmatch(r"\d+g", service["mem_limit"]), name
+        assert service["pids_limit"] <= 1024, name
+    of_postgres = COMPOSE["services"]["postgres"]["cap_add"]
+    assert set(of_postgres) == {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}
+    assert not any("cap_add" in one for one in COMPOSE["services"].values() if one["image"] == OURS)
+
+
 # --- Kubernetes ---------------------------------------------------------------------------------------------
 
 
