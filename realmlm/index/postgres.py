@@ -6,8 +6,10 @@ end; an edit is one transaction too. What the vectors are of stands in the table
 
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from threading import Timer
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -30,6 +32,7 @@ _TABLE = "realmlm"  # where the address names no other
 _MOST_NUMBERS = 2000  # of a vector in an index of pgvector
 _MOST_EFFORT = 1000  # the largest hnsw.ef_search
 SEARCH_S = 30.0  # that a statement may take which a question waits for, or an edit for another
+_SPARE_S = 5.0  # after which a server that does not give up by itself is not waited for
 _CONNECTION = {  # where the address says nothing else; a connection whose other end is gone breaks in 30 s
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -74,6 +77,7 @@ class PostgresStore:
         if "PGCONNECT_TIMEOUT" in os.environ:
             self._defaults.pop("connect_timeout", None)
         self._held: Any = None
+        self._given_up = False
         self._trouble = ""  # with the database, as it was said
 
     def __str__(self) -> str:
@@ -101,18 +105,36 @@ class PostgresStore:
             try:
                 return self._read_once(work)
             except self._psycopg.OperationalError:
-                if not self._held.closed:
+                if not self._held.closed or self._given_up:
                     raise
                 return self._read_once(work)
         except self._psycopg.Error as error:
             raise self._said(error) from error
 
     def _read_once(self, work: Callable[["_Table"], T]) -> T:
-        with self._transaction() as table:
-            table.limit(SEARCH_S)
-            done = work(table)
+        connection = self._connection()
+        self._given_up = False
+        timer = Timer(SEARCH_S + _SPARE_S, self._give_up, [connection])
+        timer.daemon = True
+        timer.start()
+        try:
+            with self._transaction() as table:
+                table.limit(SEARCH_S)
+                done = work(table)
+        finally:
+            timer.cancel()
         self._trouble = ""
         return done
+
+    def _give_up(self, connection: Any) -> None:
+        """Cut the connection to a server that has stopped, though its machine still answers: whoever waits
+        for it is told."""
+        self._given_up = True
+        with (
+            suppress(OSError, self._psycopg.Error),
+            socket.socket(fileno=os.dup(connection.fileno())) as same,
+        ):
+            same.shutdown(socket.SHUT_RDWR)
 
     def _unavailable(self, what: str, error: Exception) -> Unavailable:
         """The error for those who ask; whoever runs this is told, once, where and why."""

@@ -2,8 +2,10 @@
 
 import copy
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -631,6 +633,29 @@ def test_connections_have_limits_unless_the_address_states_others(dsn: str) -> N
         made = store._connection().info.get_parameters()  # type: ignore[attr-defined]
         assert (made["connect_timeout"], made["keepalives_idle"]) == (seconds, idle)
     assert psycopg
+
+
+@pytest.mark.scale
+def test_a_server_that_has_stopped_is_not_waited_for(
+    dsn: str, tiny_model: Realm, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine answers, so that neither keepalives nor its own limit for statements end the wait."""
+    pytest.importorskip("psycopg")
+    place = SharedPlace("postgres", f"{dsn}#stopped")
+    written(place, tiny_model, corpus)
+    engine = Engine(tiny_model, corpus, index=place)
+    monkeypatch.setattr("realmlm.index.postgres.SEARCH_S", 0.2)
+    connection = engine.index.store._connection()  # type: ignore[attr-defined]
+    pid = connection.execute("SELECT pg_backend_pid()").fetchone()[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="does not answer; try again later"):
+            engine.search("town")
+        assert time.monotonic() - began < 15
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(engine.search("town", 3)) == 3
 
 
 @pytest.mark.scale
