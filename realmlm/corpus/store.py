@@ -20,6 +20,7 @@ from realmlm.errors import ArtefactDamaged, BadInput, ChangedMeanwhile, Mismatch
 from realmlm.sources.article import Article
 from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
 from realmlm.storage.artefacts import Manifest, count_edits, edit_place, open_artefact, publish, read_manifest
+from realmlm.storage.fields import wrong_ids
 from realmlm.storage.locks import locked
 from realmlm.storage.mirrors import here, same_here
 from realmlm.storage.remote import shown, url_of
@@ -297,19 +298,9 @@ class Corpus:
         segment = Segment.of_edit(edit)
         written = manifest.config["ids"]
         removed = manifest.config["removed"]
-        if len(written) != len(segment):
-            counts = f"{shown(edit)} has {len(segment)} passages and {len(written)} ids"
-            raise ArtefactDamaged(f"{counts}: do not trust {shown(self.folder)}")
-        past = self._past
-        for number in written:  # arrays are as long as the largest id: whoever wrote the edit does not choose
-            if number > past:
-                gap = f"{shown(edit)} adds passage {number}, where {past} is next"
-                raise ArtefactDamaged(f"{gap}: do not trust {shown(self.folder)}")
-            past = max(past, number + 1)
-        if unknown := [number for number in removed if number >= self._past]:
-            never = f"{shown(edit)} removes passage {unknown[0]}, which never was"
-            raise ArtefactDamaged(f"{never}: do not trust {shown(self.folder)}")
-        self._past = past
+        if wrong := wrong_ids(written, removed, passages=len(segment), past=self._past):
+            raise ArtefactDamaged(f"{shown(edit)} {wrong}: do not trust {shown(self.folder)}")
+        self._past = max([self._past, *(number + 1 for number in written)])
         self._overlay |= {number: (segment, row) for row, number in enumerate(written)}
         self._overlay |= dict.fromkeys(removed)
         self._changes.append((written, removed))
@@ -360,9 +351,8 @@ class Corpus:
         number = int(number)
         place = self._overlay.get(number, (self._base, number) if 0 <= number < len(self._base) else None)
         if place is None:
-            place_of = shown(self.folder)
-            show = f"ids start at 0, with gaps; show them: realmlm passages {place_of}"
-            raise BadInput(f"no passage {number} in {place_of}: {show}")
+            show = f"ids start at 0, with gaps; show them: realmlm passages {shown(self.folder)}"
+            raise BadInput(f"no passage {number} in {shown(self.folder)}: {show}")
         return place
 
     def _part(self, flat: str, number: int) -> np.ndarray:
@@ -445,12 +435,11 @@ class Corpus:
 
     def flat_tokens(self) -> FlatTokens:
         """Wordpieces of all passages, titles and bodies."""
-        count = self._past
         edits = {id(place[0]): place[0] for place in self._overlay.values() if place is not None}
         segments = [self._base, *edits.values()]
         arrays = [segment.flat(name) for segment in segments for name in ("tokens", "title_tokens")]
         firsts = np.cumsum([0, *map(len, arrays)])
-        places_P4 = np.zeros((count, 4), dtype=np.int64)
+        places_P4 = np.zeros((self._past, 4), dtype=np.int64)
         places_P4[: len(self._base)] = self._base.token_places(firsts[0], firsts[1])
         if self._overlay:
             places = [segment.token_places(*firsts[2 * n : 2 * n + 2]) for n, segment in enumerate(segments)]
@@ -551,13 +540,12 @@ class Corpus:
 
         block = cut_articles(list(articles), self.wordpieces, max_wordpieces=self.max_wordpieces)
         more = Corpus(self.folder, self.manifest, self.edits, before=self)
-        first = self._past
         segment = Segment(_edit_arrays([block]))
-        more._overlay |= {first + row: (segment, row) for row in range(len(segment))}
         more._past += len(segment)
+        more._overlay |= {self._past + row: (segment, row) for row in range(len(segment))}
         ids: list[list[int]] = [[] for _ in articles]
         for row, article in enumerate(block.articles.tolist()):
-            ids[article].append(first + row)
+            ids[article].append(self._past + row)
         return more, ids
 
     def _editable(self, changing: set[int]) -> "Corpus":

@@ -125,3 +125,17 @@ def wrong_field(record: dict[str, Any]) -> str | None:
             return None if record["config"]["ivf"] else "'ivf' of 'config'"
         return None if _positive(record["counts"].get("shards")) else "'shards' of 'counts'"
     return None
+
+
+def wrong_ids(written: list[int], removed: list[int], *, passages: int, past: int) -> str | None:
+    """What an edit with so many passages says of their ids that cannot be, where `past` is the next id; None:
+    all is well. Arrays are as long as the largest id: whoever wrote the edit does not choose it."""
+    if len(written) != passages:
+        return f"has {passages} passages and {len(written)} ids"
+    if unknown := [number for number in removed if number >= past]:
+        return f"removes passage {unknown[0]}, which never was"
+    for number in written:
+        if number > past:
+            return f"adds passage {number}, where {past} is next"
+        past = max(past, number + 1)
+    return None
