@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from realmlm import __version__
 from realmlm.defaults import PATIENCE, QUEUE
 from realmlm.engine import Engine
-from realmlm.errors import BadInput, NotEnough, RealmError
+from realmlm.errors import BadInput, NotEnough, RealmError, Unavailable
 from realmlm.log import say
 from realmlm.page import ASSETS
 from realmlm.parallel import in_background
@@ -210,11 +210,13 @@ def _where(first: dict[str, Any]) -> str:
 
 def _unavailable(error: Exception) -> JSONResponse:
     """What nobody who asks can cause or cure: a database that is gone, a damaged file. What it was, with its
-    addresses and paths, is for those who run the service."""
+    addresses and paths, is for those who run the service; the words of `Unavailable` alone are for all."""
     what = f"{type(error).__name__}: {error}"
     note(failed=what)
     LOGGER.error(what)
     why = "what the service needs cannot be reached or used at this moment; its log says more"
+    if isinstance(error, Unavailable):
+        why = str(error)
     return failure(503, why, {"Retry-After": RETRY_S}, code="unavailable")
 
 

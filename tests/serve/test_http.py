@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 from realmlm.corpus import build, documents
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
-from realmlm.errors import ArtefactDamaged, ArtefactMissing, Mismatch, MissingExtra, NotEnough
+from realmlm.errors import ArtefactDamaged, ArtefactMissing, Mismatch, MissingExtra, NotEnough, Unavailable
 from realmlm.serve import suggestions
 from realmlm.serve.around import MOST_BODY, Doors
 from realmlm.serve.http import Running, create_app
@@ -647,6 +647,32 @@ def test_a_model_that_keeps_failing_is_not_ready_until_it_answers_again(
             assert time.monotonic() < until
             time.sleep(0.05)
         assert "illegal memory access" in str(lost[0])
+
+
+class Replaced(Mismatch, Unavailable):
+    """As a shared index raises it."""
+
+
+@pytest.mark.parametrize("kind", [Unavailable, Replaced])
+def test_a_database_that_does_not_answer_says_so_in_its_own_words_without_its_address(
+    tiny_model_folder: Path, own_corpus: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    engine = Engine(tiny_model_folder, own_corpus, device="cpu")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise kind("the database does not answer; try again later") from OSError("10.1.2.3/secret is gone")
+
+    monkeypatch.setattr(engine, "ask", fail)
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
+        response = client.post("/ask", json={"question": "Who?"})
+    failed(response, 503)
+    error = response.json()["error"]
+    assert (error["code"], error["message"]) == (
+        "unavailable",
+        "the database does not answer; try again later",
+    )
+    assert int(response.headers["retry-after"]) > 0
+    assert not re.search(r"secret|10\.1\.2\.3", response.text)
 
 
 def test_numbers_and_description(client: TestClient) -> None:
