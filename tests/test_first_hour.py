@@ -153,7 +153,7 @@ WITHOUT_RUN = [
     ),
     (
         "corpus {desk}/notes --out {desk}/notes --train-tokenizer 300",
-        r"notes already exists; choose another place or remove it",
+        r"notes already exists; choose another place\n",
     ),
     (
         "corpus {desk}/notes --out {desk}/prose.txt/out --train-tokenizer 300",
@@ -174,7 +174,15 @@ WITHOUT_RUN = [
         "edit {desk}/bare --add {desk}/letter.pages",
         r"letter\.pages is of a kind that cannot be read.*; the corpus is unchanged",
     ),
-    ("spans {desk}/notes", r"no corpus in .*/notes: it has no manifest\.json; make one: realmlm corpus"),
+    (
+        "spans {desk}/notes",
+        r"no corpus in .*/notes: it has no manifest\.json; documents are searched with --docs .*/notes,"
+        r" or made into a corpus: realmlm corpus .*/notes --out CORPUS\n",
+    ),
+    (
+        "ask Who? --corpus {desk}/prose.txt",
+        r"no corpus in .*/prose\.txt; documents are searched with --docs .*/prose\.txt, or",
+    ),
     ("spans {desk}/bare --tagger phrases", r"--tagger phrases and --phrases FILE go together"),
     (
         "spans {desk}/bare --tagger phrases --phrases {desk}/gone.txt",
@@ -310,7 +318,7 @@ WITHOUT_RUN = [
     ("batch {desk}/gone", r"/gone: no such file; check the path"),
     (
         "world --out {desk}/notes --kind tiny",
-        r"notes already exists; choose another place or remove it first",
+        r"notes already exists; choose another place\n",
     ),
     ("world --out {out} --kind tiny --seed -1", r"seed must be 0 or more, not -1"),
     ("pretrain --resume", r"--resume needs the folder of the run: realmlm pretrain --resume RUN"),

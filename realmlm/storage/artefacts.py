@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from glob import escape
@@ -23,10 +23,16 @@ from typing import Any
 
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 from realmlm.storage.fields import wrong_field
-from realmlm.storage.remote import MANIFEST, is_there, send_artefact, shown, url_of
+from realmlm.storage.remote import MANIFEST, is_there, open_file, send_artefact, shown, url_of
 
 FORMAT = 1
 _STAMPS = ".verified.json"
+# what folders that realmlm writes are known by: these files, with these keys
+_RECORDS = {
+    MANIFEST: frozenset(("kind", "files", "checksum")),
+    "run.json": frozenset(("stage", "config")),
+    "verdict.json": frozenset(("held_out", "measures")),
+}
 # Bytes of an artefact up to which every opening hashes its files. Those of a larger one are hashed again only
 # when their stamp has changed.
 ALWAYS_HASHED = 256 * 2**20
@@ -172,7 +178,25 @@ def sweep_abandoned(folder: Path, name: str = "*") -> None:
 def refuse_existing(path: Path) -> None:
     """Raise if something already stands where a command is about to write."""
     if is_there(path):
-        raise ArtefactExists(f"{shown(path)} already exists; choose another place or remove it first")
+        # of anything else, someone's documents perhaps, no one is told to remove it
+        cure = "choose another place" + " or remove it first" * is_made(path)
+        raise ArtefactExists(f"{shown(path)} already exists; {cure}")
+
+
+def is_made(folder: Path, names: Collection[str] = tuple(_RECORDS)) -> bool:
+    """Is a folder one that realmlm wrote: an artefact, a run, or what adapting leaves? `names` are those of
+    its files, where they are known."""
+    return any(_records(folder / name, keys) for name, keys in _RECORDS.items() if name in names)
+
+
+def _records(file: Path, keys: frozenset[str]) -> bool:
+    """Does a file of JSON have these keys?"""
+    try:
+        with open_file(file) as stream:
+            record = json.loads(stream.read())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and record.keys() >= keys
 
 
 def _rename_to_new(temporary: Path, path: Path) -> None:

@@ -24,7 +24,15 @@ from tokenizers.models import WordLevel
 from realmlm.errors import ArtefactDamaged, ArtefactExists, ArtefactMissing
 from realmlm.storage import artefacts, locks
 from realmlm.storage.arrays import ArrayWriter, map_array, map_arrays, save_arrays
-from realmlm.storage.artefacts import MANIFEST, open_artefact, publish, read_manifest, sweep, write_text
+from realmlm.storage.artefacts import (
+    MANIFEST,
+    open_artefact,
+    publish,
+    read_manifest,
+    refuse_existing,
+    sweep,
+    write_text,
+)
 
 
 def make(path: Path, text: str = "first", *, replace: bool = False) -> Path:
@@ -53,6 +61,24 @@ def test_what_was_published_is_read_back(tmp_path: Path) -> None:
     )
     assert (manifest.parents, set(manifest.files)) == ({"elder": "abc"}, {"deep/words.txt", "more.txt"})
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_only_what_realmlm_made_is_to_be_removed(tmp_path: Path) -> None:
+    made = make(tmp_path / "made")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"stage": "warmup", "config": {}, "checksum": "ab"}')
+    for ours in (made, run):
+        with pytest.raises(ArtefactExists, match=r"already exists; choose another place or remove it first$"):
+            refuse_existing(ours)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / MANIFEST).write_text('{"name": "a browser\'s extension", "manifest_version": 3}')
+    (notes / "run.json").write_text("not JSON")
+    (notes / "heron.md").write_text("A heron stands.")
+    for theirs in (notes, notes / "heron.md"):
+        with pytest.raises(ArtefactExists, match=r"already exists; choose another place$"):
+            refuse_existing(theirs)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
