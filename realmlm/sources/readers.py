@@ -17,7 +17,7 @@ from realmlm.errors import MissingExtra, RealmError
 from realmlm.log import say
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import Unreadable
-from realmlm.sources.columnar import COLUMNAR, read_rows
+from realmlm.sources.columnar import COLUMNAR, USUAL, read_rows
 from realmlm.sources.dump import Dump, NoDump
 from realmlm.sources.encodings import declared_text
 from realmlm.sources.headings import Document, path_title, tidy
@@ -28,7 +28,15 @@ from realmlm.sources.office import word_document
 from realmlm.sources.pdf import pdf_document
 from realmlm.sources.reading import CHUNK, OnBad, Reading, SourceFile
 from realmlm.sources.sheets import SPREADSHEETS
-from realmlm.sources.tables import Record, read_table, records, tables_of, width_of
+from realmlm.sources.tables import (
+    TABLE,
+    Record,
+    read_table,
+    record_line,
+    records,
+    tables_of,
+    width_of,
+)
 from realmlm.sources.wrapping import unwrapped
 from realmlm.sources.zipped import book, open_document, powerpoint
 from realmlm.storage.files import Counted
@@ -36,6 +44,7 @@ from realmlm.storage.remote import at_hand, open_file, shown
 
 DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _BINARY = re.compile(rb"(?<!\\)(?:\\\\)*+(\\bin(\d{1,10}) ?)")
+_OF_A_CORPUS = frozenset(("id", "_id", "title", "text", "metadata"))  # the last in BEIR's
 _BEYOND_ASCII = re.compile(r"[\x80-\xff]")
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
@@ -167,33 +176,47 @@ def _stem(file: SourceFile) -> str:
 
 
 def _read_json_lines(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    columns = reading.file.columns
+    name = columns.text or "text"
+    gathered: list[str] = []  # what has no text is a row of a table, as in a CSV file
+    size = 0
     for number, line in reading.lines(stream):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_float=str)  # an amount of 4.50 stays one
         except (ValueError, RecursionError) as error:
             reading.bad(f"is not JSON ({error})", line=number)
             continue
         if not isinstance(record, dict):
-            reading.bad('is not a JSON object with "title" and "text"', line=number)
+            reading.bad("is not a JSON object", line=number)
             continue
-        columns = reading.file.columns
-        name = columns.text or "text"
         title = record.get(columns.title or "title") or ""
         text = record.get(name)
         identity = record.get(columns.identity or "id", None if columns.identity else record.get("_id"))
         if text == "" and "_id" in record:  # of some of BEIR's documents there is nothing but the title
             text = title
-        if not isinstance(text, str):
+        if text is None and columns == USUAL and (row := record_line(record)):
+            gathered.append(row)
+            size += len(row)
+            if size > TABLE:
+                yield from reading.articles([(_stem(reading.file), "\n".join(gathered))], has_rows=True)
+                gathered = []
+                size = 0
+        elif not isinstance(text, str):
             wrong = "missing" if text is None else "not a string"
             names = ", ".join(f"'{name}'" for name in list(record)[:12]) or "nothing"
             reading.bad(f'"{name}" is {wrong}; the line has {names}', line=number)
         elif not isinstance(title, str):
             reading.bad(f'"{columns.title or "title"}" is not a string', line=number)
         else:
+            if columns == USUAL and not record.keys() <= _OF_A_CORPUS:
+                others = {key: value for key, value in record.items() if key not in ("title", "text")}
+                text = "\n".join(filter(None, (record_line(others), text)))
             identity = identity if isinstance(identity, str | int) else None
             yield from reading.article(title, text, identity=identity, line=number)
+    if gathered:
+        yield from reading.articles([(_stem(reading.file), "\n".join(gathered))], has_rows=True)
 
 
 def _read_table(reading: Reading, stream: BinaryIO, *, delimiters: str) -> Iterator[Article]:

@@ -1,18 +1,20 @@
 """Tables to documents, streamed: the separator of CSV and TSV, the header, and what a row says."""
 
 import csv
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, pairwise, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from realmlm.sources.columnar import USUAL, Columns
 from realmlm.sources.markup import row_line
 
 _FIELD_LIMIT = 2**24  # characters of one field; a quote that is never closed would swallow the file
-_TABLE = 2**20  # characters of a table's rows that become one document
+TABLE = 2**20  # characters of a table's rows that become one document
+_DEEPEST = 4  # objects and lists within one another whose values are read
 _FIRST_LINES = 50  # lines from which the separator is inferred
 _FIRST = 2**16  # and their characters
 _FIGURE = re.compile(r"\d")
@@ -68,7 +70,7 @@ def records(
     gathered: list[str] = []
     size = 0
     for (number, row), (_, below) in pairwise(chain(rows, [(0, [])])):
-        if size > _TABLE:
+        if size > TABLE:
             yield Record(None, "\n".join(gathered))
             gathered = []
             size = 0
@@ -126,6 +128,32 @@ class _Header:
         if not self.is_corpus:
             text = "\n".join(filter(None, (self.line(row, without=(self._title, self.text)), text)))
         return Record(title, text or "", identity, line)
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """A JSON object as a line of text, as a row of a table: the values within others are named by both, "shop
+    town: Oslo", those of a list stand behind each other. None of half a character."""
+    pairs = list(_values("", record, _DEEPEST))
+    line = row_line([" ".join(name.split()) for name, _ in pairs], [value for _, value in pairs])
+    return line.encode(errors="ignore").decode().replace("\0", "")
+
+
+def _values(name: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and depth:
+        for key, inner in value.items():
+            yield from _values(f"{name} {key}".lstrip(), inner, depth - 1)
+    elif isinstance(value, list) and depth:
+        plain = [json.dumps(one) if isinstance(one, bool) else str(one) for one in value if _is_plain(one)]
+        yield name, ", ".join(plain)
+        for inner in value:
+            if isinstance(inner, dict | list):
+                yield from _values(name, inner, depth - 1)
+    elif _is_plain(value):
+        yield name, json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def _head(lines: Iterator[tuple[int, str]]) -> tuple[list[tuple[int, str]], bool]:

@@ -24,6 +24,7 @@ from realmlm.sources.files import find_files, read_articles
 from realmlm.sources.headings import Document, Section
 from realmlm.sources.markup import html_document, markdown_document, wiki_to_text
 from realmlm.sources.readers import read_files
+from realmlm.sources.tables import record_line
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -94,7 +95,7 @@ CUT_OFF = gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)[:-12]
         ("a.jsonl", b"", "is empty"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', "line 2.*not JSON"),
         ("a.jsonl", b"[1]\n", "line 1.*object"),
-        ("a.jsonl", b'\n{"body": "x"}\n', "line 2.*missing.*'body'"),
+        ("a.jsonl", b'\n{"body": null}\n', "line 2.*missing.*'body'"),
         ("a.jsonl", b'{"text": 3}\n', "not a string"),
         ("a.jsonl", b'{"text": "x", "title": []}\n{"text": "x", "title": [1]}', "line 2.*title"),
         ("a.jsonl", b'{"text": " "}\n', "line 1.*no text"),
@@ -233,6 +234,65 @@ def test_skipping_goes_on_after_the_fault(tmp_path):
     assert [article.text for article in articles] == ["one", "two", "three", "four"]
     assert [article.source for article in articles] == ["a.jsonl:1", "a.jsonl#7", "b.tsv#1", "b.tsv#3"]
     assert len(bad) == 4
+
+
+def test_other_keys_of_json_lines_are_read_as_columns_of_tables_are(tmp_path):
+    rows = [
+        {"id": 7, "title": "Order 7", "date": "2026-02-11", "total": 4.5, "paid": True, "text": "For Ada."},
+        {"id": 8, "title": "Order 8", "date": None, "total": 12, "paid": "", "text": "For Bo."},
+    ]
+    (tmp_path / "orders.jsonl").write_text("\n".join(map(json.dumps, rows)).replace("4.5,", "4.50,"))
+    (tmp_path / "orders.csv").write_text(
+        "id,title,date,total,paid,text\n7,Order 7,2026-02-11,4.50,true,For Ada.\n8,Order 8,,12,,For Bo.\n"
+    )
+    of_lines, of_table = read(tmp_path / "orders.jsonl"), read(tmp_path / "orders.csv")
+    assert of_lines[0].text == "id: 7; date: 2026-02-11; total: 4.50; paid: true\nFor Ada."
+    assert [(a.title, a.text) for a in of_lines] == [(a.title, a.text) for a in of_table]
+    assert [a.source for a in of_lines] == ["orders.jsonl#7", "orders.jsonl#8"]
+
+
+def test_json_lines_without_text_are_rows_of_one_table(tmp_path):
+    (tmp_path / "stock.jsonl").write_text(
+        '{"crsCode": "X1", "price": 44.90, "shop": {"town": "Oslo", "floor": 2}, "sizes": ["S", 4, false]}\n'
+        '{"text": "Prose between.", "title": "T"}\n'
+        '{"crsCode": "X2\\ud800\\u0000", "price": null, "tags": [{"a": 1}, {"a": [2]}], "title": "Two", "text": null}\n'
+    )
+    (tmp_path / "stock.csv").write_text("crsCode,price\nX1,44.90\nX2,\n")
+    prose, table = read(tmp_path / "stock.jsonl")
+    assert (prose.title, prose.text, prose.has_rows) == ("T", "Prose between.", False)
+    assert (table.title, table.source, table.has_rows) == ("stock", "stock.jsonl", True)
+    assert table.text.split("\n") == [
+        "crs code: X1; price: 44.90; shop town: Oslo; shop floor: 2; sizes: S, 4, false",
+        "crs code: X2; tags a: 1; tags a: 2; title: Two",
+    ]
+    (from_csv,) = read(tmp_path / "stock.csv")
+    assert (from_csv.title, from_csv.text) == ("stock", "crs code: X1; price: 44.90\ncrs code: X2")
+
+
+def test_long_json_lines_without_text_become_several_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr("realmlm.sources.readers.TABLE", 30)
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"number": {n}, "name": "n{n}"}}\n' for n in range(7)))
+    articles = read(tmp_path / "a.jsonl")
+    assert [len(article.text.split("\n")) for article in articles] == [2, 2, 2, 1]
+    assert "\n".join(a.text for a in articles).split("\n")[5] == "number: 5; name: n5"
+
+
+def test_what_a_corpus_of_beir_says_beside_its_text_is_not_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"_id": "d1", "title": "T", "text": "x", "metadata": {"url": "u"}}\n')
+    assert [(a.title, a.text, a.source) for a in read(tmp_path / "a.jsonl")] == [("T", "x", "a.jsonl#d1")]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_any_json_object_is_one_line(value):
+    line = record_line({"a": value, "b": "end"})
+    assert line.endswith("b: end")
+    assert "\n" not in line
+    assert line.encode()
 
 
 def test_byte_order_marks_and_line_ends(tmp_path):
@@ -383,7 +443,9 @@ def test_lock_files_of_offices_are_passed_over(tmp_path):
 def test_tables_and_json_lines_give_back_what_was_written(tmp_path_factory, rows, packing):
     folder = tmp_path_factory.mktemp("round")
     pack = PACKERS[packing]
-    json_lines = "".join(json.dumps({"title": title, "text": text, "more": 1}) + "\n" for title, text in rows)
+    json_lines = "".join(
+        json.dumps({"title": title, "text": text, "metadata": {"more": 1}}) + "\n" for title, text in rows
+    )
     (folder / f"a.jsonl{packing}").write_bytes(pack(json_lines.encode()))
     for name, delimiter in (("b.csv", ","), ("c.tsv", "\t")):
         table = io.StringIO()
