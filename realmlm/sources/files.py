@@ -13,7 +13,7 @@ from realmlm.sources.bounds import LARGEST
 from realmlm.sources.columnar import Columns
 from realmlm.sources.readers import DECOMPRESS, READERS, read_files
 from realmlm.sources.reading import OnBad, SourceFile
-from realmlm.storage.artefacts import read_manifest
+from realmlm.storage.artefacts import is_made, read_manifest
 from realmlm.storage.remote import mode_of, open_file, shown, url_of, walk
 
 
@@ -49,7 +49,8 @@ def find_files(
     sources: Sequence[Path], *, on_bad: OnBad, columns: Columns | None = None
 ) -> tuple[list[SourceFile], list[Path]]:
     """The files to read, and the files in folders that are of no known kind. Hidden files and folders are
-    passed over; links are followed. `columns` are those of tables with the text, the title and the id."""
+    passed over, and folders within them that realmlm wrote; links are followed. `columns` are those of tables
+    with the text, the title and the id."""
     files: list[SourceFile] = []
     unknown: list[Path] = []
     bases = _bases(sources)
@@ -119,6 +120,9 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                 subfolders.clear()
                 continue
             entered.add(place)
+            if folder != source and is_made(folder, names):  # no documents, though there are texts in it
+                subfolders.clear()
+                continue
             if _is_beir(names, subfolders):  # its queries and judgements are no documents
                 names = [file for file in names if file.startswith("corpus.jsonl")]
                 subfolders.remove("qrels")

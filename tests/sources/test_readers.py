@@ -25,6 +25,7 @@ from realmlm.sources.headings import Document, Section
 from realmlm.sources.markup import html_document, markdown_document, wiki_to_text
 from realmlm.sources.readers import read_files
 from realmlm.sources.tables import record_line
+from realmlm.storage.artefacts import publish
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -66,6 +67,24 @@ def test_a_folder_is_walked_in_sorted_order(tmp_path):
     assert not bad
     files, unknown = find_files([notes], on_bad=strict)
     assert (len(files), unknown) == (3, [notes / "a/photo.png"])
+
+
+def test_what_realmlm_wrote_is_no_document(tmp_path):
+    notes = tmp_path / "notes"
+    for folder in ("run", "adapted/model", "kept", "web"):
+        (notes / folder).mkdir(parents=True)
+    with publish(notes / "world", kind="world") as draft:
+        (draft.path / "knowledge.jsonl").write_text('{"text": "x"}')
+    (notes / "run" / "run.json").write_text('{"stage": "warmup", "config": {}}')
+    (notes / "adapted" / "verdict.json").write_text('{"held_out": 3, "measures": {}}')
+    (notes / "web" / "manifest.json").write_text('{"name": "a page"}')
+    for folder in ("run", "adapted", "adapted/model", "kept", "web"):
+        (notes / folder / "metrics.jsonl").write_text('{"loss": 1.5}')
+    assert {article.source for article in read(notes)} == {
+        "notes/kept/metrics.jsonl",
+        "notes/web/metrics.jsonl",
+    }
+    assert [article.text for article in read(notes / "world")] == ["x"]  # which is named
 
 
 def test_files_that_are_called_alike_are_told_apart(tmp_path: Path) -> None:
