@@ -123,7 +123,7 @@ WITHOUT_RUN = [
     ),
     (
         "corpus {desk}/nothing.txt --out {out} --train-tokenizer 300",
-        r"nothing\.txt: has no text; correct it, or leave such input out",
+        r"error: there is no text to train a tokenizer on; name files or folders with text in them\n",
     ),
     (
         "corpus {desk}/broken.jsonl --out {out} --train-tokenizer 300",

@@ -24,7 +24,7 @@ from realmlm.sources.bounds import PART
 from realmlm.sources.columnar import Columns
 from realmlm.sources.files import find_files
 from realmlm.sources.readers import read_files
-from realmlm.sources.reading import OnBad, SourceFile
+from realmlm.sources.reading import NoText, OnBad, SourceFile
 from realmlm.storage.artefacts import Draft, publish
 from realmlm.storage.remote import shown, size_of
 
@@ -344,14 +344,14 @@ def write_articles(
 
 
 class _Faults:
-    """Deals with bad input: raises the complaint, or with `skip` shows and counts it."""
+    """Deals with bad input: raises the complaint, or with `skip` shows and counts it, as what is empty."""
 
     def __init__(self, skip: bool) -> None:
         self._skip = skip
         self.count = 0
 
     def __call__(self, error: RealmError) -> None:
-        if not self._skip:
+        if not self._skip and not isinstance(error, NoText):
             cure = ", or" if isinstance(error, MissingExtra) else "; correct it, or"
             raise type(error)(f"{error}{cure} leave such input out with --skip-bad") from None
         self.count += 1
@@ -380,8 +380,8 @@ def _read(
 
 def _train(files: Sequence[SourceFile], size: int, *, skip_bad: bool) -> Wordpieces:
     def on_bad(error: RealmError) -> None:
-        if not skip_bad:
-            _Faults(skip=False)(error)  # with skip_bad: counted when the files are read again to be cut
+        if not skip_bad and not isinstance(error, NoText):
+            _Faults(skip=False)(error)  # others are counted when the files are read again to be cut
 
     articles = _read(files, "reading for the tokenizer", on_bad, on_guess=lambda text: None)
     texts = sample_texts((article.text for article in articles), most=_SAMPLE)

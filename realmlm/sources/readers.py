@@ -86,7 +86,7 @@ def _complaints(reading: Reading, *, line: int | None = None) -> Iterator[None]:
     except Exception as error:  # whatever it is, one file must not keep a folder from being read
         reading.bad(f"cannot be read ({type(error).__name__}: {error})", line=line)
     if reading.found + reading.faults == before:
-        reading.bad("is empty: there is no article in it", line=line)
+        reading.empty("is empty: there is no article in it", line=line)
 
 
 def _read_text(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -157,7 +157,7 @@ def _read_office(
     if (data := reading.whole(stream)) is None:
         return
     if not data:
-        return reading.bad("is empty")
+        return reading.empty("is empty")
     yield from _titled(reading, parse(data))
 
 
@@ -235,10 +235,10 @@ def _read_spreadsheet(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
     if (data := reading.whole(stream)) is None:
         return
     if not data:
-        return reading.bad("is empty")
+        return reading.empty("is empty")
     sheets = spreadsheet(data)
     if not sheets:
-        return reading.bad("has no text")
+        return reading.empty()
     for name, rows, damage in sheets:
         if damage:
             reading.bad(f"its sheet '{name}' {damage}")

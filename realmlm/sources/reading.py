@@ -22,6 +22,10 @@ _ONLY_UTF_8 = (".jsonl", ".ndjson")  # by their standards: any other byte is dam
 _TOO_LONG = f"is a line of more than {LARGEST >> 20} MiB; split it"
 
 
+class NoText(BadInput):
+    """A document is empty: it holds nothing that could be lost."""
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """A file to be read."""
@@ -57,11 +61,14 @@ class Reading:
         file = replace(file, name=f"{self.file.name}{mark or '#'}{'/' * bool(mark)}{path.name}")
         return Reading(file, self._on_bad, self._on_guess, lambda count: None)
 
-    def bad(self, what: str, *, line: int | None = None) -> None:
+    def bad(self, what: str, *, line: int | None = None, kind: type[BadInput] = BadInput) -> None:
         part = "row" if self.file.kind in (*COLUMNAR, *SPREADSHEETS) else "line"
         message = f"{shown(self.file.path)}{f', {part} {line}' if line else ''}: {what}"
         # half of a surrogate pair could not be printed
-        self.fault(BadInput(message.encode(errors="backslashreplace").decode()))
+        self.fault(kind(message.encode(errors="backslashreplace").decode()))
+
+    def empty(self, what: str = "has no text", *, line: int | None = None) -> None:
+        self.bad(what, line=line, kind=NoText)
 
     def fault(self, error: RealmError) -> None:
         self.faults += 1
@@ -99,7 +106,7 @@ class Reading:
         except UnicodeEncodeError:
             return self.bad("holds half of a surrogate pair, which is not a character", line=line)
         if not any(text.strip() for _, text in sections):
-            return self.bad("has no text", line=line)
+            return self.empty(line=line)
         if any("\0" in text for _, text in sections):
             return self.bad("holds NUL bytes: it is not text", line=line)
         self.found += 1

@@ -243,14 +243,11 @@ def test_bad_input_leaves_nothing_or_is_counted(tmp_path, source, capsys):
 
 BAD = {
     "bytes.txt": bytes(range(256)),
-    "nothing.txt": b"",
     "zeros.txt": bytes(64),
     "half.txt.gz": gzip.compress(b"The heron stands still. " * 99, mtime=0)[:-9],
     "no.txt.xz": b"not packed",
-    "nothing.md": b"\n",
-    "hidden.html": b"<script>1</script>",
     "lines.jsonl": b"broken",
-    "wordless.jsonl": b'{"title": "Heron"}',
+    "wordless.jsonl": b'{"title": "Heron", "text": 3}',
     "old.jsonl": b'{"text": "\xe9"}',
     "row.csv": b'title,text\nHeron,"never closed',
     "wide.csv": b"title,text\na,b,c\n",
@@ -281,6 +278,31 @@ def test_every_bad_file_is_named_with_the_flag_that_leaves_it_out(tmp_path, name
     )
     assert (len(corpus), corpus.manifest.counts["skipped"]) == (1, 1)
     assert f"left out: {bad}" in capsys.readouterr().err
+
+
+EMPTY = {
+    "nothing.txt": b"",
+    "nothing.md": b"\n",
+    "hidden.html": b"<script>1</script>",
+    "nothing.jsonl": b"\n",
+    "wordless.jsonl": b'{"title": "Heron", "text": " "}',
+    "nothing.csv": b"",
+    "nothing.docx": b"",
+    "nothing.ods": b"",
+}
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_what_has_no_text_is_noted_and_stops_nothing(tmp_path, skip_bad, capsys):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "good.txt").write_text("The heron stands still.")
+    for name, data in EMPTY.items():
+        (notes / name).write_bytes(data)
+    corpus = build_corpus([notes], tmp_path / "out", train_tokenizer=150, workers=1, skip_bad=skip_bad)
+    assert (len(corpus), corpus.manifest.counts["skipped"]) == (1, len(EMPTY))
+    said = capsys.readouterr().err
+    assert [said.count(f"left out: {notes / name}") for name in EMPTY] == [1] * len(EMPTY)
 
 
 def test_a_file_whose_library_is_missing_is_named_with_both_ways_on(tmp_path, monkeypatch, capsys):
