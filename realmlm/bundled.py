@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from realmlm.errors import ArtefactMissing
+from realmlm.errors import ArtefactMissing, BadInput
 
 MINI = Path("mini")
 """The model that commands take where none is named."""
@@ -33,6 +33,8 @@ def text_place(docs: str | Path) -> Path:
     """The folder or file named (~ is the user's own folder), or the bundled encyclopedia for `pocket`."""
     from realmlm.log import say
 
+    if docs == "":  # which would be the working folder
+        raise BadInput("'' names no folder or file with documents; the working folder is .")
     if Path(docs) != POCKET:
         return Path(os.path.expanduser(docs))
     if POCKET.exists():

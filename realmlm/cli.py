@@ -119,7 +119,8 @@ def parse(name: str, kind: type, arguments: list[str]) -> Any:
 
 
 def plain_numbers() -> Any:
-    """While it is entered, tyro says of what is no whole number that it is none."""
+    """While it is entered, tyro says of what is no whole number that it is none, and of "" that it names no
+    place: in Python it is the working folder."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
     def from_words(words: list[str]) -> int:
@@ -131,8 +132,17 @@ def plain_numbers() -> Any:
     whole = PrimitiveConstructorSpec(
         1, "INT", from_words, lambda value: type(value) is int, lambda value: [str(value)]
     )
+
+    def named(words: list[str]) -> Path:
+        if not words[0]:
+            raise BadInput("'' names no file or folder; the working folder is .")
+        return Path(words[0])
+
+    place = PrimitiveConstructorSpec(
+        1, "PATH", named, lambda value: isinstance(value, Path), lambda value: [str(value)]
+    )
     registry = ConstructorRegistry()
-    registry.primitive_rule(lambda info: whole if info.type is int else None)
+    registry.primitive_rule(lambda info: {int: whole, Path: place}.get(info.type))
     return registry
 
 
