@@ -214,7 +214,7 @@ class Engine:
 
     def ask_without_reading(self, questions: list[str]) -> list[Answer]:
         """What the reader says by itself, no passage read."""
-        queries = [self._answerer.query(question) for question in questions]
+        queries = [self._answerer.query(question) for question in _texts(questions)]
         return self._answerer.read_spans(queries, NoRetriever()(queries, 0))
 
     @overload
@@ -451,6 +451,12 @@ def _texts(given: str | Sequence[str]) -> list[str]:
     for text in texts:
         if not isinstance(text, str):
             raise BadInput(f'a question or sentence must be text, not {text!r}; ask with words: "Who …?"')
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # as Python has what was typed elsewhere than in UTF-8
+            shown = text.encode(errors="backslashreplace").decode()
+            odd = f"{shown!r} is not UTF-8 (character {error.start + 1})"
+            raise BadInput(f"{odd}; type it again in a terminal that is set to UTF-8") from error
     return texts
 
 

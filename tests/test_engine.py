@@ -119,6 +119,12 @@ def test_what_cannot_be_asked_or_read_is_said_in_one_error(
     for asked in (lambda: engine.ask(None), lambda: engine.fill(7)):  # type: ignore[call-overload]
         with pytest.raises(BadInput, match=r"must be text, not (None|7)"):
             asked()
+    odd = "caf\udce9?"
+    for ask in (engine.ask, engine.search, engine.fill, engine.embed, engine.ask_without_reading):
+        with pytest.raises(BadInput, match=r"'caf\\+udce9\?' is not UTF-8 \(character 4\); type it again"):
+            ask([odd])  # type: ignore[operator]
+    with pytest.raises(BadInput, match="'' names no folder or file with documents"):
+        Engine(tiny_model_folder, device="cpu").read("")
 
 
 def test_what_was_retrieved_stays_as_it_was(tiny_model_folder: Path, knowledge: Corpus) -> None:

@@ -269,6 +269,16 @@ WITHOUT_RUN = [
         "ask Who? --fill [MASK] --model {desk}/model --corpus {desk}/bare",
         r'ask one thing, before any flags: realmlm ask "your question"',
     ),
+    ("ask Who? --docs ''", r"error: '' names no file or folder; the working folder is \.\n"),
+    (
+        "ask 'caf\udce9?' --model {desk}/model --corpus {desk}/bare --read 1",
+        r"'caf.*udce9\?' is not UTF-8 \(character 4\); type it again in a terminal that is set to UTF-8",
+    ),
+    ("search '\udce9?' --model {desk}/model --corpus {desk}/bare", r"udce9\?' is not UTF-8 \(character 1\)"),
+    (
+        "ask --fill '\udce9 [MASK]' --model {desk}/model --corpus {desk}/bare --read 1",
+        r"udce9 \[MASK\]' is not UTF-8 \(character 1\)",
+    ),
     ("ask '' --read 1 --model {desk}/model --corpus {desk}/bare", r"the question is empty; ask with words"),
     (
         "ask --fill 'No gap' --read 1 --model {desk}/model --corpus {desk}/bare",
