@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from realmlm.reading.kinds import fits, repeats
-from realmlm.reading.records import Answer
-from realmlm.reading.tables import lacks
+from realmlm.reading.records import Answer, Evidence
+from realmlm.reading.tables import lacks, names_other
 
 # as things are numbered: ORD-199999, KX-4411; not COVID-19, 1990s
 _CODE = re.compile(r"\b[A-Za-z]{1,6}[-/]?\d{3,}(?:[-/]?\w+)*")
@@ -26,7 +26,7 @@ class Signs(NamedTuple):
     not learned to say, or the passage has no title."""
     amiss: float = 0.0
     """1: the answer is of another kind than was asked for, says nothing but words of the question, or is
-    about another code or cell than it names."""
+    about another code, cell or row than it names."""
 
 
 def signs_of(question: str, answer: Answer) -> Signs:
@@ -42,9 +42,14 @@ def signs_of(question: str, answer: Answer) -> Signs:
             fits(question, answer.answer) < 0
             or repeats(question, answer.answer)
             or names_unknown(question, (f"{one.title} {one.passage}" for one in answer.evidence))
-            or (first is not None and first.start is not None and lacks(question, first.passage, first.start))
+            or (first is not None and first.start is not None and _beside_it(question, first, first.start))
         ),
     )
+
+
+def _beside_it(question: str, read: Evidence, start: int) -> bool:
+    """Does the answer stand in a table that lacks what the question names, a cell or a row?"""
+    return lacks(question, read.passage, start) or names_other(question, read.title, read.passage, start)
 
 
 def names_unknown(question: str, read: Iterable[str]) -> bool:

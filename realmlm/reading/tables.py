@@ -14,6 +14,8 @@ from realmlm.rows import Cell, Row, rows
 _LONGEST = 80  # characters of a cell that is an answer as a whole
 _SHORTEST = 3  # characters of a cell that names its row
 _WORD = re.compile(r"\w+")
+_LETTERS = re.compile(r"[^\W\d_]{3,}")
+_FIGURES = re.compile(r"\d+(?:[.,]\d+)*")
 _COMMON = frozenset(
     _WORD.findall("a an and at by do for from has have how i in is it no of on or the to was")
 )
@@ -98,6 +100,25 @@ def lacks(question: str, text: str, start: int) -> bool:
     elsewhere = [asked.shares(cell.name) for row in table for cell in row.cells]
     of_named = [asked.shares(cell.name) for cells in named for cell in cells]
     return max(elsewhere) > max([*here, *of_named, 0])
+
+
+def names_other(question: str, title: str, text: str, start: int) -> bool:
+    """Does the question name another thing than the row in which the answer stands, at `start`? Its figures
+    are not those of the row, nor of the title, though a cell beside the answer has some behind the same word:
+    "Plywood birch 24 mm", where the row is that of 18 mm."""
+    asked = set(_FIGURES.findall(question))
+    table = rows(text) if asked and "; " in text else iter(())
+    row = next((row for row in table if row.start <= start < row.end), None)
+    if row is None or not asked.isdisjoint(_FIGURES.findall(f"{title} {text[row.start : row.end]}")):
+        return False
+    words = _content(question)
+    beside = [text[cell.start : cell.end] for cell in row.cells if not cell.start <= start < cell.end]
+    return any(_FIGURES.search(cell) and words & _content(cell) for cell in beside)
+
+
+def _content(words: str) -> set[str]:
+    """The words of a question or a cell that say what it is about, as stems."""
+    return {_stem(word) for word in _LETTERS.findall(words.casefold())} - _COMMON
 
 
 def _cell_of(row: Row, start: int, end: int) -> Cell | None:

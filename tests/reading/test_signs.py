@@ -74,3 +74,35 @@ def test_a_cell_that_is_empty_is_amiss(question: str, answer: str, empty: bool) 
     start = STAFF.index(answer)
     evidence = Evidence(0, "Staff", STAFF, start, start + len(answer), 0.9, 0.8)
     assert signs_of(question, Answer(answer, 0.7, (evidence,))).amiss == float(empty)
+
+
+STOCK = (
+    "Item: Plywood birch 12 mm; Unit price: 31.50; Bin: A1-03\n"
+    "Item: Plywood birch 18 mm; Unit price: 44.90; Bin: A1-04\n"
+    "Item: Safety goggles; Unit price: 8.24; Bin: B2-11\n"
+    "Item: Plywood 4.5 mm, 2 sheets; Unit price: 9.10; Weather: gust of 34 m/s at 02:15"
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "other"),
+    [
+        ("What is the unit price of Plywood birch 24 mm?", "44.90", True),
+        ("What is the unit price of birch plywood, 24mm?", "31.50", True),
+        ("What is the unit price of Plywood birch 18 mm?", "44.90", False),
+        ("What is the unit price of 18mm plywood?", "44.90", False),
+        (
+            "What is the unit price of the goggles in 2026?",
+            "8.24",
+            False,
+        ),  # no cell there has a figure after a word
+        ("What is the unit price of plywood?", "44.90", False),
+        ("What is in bin A1-04?", "Plywood birch 18 mm", False),
+        ("How strong was the gust on 14 March?", "gust of 34 m/s at 02:15", False),  # nothing beside it
+        ("What did plywood cost on page 7 of Stock 7?", "44.90", False),  # the title has it
+    ],
+)
+def test_an_answer_from_the_row_of_another_thing_is_amiss(question: str, answer: str, other: bool) -> None:
+    place = STOCK.index(answer)
+    read = Evidence(0, "Stock 7", STOCK, place, place + len(answer), 0.9, 0.8)
+    assert signs_of(question, Answer(answer, 0.7, (read,))).amiss == float(other)
