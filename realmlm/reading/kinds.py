@@ -40,6 +40,8 @@ _AMOUNT = re.compile(
     r"(?<![\d.,])\d+(?:[.,]\d{3})*[.,]\d\d(?![\d.,]*\d)|\b(?:free|nothing|dollars?|euros?|pounds?|pence|cents?)\b",
     re.IGNORECASE,
 )
+# flight FI 454, bin B2-11; not R250 or RM 20, which are money, nor TO 300 in capitals
+_CODE = re.compile(r"\b(?!RM?\d)[A-Z]{1,4}-?\d|\b(?!AT|BY|IN|KR|NO|OF|OR|RM|RS|TO|UP)[A-Z]{2} \d{2,4}\b")
 _TWO = re.compile(r"\d\s+[$£€¥₹]\s?\d")  # the end of something else, and a price
 _IS = "(?:is|are|was|were|do|does|did|has|have|had|will|would|can|could|may|must|should)"
 _ADDRESS = re.compile(r"\S@\S")
@@ -75,6 +77,8 @@ def _digits(answer: str) -> bool:
 
 def _sum(answer: str) -> bool:
     """A number that could be a sum of money."""
+    if _CODE.search(answer) and not (_has(answer, "price") or _AMOUNT.search(answer)):
+        return False
     return _number(answer) and not (_has(answer, "date", "time") or _MEASURE.search(answer))
 
 
