@@ -142,7 +142,7 @@ def plain_numbers() -> Any:
         1, "PATH", named, lambda value: isinstance(value, Path), lambda value: [str(value)]
     )
     registry = ConstructorRegistry()
-    registry.primitive_rule(lambda info: {int: whole, Path: place}.get(info.type))
+    registry.primitive_rule(lambda info: whole if info.type is int else place if info.type is Path else None)
     return registry
 
 

@@ -122,7 +122,7 @@ def test_what_cannot_be_asked_or_read_is_said_in_one_error(
     odd = "caf\udce9?"
     for ask in (engine.ask, engine.search, engine.fill, engine.embed, engine.ask_without_reading):
         with pytest.raises(BadInput, match=r"'caf\\+udce9\?' is not UTF-8 \(character 4\); type it again"):
-            ask([odd])  # type: ignore[operator]
+            ask([odd])
     with pytest.raises(BadInput, match="'' names no folder or file with documents"):
         Engine(tiny_model_folder, device="cpu").read("")
 

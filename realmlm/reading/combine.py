@@ -34,6 +34,16 @@ _AROUND = string.punctuation + string.whitespace + "«»“”„‘’–—…
 _YES_OR_NO = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
 )
+_AUXILIARY = "are|were|do|does|did|have|had|can|could|may|must|should|will|would"
+# for several things: "Which members were present?", but not "What do members do?" or "On which days?"
+_SEVERAL = re.compile(
+    r"\s*(?:please\s+)?(?:list|enumerate|name\s+(?:all|every|the\s+(?:\w+\s+)?\w+[^\Wsui]s))\b"
+    r"|\s*(?:\w+\s+)?(?:whom?\s+(?:are|were)|what\s+(?:are|were)\s+the\s+names\s+of)\b"
+    rf"|.*\b(?:which|what)\s+(?!(?:{_AUXILIARY}|is|was|has|happens)\b)(?:[\w-]+\s+){{0,2}}"
+    rf"(?!(?:dates|days|hours|times|gas|lens|means|news|series)\b)\w+[^\Wsui]s\s+(?:{_AUXILIARY})\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_AND = re.compile(r"[,;&]|\band\b|\w/\w")
 Place = tuple[int, int] | tuple[None, None]  # the first character and the one past the last
 NOWHERE = (None, None)
 # what `split` would change in the middle of a text: white space other than one space
@@ -178,6 +188,8 @@ class Combiner:
             cautions.append(f"only the first {self.max_query} wordpieces of the question were read")
         if _YES_OR_NO.match(question):
             cautions.append("yes or no is for you to say: answers are words of a passage")
+        elif _SEVERAL.match(question) and not _AND.search(answer.answer):
+            cautions.append("there may be more than one: read them in the passage")
         return replace(answer, confidence=confidence, sure=sure, caution="; ".join(cautions))
 
 

@@ -295,6 +295,42 @@ def test_a_span_is_made_longer_by_the_units_of_the_whole_text(text: str, data: s
     assert list(zip(*(places.tolist() for places in found), strict=True)) == longer
 
 
+@pytest.mark.parametrize(
+    ("question", "several"),
+    [
+        ("Which board members were present at the meeting?", True),
+        ("Which items does Harris & Sons supply?", True),
+        ("In which towns do they have a shop?", True),
+        ("What nine languages can it read aloud?", True),
+        ("Who were the auditors?", True),
+        ("To whom are the letters sent?", True),
+        ("What are the names of the hens?", True),
+        ("List the members of the board", True),
+        ("Please name all members.", True),
+        ("Who was the auditor?", False),
+        ("Which insurer pays people who are off sick?", False),
+        ("What do members do on Thursdays?", False),
+        ("What are bogies on a train?", False),
+        ("On which days does the ferry run?", False),
+        ("Which bus does she take?", False),
+        ("Which glass has the board chosen?", False),
+        ("Which company supplies the electricity?", False),
+        ("What happens if tenants do not pay?", False),
+        ("Where is the list?", False),
+    ],
+)
+def test_where_several_are_asked_for_it_is_said_that_there_may_be_more(
+    question: str, several: bool, answerer: Answerer
+) -> None:
+    said = "there may be more than one: read them in the passage"
+    (one,) = answerer.ask([question])
+    assert one.caution == (said if several else "")
+    assert one.sure == ""
+    for words in ("Ada and Bo", "Ada, Bo"):  # it says so itself
+        many = answerer.combiner._judged(replace(one, answer=words), question, 1, 0.0)
+        assert many.caution == ""
+
+
 def test_what_should_be_known_before_an_answer_is_believed_is_said(answerer: Answerer) -> None:
     plain, asked, long = answerer.ask(["Which animal is it?", " are cocks allowed?", "animal " * 70 + "?"])
     assert (plain.caution, asked.caution) == (
