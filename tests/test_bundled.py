@@ -15,7 +15,7 @@ from realmlm.cli import main
 from realmlm.corpus.store import Corpus
 from realmlm.engine import Engine
 from realmlm.errors import ArtefactMissing, BadInput
-from realmlm.reading.answer import Answer, Evidence
+from realmlm.reading.records import Answer, Evidence, Words
 from realmlm.sources.article import Article
 
 
@@ -297,6 +297,13 @@ def test_it_prints_the_words_how_sure_and_where_they_stand() -> None:
         "",
         "1727   p = 0.400   likely",
     ]
+    others = (Words("1757", 0.031), Words("a hill", 0.02), Words("later", 0.0199))
+    assert replace(likely, others=others).text(numbers=True).split("\n")[-3:] == [
+        "1727   p = 0.400   likely",
+        "or: 1757   p = 0.031",
+        "or: a hill   p = 0.020",
+    ]
+    assert str(replace(likely, others=others)) == str(likely)
     assert repr(answer()) == str(answer())
     assert str(Answer("", 0.0, ())) == "(no answer)   p = 0.000"
     unsure = replace(answer(), sure="not found", caution="the documents may not say this")

@@ -14,10 +14,12 @@ _FILLED = "display:block;height:100%;border-radius:.3em;background:#4a90c4"
 _UNREAD = "without reading anything"  # beside the null document
 LITTLE = 0.01  # the share of an answer's probability that is not worth showing a passage for
 
+OTHER = 0.02  # p(y|x) of another answer that is worth naming
+
 
 def as_text(answer: "Answer", *, numbers: bool) -> str:
     """For a terminal: each passage that gives the answer, in the sentence that says it, then the answer.
-    With `numbers` all passages and their probabilities."""
+    With `numbers` all passages and their probabilities, and the other answers that are not far-fetched."""
     lines = []
     for read in answer.evidence if numbers else _telling(answer):
         place = _UNREAD if read.passage_id is None else read.where()
@@ -28,7 +30,9 @@ def as_text(answer: "Answer", *, numbers: bool) -> str:
     said = [answer.answer or "(no answer)"]
     said += [f"p = {answer.probability:.3f}"] if numbers or not answer.sure else []
     said += [_how_sure(answer)] if _how_sure(answer) else []
-    return "\n".join([*lines, *([""] if lines else []), "   ".join(said)])
+    others = [other for other in answer.others if other.probability >= OTHER] if numbers else []
+    also = [f"or: {other.words}   p = {other.probability:.3f}" for other in others]
+    return "\n".join([*lines, *([""] if lines else []), "   ".join(said), *also])
 
 
 def as_html(answer: "Answer") -> str:

@@ -246,7 +246,7 @@ class Ask(Searching):
     (p(z|x)); for models that weigh spans together or were trained with --passage-logit."""
     numbers: bool = False
     """Print all passages that were read, each with its weight p(z|x) and p(y|z,x), how likely it gives this
-    answer; and p, the probability of the answer."""
+    answer; and p, the probability of the answer and of others that may be meant."""
     json: bool = False
     """Print one JSON object."""
     device: str = "auto"
