@@ -31,9 +31,9 @@ class BuildCorpus(Settings):
     """Turn documents into a corpus: passages, cut at sentence boundaries and tokenised once."""
 
     sources: Positional[Annotated[tuple[Place, ...], required("FILE_OR_FOLDER …")]]
-    """Files and folders, or their URLs (s3://…): .txt .md .html .pdf .docx .odt .rtf .pptx .odp .epub .eml
-    .mbox .xlsx .xls .ods .jsonl .csv .tsv .parquet .arrow, MediaWiki .xml; also compressed (.gz .bz2 .xz). Of
-    a BEIR folder its corpus.jsonl is read; a folder that `datasets` saved is read too."""
+    """Files and folders, or their URLs (s3://…): .txt .rst .org .log .md .html .pdf .docx .odt .rtf .pptx
+    .odp .epub .eml .mbox .xlsx .xls .ods .jsonl .csv .tsv .parquet .arrow, MediaWiki .xml; also compressed
+    (.gz .bz2 .xz). Of a BEIR folder its corpus.jsonl is read; a folder that `datasets` saved is read too."""
     out: Place
     """Folder to create, or its URL."""
     text_column: Annotated[str | None, optional("NAME")] = None

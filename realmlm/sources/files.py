@@ -11,10 +11,16 @@ from realmlm.errors import BadInput, RealmError
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import LARGEST
 from realmlm.sources.columnar import Columns
-from realmlm.sources.readers import DECOMPRESS, READERS, read_files
+from realmlm.sources.readers import DECOMPRESS, NAMED, READERS, read_files
 from realmlm.sources.reading import OnBad, SourceFile
 from realmlm.storage.artefacts import is_made, read_manifest
 from realmlm.storage.remote import mode_of, open_file, shown, url_of, walk
+
+# texts that have no ending
+_TEXTS = """
+    README LICENSE LICENCE COPYING NOTICE AUTHORS CONTRIBUTORS CONTRIBUTING CHANGELOG CHANGES HISTORY NEWS
+    INSTALL NOTES TODO FAQ
+"""
 
 
 def read_articles(sources: Sequence[Path], *, on_bad: OnBad) -> Iterator[Article]:
@@ -78,7 +84,7 @@ def find_files(
             for fault in faults:
                 on_bad(fault)
         elif stat.S_ISREG(mode):
-            file = _source_file(source, base)
+            file = _source_file(source, base, named=True)
             files += [file] if file else []
             if file is None:
                 on_bad(
@@ -187,12 +193,18 @@ def _unreadable(path: str | Path, error: OSError) -> str:
     return f"{shown(path)} cannot be read ({error.strerror})"
 
 
-def _source_file(path: Path, base: Path) -> SourceFile | None:
+def _source_file(path: Path, base: Path, *, named: bool = False) -> SourceFile | None:
+    """A file to read, None if it is of no known kind. One without an ending is text if it was `named` or is
+    called as texts are."""
     suffix = path.suffix.lower()
     compression = suffix if suffix in DECOMPRESS else ""
-    kind = Path(path.stem).suffix.lower() if compression else suffix
+    stem = Path(path.stem if compression else path.name)
+    kind = stem.suffix.lower()
+    if not kind and (named or stem.name.upper() in _TEXTS.split()):
+        kind = ".txt"
     name = Path(os.path.abspath(path)).relative_to(base).as_posix()
-    return SourceFile(path, name, kind, compression) if kind in READERS else None
+    known = kind in READERS or (named and kind in NAMED)
+    return SourceFile(path, name, kind, compression) if known else None
 
 
 def _kinds() -> str:

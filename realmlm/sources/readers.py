@@ -66,7 +66,7 @@ def read_files(
         with _complaints(reading), open_file(file.path) as raw:
             counted: BinaryIO = io.BufferedReader(Counted(raw, on_bytes), CHUNK)
             stream = DECOMPRESS[file.compression](counted) if file.compression else counted
-            yield from READERS[file.kind](reading, stream)
+            yield from (READERS | NAMED)[file.kind](reading, stream)
 
 
 @contextmanager
@@ -92,6 +92,11 @@ def _complaints(reading: Reading, *, line: int | None = None) -> Iterator[None]:
 def _read_text(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
     if (data := reading.whole(stream)) is not None and (text := reading.decode(data)) is not None:
         yield from reading.article(_stem(reading.file), text, polish=unwrapped)
+
+
+def _read_lines(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    if (data := reading.whole(stream)) is not None and (text := reading.decode(data)) is not None:
+        yield from reading.article(_stem(reading.file), text)
 
 
 def _read_markdown(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
@@ -172,22 +177,43 @@ def _titled(
 
 
 def _stem(file: SourceFile) -> str:
-    return file.path.name.removesuffix(file.path.suffix if file.compression else "").rpartition(".")[0]
+    name = file.path.name.removesuffix(file.path.suffix if file.compression else "")
+    return name.rpartition(".")[0] or name
 
 
 def _read_json_lines(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    yield from _objects(reading, _json_lines(reading, stream))
+
+
+def _json_lines(reading: Reading, stream: BinaryIO) -> Iterator[tuple[int, Any]]:
+    for number, line in reading.lines(stream):
+        if line.strip():
+            try:
+                yield number, json.loads(line, parse_float=str)  # an amount of 4.50 stays one
+            except (ValueError, RecursionError) as error:
+                reading.bad(f"is not JSON ({error})", line=number)
+
+
+def _read_json(reading: Reading, stream: BinaryIO) -> Iterator[Article]:
+    """An object, a list of them, or JSON lines under another name."""
+    if (data := reading.whole(stream)) is None or (text := reading.decode(data)) is None:
+        return
+    try:
+        value = json.loads(text, parse_float=str)
+    except (ValueError, RecursionError):
+        yield from _read_json_lines(reading, io.BufferedReader(io.BytesIO(data)))
+        return
+    objects = enumerate(value, start=1) if isinstance(value, list) else [(None, value)]
+    yield from _objects(reading, objects)
+
+
+def _objects(reading: Reading, numbered: Iterable[tuple[int | None, Any]]) -> Iterator[Article]:
+    """The documents of JSON objects with the numbers of their lines."""
     columns = reading.file.columns
     name = columns.text or "text"
     gathered: list[str] = []  # what has no text is a row of a table, as in a CSV file
     size = 0
-    for number, line in reading.lines(stream):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line, parse_float=str)  # an amount of 4.50 stays one
-        except (ValueError, RecursionError) as error:
-            reading.bad(f"is not JSON ({error})", line=number)
-            continue
+    for number, record in numbered:
         if not isinstance(record, dict):
             reading.bad("is not a JSON object", line=number)
             continue
@@ -299,6 +325,9 @@ def _pages(reading: Reading, dump: Dump) -> Iterator[Article]:
 READERS: dict[str, Callable[[Reading, BinaryIO], Iterator[Article]]] = {
     ".txt": _read_text,
     ".text": _read_text,
+    ".rst": _read_text,
+    ".org": _read_text,
+    ".log": _read_lines,
     ".md": _read_markdown,
     ".markdown": _read_markdown,
     ".html": _read_html,
@@ -322,3 +351,9 @@ READERS: dict[str, Callable[[Reading, BinaryIO], Iterator[Article]]] = {
     **dict.fromkeys(SPREADSHEETS, _read_spreadsheet),
 }
 _NEVER_ATTACHED = (*COLUMNAR, ".mbox", ".xml")  # what comes with a message is a document
+NAMED: dict[str, Callable[[Reading, BinaryIO], Iterator[Article]]] = {
+    ".json": _read_json,
+    ".yaml": _read_lines,
+    ".yml": _read_lines,
+}
+"""Kinds that are read where a file is named; in folders they are mostly settings of programs."""

@@ -69,6 +69,59 @@ def test_a_folder_is_walked_in_sorted_order(tmp_path):
     assert (len(files), unknown) == (3, [notes / "a/photo.png"])
 
 
+def test_texts_by_other_names(tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    lines = (
+        "[09:12] the first line of this log is about as long as a line of prose that was wrapped\nand more\n"
+    )
+    for name in (
+        "chat.log",
+        "LICENSE",
+        "readme",
+        "paper.rst",
+        "diary.org",
+        "settings.yaml",
+        "Makefile",
+        "core",
+    ):
+        (notes / name).write_text(lines)
+    (notes / "NEWS.gz").write_bytes(gzip.compress(lines.encode()))
+    (notes / "config.json").write_text('{"server": {"host": "db-alpha", "port": 5439}, "owner": "Ada"}')
+    files, unknown = find_files([notes], on_bad=strict)
+    assert sorted(path.name for path in unknown) == ["Makefile", "config.json", "core", "settings.yaml"]
+    titles = {article.source: (article.title, article.text) for article in read(notes)}
+    assert titles["notes/LICENSE"][0] == "LICENSE"
+    assert titles["notes/NEWS.gz"][0] == "NEWS"
+    assert titles["notes/chat.log"] == ("chat", lines)
+    assert titles.keys() == {f"notes/{file.path.name}" for file in files}
+    assert len(titles) == 6
+    (one,) = read(notes / "config.json")  # which is named
+    assert (one.title, one.text) == ("config", "server host: db-alpha; server port: 5439; owner: Ada")
+    assert [article.title for article in read(notes / "core", notes / "settings.yaml")] == [
+        "core",
+        "settings",
+    ]
+
+
+@pytest.mark.parametrize("text", ["[{}, {}]", "{}\n{}\n", "  [{},\n {}]\n"])
+def test_json_is_an_object_a_list_or_lines(tmp_path, text):
+    objects = '{"title": "A", "text": "one"}', '{"title": "B", "text": "two", "price": 4.50}'
+    (tmp_path / "a.json").write_text(text.replace("{}", "%s") % objects)
+    found = [(a.title, a.text, a.source) for a in read(tmp_path / "a.json")]
+    assert found == [("A", "one", "a.json:1"), ("B", "price: 4.50\ntwo", "a.json:2")]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("7", "not a JSON object"), ("{", "line 1: is not JSON"), ("", "is empty"), ("[]", "is empty")],
+)
+def test_json_that_holds_no_object(tmp_path, text, says):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(BadInput, match=f"a.json.*{says}"):
+        read(tmp_path / "a.json")
+
+
 def test_what_realmlm_wrote_is_no_document(tmp_path):
     notes = tmp_path / "notes"
     for folder in ("run", "adapted/model", "kept", "web"):
