@@ -186,7 +186,9 @@ _WRAPPED = 55  # characters of a line that may have been broken within a sentenc
 _MAY_END = re.compile(r"[\n\r\u2028\u2029;.!?。！？]")  # perhaps a clause or a line of a list
 _CLAUSE = re.compile(r";(?=\s)")
 _BREAK = re.compile(r"^[^\n]*\n", re.MULTILINE)
-_STOP = re.compile(r"(?<=\d)[.,;:](?!\d)")  # after a number it belongs to the sentence; that of "D.C." stays
+# after a number or a code it belongs to the sentence; that of "D.C." or "5p.m." stays
+_STOP = re.compile(r"(?:\d|(?:^|\s)[\w/-]*\d[\w/-]*)[.,;:]\Z")
+_LONGEST_CODE = 40  # characters
 _MARK = re.compile(r"[ \t]*((?:\d{1,3}\.)*\d{1,3}[.)])(?=\s)")
 _FILE_NAME = re.compile(r"\.\w{2,4}$")
 _NEAR = 60  # characters on both sides of a span in which the whole of it is looked for
@@ -253,9 +255,10 @@ def within_borders(start: int, end: int, text: str) -> tuple[int, int]:
 
 def made_whole(start: int, end: int, text: str, kept: Collection[str] = ALL) -> tuple[int, int]:
     """The span within its borders, made longer by the things of these kinds that it begins or ends within,
-    without the stop after a number."""
+    without the stop after a number or a code."""
     start, end = within_borders(start, end, text)
-    end -= end > start + 1 and bool(_STOP.match(text, end - 1))
+    if end > start + 1 and not text[end : end + 1].isdigit():
+        end -= bool(_STOP.search(text[max(start, end - _LONGEST_CODE) : end]))
     near = max(0, start - _NEAR)
     near = text.find(" ", near, start) + 1 if near else 0
     for first, past, kind in wholes(text[near : end + _NEAR]):

@@ -260,3 +260,24 @@ def test_the_number_of_a_heading_is_no_answer() -> None:
     answer = combine([passage], np.ones(1), without_marks(spans, [passage]), Way())
     assert (answer.answer, answer.probability) == ("£1,245.00", pytest.approx(0.8))
     assert spans.p_KS.tolist() == [[0.5, 0.2, 0.1]]
+
+
+@pytest.mark.parametrize(
+    ("span", "without"),
+    [
+        ("SD-88213-K.", "SD-88213-K"),
+        ("the key 1A0047XK9,", "the key 1A0047XK9"),
+        ("£1,245.00.", "£1,245.00"),
+        ("in 1998.", "in 1998"),
+        ("5p.m.", "5p.m."),
+        ("at 9 p.m.", "at 9 p.m."),
+        ("Washington D.C.", "Washington D.C."),
+        ("12 St.", "12 St."),
+        ("7.", "7"),
+    ],
+)
+def test_the_stop_after_a_number_or_a_code_is_left_out(span: str, without: str) -> None:
+    text = f"It is {span} and more."
+    start, end = made_whole(6, 6 + len(span), text, ())
+    assert text[start:end] == without
+    assert made_whole(6, 6 + len(span), f"It is {span}5", ())[1] == 6 + len(span)  # the number goes on
