@@ -269,6 +269,11 @@ WITHOUT_RUN = [
         "ask Who? --fill [MASK] --model {desk}/model --corpus {desk}/bare",
         r'ask one thing, before any flags: realmlm ask "your question"',
     ),
+    (
+        "ask '???' --read 1 --model {desk}/model --corpus {desk}/bare",
+        r"the question is empty; ask with words",
+    ),
+    ("search '…' --model {desk}/model --corpus {desk}/bare", r"the question is empty; ask with words"),
     ("ask Who? --docs ''", r"error: '' names no file or folder; the working folder is \.\n"),
     (
         "ask 'caf\udce9?' --model {desk}/model --corpus {desk}/bare --read 1",

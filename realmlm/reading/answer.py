@@ -58,6 +58,11 @@ QUESTIONS_TOGETHER_GPU = 512  # without sentences, of which each mask takes log 
 _PACKED_TOGETHER = 2**19  # wordpieces of packed pairs that are read in one pass, at most
 
 
+def has_words(text: str) -> bool:
+    """Is there a letter or a figure in a question?"""
+    return any(map(str.isalnum, text))
+
+
 @dataclass(frozen=True)
 class ReadSentences:
     """Masked sentences that were read with what was retrieved for them."""
@@ -199,16 +204,16 @@ class Answerer:
         return QUESTIONS_TOGETHER_GPU if self.model.device.type == "cuda" else TOGETHER_CPU
 
     def query(self, text: str) -> Query:
-        """A question, or a sentence with [MASK], in wordpieces; an empty one is refused."""
+        """A question, or a sentence with [MASK], in wordpieces; one without words is refused."""
         tokens = self.model.wordpieces.encode_query(text)
-        if not len(tokens):
+        if not len(tokens) or not has_words(text):
             raise BadInput(_EMPTY)
         return Query(text, tokens)
 
     def queries(self, texts: list[str]) -> list[Query]:
         """Several questions in wordpieces, made in parallel."""
         encoded = self.model.wordpieces.encode_queries(texts)
-        if not all(map(len, encoded)):
+        if not all(map(len, encoded)) or not all(map(has_words, texts)):
             raise BadInput(_EMPTY)
         return [Query(text, tokens) for text, tokens in zip(texts, encoded, strict=True)]
 

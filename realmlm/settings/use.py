@@ -258,7 +258,7 @@ class Ask(Searching):
         asked = (self.question is None) != (self.fill is None)
         examples = 'realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"'
         ensure(asked, f"ask one thing, before any flags: {examples}")
-        words = self.question is None or bool(self.question.strip())
+        words = self.question is None or any(map(str.isalnum, self.question))
         ensure(words, "the question is empty; ask with words: Who …?")
         ensure(self.read >= 1, f"cannot read {self.read} passages; choose --read 1 or more")
         one = (self.corpus is None) == any(self.docs)
