@@ -115,7 +115,7 @@ WITHOUT_RUN = [
     ),
     (
         "corpus {desk}/photo.txt --out {out} --train-tokenizer 300",
-        r"photo\.txt, line 1: byte 0x89 is not UTF-8; convert the file",
+        r"photo\.txt, line 1: byte 0x89 is not UTF-8; it does not look like text; if it is, convert the file",
     ),
     (
         "corpus {desk}/zeros.txt --out {out} --tokenizer {desk}/world",

@@ -105,10 +105,15 @@ def is_utf_8(data: bytes) -> bool:
     return True
 
 
+def looks_like_text(data: bytes) -> bool:
+    """Have bytes no NULs and hardly any other control characters?"""
+    controls = sum(data.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r")
+    return 0 not in data and controls * _CONTROLS <= len(data)
+
+
 def windows_text(data: bytes) -> str | None:
     """The text of bytes in Windows-1252, or None if they do not look like text."""
-    controls = sum(data.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r")
     try:
-        return None if 0 in data or controls * _CONTROLS > len(data) else data.decode("cp1252")
+        return data.decode("cp1252") if looks_like_text(data) else None
     except UnicodeDecodeError:
         return None

@@ -153,10 +153,19 @@ def _walk(source: Path, on_bad: OnBad) -> Iterator[Path]:
                     continue
                 path = folder / file
                 try:
-                    if url_of(path) or path.is_file():
+                    if url_of(path) or (path.is_file() and not _leads_beside(path, place, names)):
                         yield path
                 except OSError as error:
                     on_bad(BadInput(_unreadable(path, error)))
+
+
+def _leads_beside(path: Path, folder: Path, names: Sequence[str]) -> bool:
+    """Is it a link to a file of the same kind beside it, which is read itself?"""
+    if not path.is_symlink():
+        return False
+    target = Path(os.path.realpath(path))
+    is_shown = target.name in names and not target.name.startswith(".")
+    return target.parent == folder and is_shown and target.suffix.lower() == path.suffix.lower()
 
 
 def _is_beir(names: Sequence[str], subfolders: Sequence[str]) -> bool:

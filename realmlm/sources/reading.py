@@ -10,7 +10,7 @@ from realmlm.errors import BadInput, RealmError
 from realmlm.sources.article import Article
 from realmlm.sources.bounds import LARGEST, parts
 from realmlm.sources.columnar import COLUMNAR, USUAL, Columns
-from realmlm.sources.encodings import utf_16_codec, utf_16_lines, windows_text
+from realmlm.sources.encodings import looks_like_text, utf_16_codec, utf_16_lines, windows_text
 from realmlm.sources.sheets import SPREADSHEETS
 from realmlm.storage.remote import shown
 
@@ -140,7 +140,10 @@ class Reading:
                 return windows
             where = line or data.count(b"\n", 0, error.start) + 1
             name = "UTF-16, which its first bytes announce" if utf_16 else "UTF-8"
-            self.bad(f"byte 0x{data[error.start]:02x} is not {name}; convert the file to UTF-8", line=where)
+            cure = "convert the file to UTF-8"
+            if not utf_16 and not looks_like_text(data):
+                cure = f"it does not look like text; if it is, {cure}"
+            self.bad(f"byte 0x{data[error.start]:02x} is not {name}; {cure}", line=where)
             return None
         self._say_unmarked(utf_16)
         return text

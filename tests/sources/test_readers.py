@@ -122,6 +122,21 @@ def test_json_that_holds_no_object(tmp_path, text, says):
         read(tmp_path / "a.json")
 
 
+def test_a_link_beside_its_file_is_read_once(tmp_path):
+    notes = tmp_path / "notes"
+    (notes / "deep").mkdir(parents=True)
+    (notes / "heron.txt").write_text("The heron.")
+    (notes / "page").write_text("The page.")
+    (tmp_path / "crane.txt").write_text("The crane.")
+    (notes / "again.txt").symlink_to("heron.txt")
+    (notes / "page.txt").symlink_to("page")  # which is not read under its own name
+    (notes / "crane.txt").symlink_to(tmp_path / "crane.txt")
+    (notes / ".hidden.txt").write_text("Hidden.")
+    (notes / "shown.txt").symlink_to(".hidden.txt")
+    found = {article.source for article in read(notes)}
+    assert found == {f"notes/{name}.txt" for name in ("heron", "page", "crane", "shown")}
+
+
 def test_what_realmlm_wrote_is_no_document(tmp_path):
     notes = tmp_path / "notes"
     for folder in ("run", "adapted/model", "kept", "web"):
@@ -159,7 +174,8 @@ CUT_OFF = gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)[:-12]
     [
         ("a.txt", b"", "no text"),
         ("a.txt", b"one\ntwo \xff\0", "line 2.*0xff is not UTF-8"),
-        ("a.txt", b"\x01\x02\x03 \xe9", "line 1.*0xe9 is not UTF-8"),
+        ("a.txt", b"\x01\x02\x03 \xe9", "line 1.*0xe9 is not UTF-8; it does not look like text; if"),
+        ("a.txt", b"caf\xe9 \x81", "line 1.*0xe9 is not UTF-8; convert the file to UTF-8"),
         ("a.txt", b"\xff\xfea\0b", "not UTF-16, which its first bytes announce"),
         ("a.csv", b"\xff\xfea\0b", "line 1.*not UTF-16, which its first bytes announce"),
         ("a.md", b"\n\n", "no text"),
