@@ -28,7 +28,7 @@ from realmlm.parallel import default_workers
 from realmlm.sources.article import Article
 from realmlm.sources.files import apart, find_files
 from realmlm.sources.readers import read_files
-from realmlm.sources.reading import SourceFile
+from realmlm.sources.reading import NoText, SourceFile
 from realmlm.storage.arrays import map_array
 from realmlm.storage.artefacts import MANIFEST, discard, publish, sha256_of, write_text
 from realmlm.storage.cache import cache_folder, make_private
@@ -72,12 +72,17 @@ def open_documents(
     found, unknown = _find(places, say_new)
     files = {f"{file.name}{CONTENT_MARK}{digest}": file for file, digest in _digests(found, seen, say_new)}
     corpus = _follow(folder / name, files, seen, wordpieces, say_new, max_wordpieces=max_wordpieces)
+    unread, empty, in_part = (
+        [file.name for source, file in files.items() if source in some]
+        for some in (seen.unreadable, seen.empty, seen.in_part)
+    )
+    before = seen.passed_over
+    seen.passed_over = _left_out([], empty, [], unknown, seen)
+    if unread or in_part or seen.passed_over not in ("", before):  # what is lost is said each time
+        read = len(files) - len(unread) - len(empty)
+        size = f"{counted(len(corpus), 'passage')} of {counted(read, 'file')}; "
+        say_new(_left_out(unread, empty, in_part, unknown, seen), size)
     seen.save(files)
-    unread = [file.name for source, file in files.items() if source in seen.unreadable]
-    in_part = [file.name for source, file in files.items() if source in seen.in_part]
-    if unread or in_part or unknown:
-        size = f"{counted(len(corpus), 'passage')} of {counted(len(files) - len(unread), 'file')}; "
-        say_new(_left_out(unread, in_part, unknown, seen), size)
     return corpus
 
 
@@ -146,7 +151,8 @@ def _explain_unwritable(folder: Path) -> Iterator[None]:
 
 class _Seen:
     """A file of what need not be looked at again: the checksums of files, valid while their size and time
-    stay, and the sources that could not be read, or only in part, with the reason."""
+    stay, the sources that could not be read, or only in part, or have no text, with the reason, and what was
+    said of files that were passed over."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -157,11 +163,15 @@ class _Seen:
             self.digests, self.unreadable, self.in_part = (
                 dict(self._before[name]) for name in ("digests", "unreadable", "in_part")
             )
+            self.empty = dict(self._before.get("empty", {}))
+            self.passed_over = str(self._before.get("passed_over", ""))
         except (OSError, ValueError, TypeError, KeyError):
             self._before = {}
             self.digests = {}
             self.unreadable = {}
             self.in_part = {}
+            self.empty = {}
+            self.passed_over = ""
 
     def digest(self, file: Path) -> str:
         """A part of the file's checksum; the file is read for it only if its size or time has changed."""
@@ -180,6 +190,8 @@ class _Seen:
             "digests": {name: entry for name, entry in self.digests.items() if name in names},
             "unreadable": {source: why for source, why in self.unreadable.items() if source in lasting},
             "in_part": {source: why for source, why in self.in_part.items() if source in files},
+            "empty": {source: why for source, why in self.empty.items() if source in files},
+            "passed_over": self.passed_over,
         }
         if now != self._before:
             readable = json.dumps(now, ensure_ascii=False, indent=1)
@@ -198,10 +210,17 @@ def _find(places: Sequence[Path], say_new: _SayNew) -> tuple[list[SourceFile], l
     return files, unknown
 
 
-def _left_out(unread: Sequence[str], in_part: Sequence[str], unknown: list[Path], seen: _Seen) -> str:
+def _left_out(
+    unread: Sequence[str],
+    empty: Sequence[str],
+    in_part: Sequence[str],
+    unknown: list[Path],
+    seen: _Seen,
+) -> str:
     """One line about the files that no answer can be found in."""
     parts = []
-    for names, what in ((unread, "could not be read"), (in_part, "read only in part")):
+    kinds = ((unread, "could not be read"), (in_part, "read only in part"), (empty, "without text"))
+    for names, what in kinds:
         if names:
             more = f" …; all, and why: {seen.file}" if len(names) > _NAMED else ""
             parts.append(f"{len(names):,} {what} ({', '.join(names[:_NAMED])}{more})")
@@ -238,7 +257,7 @@ def _follow(
         corpus = Corpus.open(place)
         passages = _contained(corpus)
     gone = [source for source in passages if source not in files]
-    settled = passages.keys() | seen.unreadable.keys()
+    settled = passages.keys() | seen.unreadable.keys() | seen.empty.keys()
     new = {source: file for source, file in files.items() if source not in settled}
     if passages and not gone and not new:
         return corpus
@@ -270,7 +289,9 @@ def _follow(
     reasons = seen.in_part | left_out.first
     seen.in_part = {source: why for source, why in reasons.items() if source in contained}
     wordless = set(files) - contained
-    seen.unreadable = {source: seen.unreadable.get(source, "it contains no words") for source in wordless}
+    seen.unreadable = {source: why for source, why in seen.unreadable.items() if source in wordless}
+    no_words = "it contains no words"
+    seen.empty = {source: seen.empty.get(source, no_words) for source in wordless - seen.unreadable.keys()}
     return corpus
 
 
@@ -298,6 +319,9 @@ class _LeftOut:
 
     def __call__(self, source: str, error: RealmError) -> None:
         self.errors.append(error)
+        if isinstance(error, NoText):  # nothing is lost, of a row neither
+            self._seen.empty[source] = str(error)
+            return
         self._seen.unreadable[source] = str(error)
         self.first.setdefault(source, str(error))
         if isinstance(error, MissingExtra):

@@ -110,7 +110,7 @@ def test_a_name_or_a_key_that_is_no_text_spoils_nothing_else(
     notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (notes / os.fsdecode(b"caf\xe9.txt")).write_text("The stork nests.")
-    (notes / "half.jsonl").write_text('{"\\ud800": "no text"}')
+    (notes / "half.jsonl").write_text('{"\\ud800": "no text", "text": 3}')
     for _ in range(2):
         assert len(opened(notes, pieces, tmp_path)) == 4
         said = capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_not_tried_again_until_it_changes(
         assert opened(notes, pieces, tmp_path).edits == 0
         assert (
             capsys.readouterr().err
-            == "4 passages of 3 files; 2 could not be read (notes/bad.txt, notes/controls.txt)\n"
+            == "4 passages of 3 files; 1 could not be read (notes/bad.txt); 1 without text (notes/controls.txt)\n"
         )
     (notes / "bad.txt").write_text("Mended.")
     mended = texts(opened(notes, pieces, tmp_path))
@@ -255,6 +255,36 @@ def test_who_follows_is_told_once_until_it_changes(
     assert said() == []
     (notes / "up").symlink_to(tmp_path)
     assert ["is a link" in line for line in said()] == [True]
+
+
+def test_what_is_passed_over_and_no_loss_is_said_when_it_changes(
+    notes: Path, pieces: Wordpieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (notes / "empty.txt").write_text("")
+    (notes / "photo.jpg").write_bytes(b"x")
+    line = "4 passages of 3 files; 1 without text (notes/empty.txt); 1 file of other kinds skipped: .jpg 1\n"
+    opened(notes, pieces, tmp_path)
+    assert capsys.readouterr().err.endswith(line)
+    for _ in range(2):
+        assert opened(notes, pieces, tmp_path).edits == 0
+        assert capsys.readouterr().err == ""
+    (notes / "photo.jpg").rename(notes / "photo.gif")
+    opened(notes, pieces, tmp_path)
+    assert capsys.readouterr().err == line.replace(".jpg", ".gif")
+    (notes / "bad.txt").write_bytes(b"\xff\xfe\x00broken")  # a loss is said each time, and all beside it
+    opened(notes, pieces, tmp_path)
+    capsys.readouterr()
+    opened(notes, pieces, tmp_path)
+    assert capsys.readouterr().err == line.replace("jpg", "gif").replace(
+        "; 1 without", "; 1 could not be read (notes/bad.txt); 1 without"
+    )
+    (notes / "bad.txt").unlink()
+    (notes / "empty.txt").unlink()
+    (notes / "photo.gif").unlink()
+    opened(notes, pieces, tmp_path)
+    capsys.readouterr()
+    opened(notes, pieces, tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_one_is_not_counted_as_several(
