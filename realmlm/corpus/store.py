@@ -287,11 +287,7 @@ class Corpus:
     def open(cls, folder: str | Path, *, edits: int | None = None) -> "Corpus":
         """Open and check a corpus, a folder or a URL, with its first `edits` edits (all of them if None)."""
         folder = here(folder)
-        hint = f"make one: realmlm corpus notes/ --out {shown(folder)}"
-        if url_of(folder) is None and folder.exists():  # then nothing can be written there
-            made = f"realmlm corpus {folder} --out CORPUS"
-            hint = f"documents are searched with --docs {folder}, or made into a corpus: {made}"
-        return cls(folder, open_artefact(folder, kind="corpus", hint=hint), edits)
+        return cls(folder, open_artefact(folder, kind="corpus"), edits)
 
     def _apply(self, edit: Path) -> None:
         manifest = open_artefact(edit, kind="corpus-edit")

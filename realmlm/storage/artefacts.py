@@ -183,6 +183,14 @@ def refuse_existing(path: Path) -> None:
         raise ArtefactExists(f"{shown(path)} already exists; {cure}")
 
 
+def _way_to_a_corpus(place: Path) -> str:
+    """Advice where there is none: what stands there is documents perhaps, and nothing is written there."""
+    if url_of(place) is None and place.exists():
+        made = f"realmlm corpus {place} --out CORPUS"
+        return f"documents are searched with --docs {place}, or made into a corpus: {made}"
+    return f"make one: realmlm corpus notes/ --out {shown(place)}"
+
+
 def is_made(folder: Path, names: Collection[str] = tuple(_RECORDS)) -> bool:
     """Is a folder one that realmlm wrote: an artefact, a run, or what adapting leaves? `names` are those of
     its files, where they are known."""
@@ -261,7 +269,7 @@ def edit_place(path: Path, number: int) -> Path:
 def open_artefact(path: Path, *, kind: str, hint: str = "") -> Manifest:
     """Check an artefact of this kind, its files included, and give its manifest. `hint` is advice for a user
     who has none: the command that makes one."""
-    manifest = read_manifest(path, kind=kind, hint=hint)
+    manifest = read_manifest(path, kind=kind, hint=_way_to_a_corpus(path) if kind == "corpus" else hint)
     _verify_files(Path(path), manifest)
     return manifest
 
