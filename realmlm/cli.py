@@ -96,6 +96,9 @@ def run_command(name: str, arguments: list[str]) -> None:
             named = shlex.join(["realmlm", name, question, "--docs", *places])
             raise BadInput(f"documents are named with --docs: {named}")
         raise BadInput(f'put the question in quotes: realmlm {name} "{" ".join(words)}" …')
+    dashed = (word for word in arguments if word.startswith("-") and "." in word and os.path.exists(word))
+    if (file := next(dashed, None)) is not None:
+        raise BadInput(f"{file} looks like a flag; if the file here is meant: ./{file}")
     settings = parse(name, kind, arguments)
     if name in RESUMABLE:
         work(settings, resume=any(argument.startswith("--resume") for argument in arguments))

@@ -645,6 +645,27 @@ def test_what_was_stopped_speaks_of_going_on_where_there_is_something_to_go_on_w
     assert capsys.readouterr().err == f"stopped{rest}\n"
 
 
+def test_what_is_stopped_while_it_loads_shows_no_traceback() -> None:
+    code = (
+        "import sys\nclass Stopped:\n def find_spec(self, name, *_):\n  if name == 'realmlm.cli': raise "
+        "KeyboardInterrupt\nsys.meta_path.insert(0, Stopped())\nfrom realmlm.__main__ import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_file_that_looks_like_a_flag_is_named_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-dash.txt").write_text("The heron.")
+    with pytest.raises(SystemExit) as end:
+        main(["ask", "Who?", "--docs", "-dash.txt"])
+    assert end.value.code == 2
+    hint = "error: -dash.txt looks like a flag; if the file here is meant: ./-dash.txt\n"
+    assert capsys.readouterr().err == hint
+
+
 def test_work_that_a_closed_pipe_cut_off_is_not_called_done() -> None:
     code = (
         "import realmlm.cli as cli\ndef cut(*_): raise BrokenPipeError\ncli.run_command = "
