@@ -1,6 +1,7 @@
 """Splits text into sentences, by rules that are fast enough for an encyclopedia and the same everywhere."""
 
 import re
+from unicodedata import category
 
 _BREAKS = "\n\r\u2028\u2029"
 _CLOSING = "\"'”’»)\\]"
@@ -12,6 +13,7 @@ _BORDER = re.compile(
     r"|[。！？]++[」』”’）】]*+"
     rf"|[{_BREAKS}]++"
 )
+_SAYING = ("Ll", "Lu", "Lt", "Lm", "Lo", "Nd", "Nl", "No", "So")  # kinds of characters, in Unicode
 _OPENERS = "\"'“‘«„([¿¡"
 
 _TITLES = """
@@ -70,3 +72,8 @@ def _ends(text: str, start: int, stop: int, past: int, following: str) -> bool:
         return False  # U.S., e.g.
     lower = word.lower()
     return lower not in _BEFORE_NAME and not (following.isdigit() and lower in _BEFORE_NUMBER)
+
+
+def has_words(text: str) -> bool:
+    """Does a text say something: a letter, a figure, a picture, not signs alone?"""
+    return any(category(letter) in _SAYING for letter in text)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realmlm.sentences import split_sentences
+from realmlm.sentences import has_words, split_sentences
 
 TEXTS = st.text(
     alphabet=st.sampled_from(list("aAbB19.!?\"'()“”。！」 \n\r\t\u00a0\u2028é́中🙂_")), max_size=80
@@ -71,3 +71,13 @@ def test_time_is_linear_in_text_made_to_be_slow(text):
     begun = time.process_time()
     split_sentences(text)
     assert time.process_time() - begun < 2  # a quadratic scan takes minutes
+
+
+@pytest.mark.parametrize("text", ["Who?", "7", "誰", "\U0001f600", "½", "C++"])
+def test_it_has_words(text: str) -> None:
+    assert has_words(text)
+
+
+@pytest.mark.parametrize("text", ["", " ", "???", "…", "-- . «»", "+=$", "\u0301"])
+def test_it_has_none(text: str) -> None:
+    assert not has_words(text)

@@ -45,6 +45,7 @@ from realmlm.reading.retrieve import (
     retrieve,
 )
 from realmlm.reading.units import widened
+from realmlm.sentences import has_words
 
 T = TypeVar("T")
 SPANS_KEPT = 20  # the likeliest of each passage; the rest add nothing to a probability that is shown
@@ -56,11 +57,6 @@ TOGETHER_CPU = 16
 TOGETHER_GPU = 96
 QUESTIONS_TOGETHER_GPU = 512  # without sentences, of which each mask takes log p over the whole vocabulary
 _PACKED_TOGETHER = 2**19  # wordpieces of packed pairs that are read in one pass, at most
-
-
-def has_words(text: str) -> bool:
-    """Is there a letter or a figure in a question?"""
-    return any(map(str.isalnum, text))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from realmlm.bundled import MINI
 from realmlm.defaults import ENGINE, OVERLAPPING, PATIENCE, QUEUE, READ, SHARED
+from realmlm.sentences import has_words
 from realmlm.settings.base import (
     DocumentPlaces,
     IndexPlace,
@@ -258,7 +259,7 @@ class Ask(Searching):
         asked = (self.question is None) != (self.fill is None)
         examples = 'realmlm ask "your question" --docs FOLDER; or --fill "a sentence with [MASK]"'
         ensure(asked, f"ask one thing, before any flags: {examples}")
-        words = self.question is None or any(map(str.isalnum, self.question))
+        words = self.question is None or has_words(self.question)
         ensure(words, "the question is empty; ask with words: Who …?")
         ensure(self.read >= 1, f"cannot read {self.read} passages; choose --read 1 or more")
         one = (self.corpus is None) == any(self.docs)
