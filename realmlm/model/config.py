@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from realmlm.corpus.store import MAX_TITLE
 from realmlm.errors import ArtefactDamaged, BadInput, Mismatch
+from realmlm.model.words import WORDS
 
 # special tokens of two texts in the family with most of them, RoBERTa: <s> x </s></s> z </s>
 MOST_SPECIAL = 4
@@ -92,6 +93,8 @@ class ModelConfig:
             names = ", ".join(unknown)
             raise Mismatch(f"{where} has settings this version does not know ({names}); upgrade realmlm")
         kinds = get_type_hints(cls)
+        if record.get("reader", {}).get("model_type") == WORDS:
+            raise ArtefactDamaged(f"{where} has a reader of words, which reads nothing: do not trust it")
         if wrong := [name for name, value in record.items() if not _fits(value, kinds[name])]:
             cure = "do not trust it, or make it again"
             raise ArtefactDamaged(f"{where} says what cannot be of {', '.join(wrong)}: {cure}")

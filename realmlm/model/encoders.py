@@ -274,7 +274,9 @@ class Encoder(nn.Module):
         return self._in_groups(inputs, padded)
 
     def pooled(self, inputs: Inputs | Packed, pooling: str) -> Tensor:
-        """One vector a sequence [N, H]: its [CLS], that through the pooler, or the mean of all."""
+        """One vector a sequence [N, H]: its [CLS], that through the pooler, the mean of all, or a sum."""
+        if isinstance(self.body, Words):
+            return self.body.of(inputs)
         if isinstance(inputs, Inputs) and self.packs(inputs.tokens_NL.device, inputs.tokens_NL.shape[1]):
             inputs = Packed.of(inputs)
         if isinstance(inputs, Packed):
@@ -283,8 +285,6 @@ class Encoder(nn.Module):
                 return inputs.mean(hidden_TH)
             first_NH = inputs.first(hidden_TH)
             return self.body.pooler(first_NH[:, None]) if pooling == "pooler" else first_NH
-        if isinstance(self.body, Words):
-            return self.body.mean(inputs.tokens_NL, inputs.attention_NL)
         return self._in_groups(inputs, lambda part: self._pooled(part, pooling))
 
     def at(self, packed: Packed, places_R: Tensor) -> Tensor:
@@ -292,8 +292,6 @@ class Encoder(nn.Module):
         return self._packed(packed, places_R)
 
     def _packed(self, packed: Packed, places_R: Tensor | None = None) -> Tensor:
-        if isinstance(self.body, Words):
-            return self.body(packed.tokens_T).last_hidden_state
         with self._precision(packed.tokens_T.device.type):
             return self._wide(encode(self.body, packed, compiled=self.compiled, places_R=places_R))
 

@@ -1,9 +1,9 @@
-"""Towers without layers: each wordpiece has a vector and a weight, and a text is the weighted sum.
+"""Towers without layers: each wordpiece has a vector and a weight, a text is the sum of those it has.
 
-Embed(x) = LayerNorm(W · Σ_t exp(a_t) e_t), t the wordpieces of x. Their order does not count, and no layer is
-computed: a step costs a thousandth of an encoder's, and a corpus is embedded at the speed of its memory. The
-weights begin with how rare a wordpiece is, as in word matching; the vectors learn which words belong
-together.
+Embed(x) = LayerNorm(W · Σ exp(a_t) e_t), over the different wordpieces t of x. Neither their order counts nor
+how often one stands there, and no layer is computed: a step costs a thousandth of an encoder's, and a corpus
+is embedded at the speed of its memory. The weights begin with how rare a wordpiece is, as in word matching;
+the vectors learn which words belong together.
 
 N sequences, L wordpieces, T wordpieces of all sequences, V vocabulary, H hidden size, P passages.
 """
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from realmlm.corpus.questions import spread
 from realmlm.corpus.store import Corpus
-from realmlm.model.bert import Hidden
+from realmlm.model.inputs import Inputs
+from realmlm.model.packed import Packed
 
 WORDS = "words"
 """The model_type in a config."""
@@ -59,26 +60,31 @@ class Words(nn.Module):
     def set_input_embeddings(self, words: nn.Module) -> None:
         self.embeddings = words  # type: ignore[assignment]
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Hidden:
-        """Each wordpiece's weighted vector [N, L, H], or [T, H]."""
-        return Hidden(self.embeddings(input_ids) * self.log_weight_V[input_ids].exp()[..., None])
+    def of(self, inputs: Inputs | Packed) -> Tensor:
+        """The sum of each sequence [N, H]."""
+        if isinstance(inputs, Packed):
+            return self.sums(inputs.tokens_T, inputs.rows_T, len(inputs))
+        rows_T, columns_T = inputs.attention_NL.nonzero(as_tuple=True)
+        return self.sums(inputs.tokens_NL[rows_T, columns_T], rows_T, len(inputs))
 
-    def mean(self, tokens_NL: Tensor, attention_NL: Tensor) -> Tensor:
-        """Their mean over each sequence [N, H], without a vector in memory for each wordpiece."""
-        there_NL = attention_NL.bool()
-        lengths_N = there_NL.sum(1)
-        if not isinstance(self.embeddings, nn.Embedding):  # a table in 8 bits
-            weighted_NLH = self(tokens_NL).last_hidden_state.masked_fill(~there_NL[:, :, None], 0.0)
-            return weighted_NLH.sum(1) / lengths_N[:, None]
-        tokens_T = tokens_NL[there_NL]
-        total_NH = F.embedding_bag(
-            tokens_T,
-            self.embeddings.weight,
-            F.pad(lengths_N.cumsum(0)[:-1], (1, 0)),
-            mode="sum",
-            per_sample_weights=self.log_weight_V[tokens_T].exp(),
-        )
-        return total_NH / lengths_N[:, None]
+    def sums(self, tokens_T: Tensor, rows_T: Tensor, count: int) -> Tensor:
+        """The sum of each of `count` sequences [N, H]. `rows_T` say which one a wordpiece is of; those of
+        none say `count` or more."""
+        size = self.config.vocab_size
+        key_T = (rows_T * size + tokens_T).sort().values
+        first_T = torch.ones_like(key_T, dtype=torch.bool)
+        first_T[1:] = key_T[1:] != key_T[:-1]  # a wordpiece counts once
+        tokens_T = key_T % size
+        rows_T = key_T // size
+        weight_T = self.log_weight_V[tokens_T].exp() * first_T
+        if tokens_T.is_cuda or not isinstance(self.embeddings, nn.Embedding):  # or a table in 8 bits
+            weighted_TH = self.embeddings(tokens_T).float() * weight_T[:, None]
+            total_NH = weighted_TH.new_zeros(count + 1, weighted_TH.shape[1])
+            return total_NH.index_add(0, rows_T.clamp(max=count), weighted_TH)[:-1]
+        # without a vector in memory for each wordpiece
+        borders = torch.searchsorted(rows_T, torch.arange(count + 1))
+        table_VH = self.embeddings.weight
+        return F.embedding_bag(tokens_T, table_VH, borders, mode="sum", per_sample_weights=weight_T)[:-1]
 
     @torch.no_grad()
     def begin_with_rarity(self, corpus: Corpus) -> None:

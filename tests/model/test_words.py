@@ -38,22 +38,22 @@ def table_of(tower: Tower) -> tuple[Tensor, Tensor]:
 
 
 def by_hand(tower: Tower, rows: Sequence[Sequence[int]]) -> Tensor:
-    """LayerNorm(W · Σ exp(a) e / L) · scale, in a loop and float64."""
+    """LayerNorm(W · Σ exp(a) e) · scale, each wordpiece once, in a loop and float64."""
     embedding_VH, log_weight_V = table_of(tower)
     vectors = []
     for row in rows:
         total_H = torch.zeros(32, dtype=torch.float64)
-        for token in row:
+        for token in set(row):
             total_H += log_weight_V[token].exp() * embedding_VH[token]
-        projected_D = tower.projection.weight.double() @ (total_H / len(row)) + tower.projection.bias.double()
+        projected_D = tower.projection.weight.double() @ total_H + tower.projection.bias.double()
         normed_D = (projected_D - projected_D.mean()) / (projected_D.var(correction=0) + 1e-5).sqrt()
         vectors.append(normed_D * tower.scale)
     return torch.stack(vectors)
 
 
-def test_a_text_is_the_weighted_sum_of_its_wordpieces(words: Realm, knowledge: Corpus) -> None:
-    lengths = ((0, 3), (1, 9), (2, 1))
-    inputs = words.query_inputs([knowledge.tokens(number)[:length] for number, length in lengths])
+def test_a_text_is_the_weighted_sum_of_the_wordpieces_it_has(words: Realm, knowledge: Corpus) -> None:
+    texts = [knowledge.tokens(number)[:length] for number, length in ((0, 3), (1, 9), (2, 1))]
+    inputs = words.query_inputs([*texts, np.concatenate([texts[1], texts[1][::-1]]), texts[1][:0]])
     rows = [
         row[: int(length)].tolist() for row, length in zip(inputs.tokens_NL, inputs.lengths_N, strict=True)
     ]
@@ -61,20 +61,33 @@ def test_a_text_is_the_weighted_sum_of_its_wordpieces(words: Realm, knowledge: C
         expected_ND = by_hand(words.query, rows)
         assert torch.allclose(words.query(inputs).double(), expected_ND, atol=1e-5)
         assert torch.allclose(words.query(Packed.of(inputs)).double(), expected_ND, atol=1e-5)
+        assert torch.allclose(expected_ND[3], expected_ND[1]), "order and repetitions do not count"
 
 
-def test_every_way_to_the_mean_has_the_same_gradient(words: Realm, knowledge: Corpus) -> None:
-    inputs = words.query_inputs([knowledge.tokens(number)[: 4 + number] for number in range(5)])
-    gradients = []
-    for given in (inputs, Packed.of(inputs)):
+class _OnDevice(torch.nn.Embedding):
+    """What is no plain table is summed as on a GPU."""
+
+
+def test_both_ways_to_a_sum_have_the_same_gradient(words: Realm, knowledge: Corpus) -> None:
+    body = words.query.encoder.body
+    tokens_T = torch.tensor([5, 6, 5, 7, 8, 8, 9, 10, 5])
+    rows_T = torch.tensor([0, 0, 0, 1, 3, 3, 3, 4, 6])  # the third has none; the last two are filling
+    found = []
+    for on_gpu in (False, True):
         words.zero_grad()
-        words.query(given)[:, 0].sum().backward()
-        parts = [words.query.encoder.body.embeddings.weight, words.query.encoder.body.log_weight_V]
-        gradients.append([part.grad for part in parts])
-    for bag, packed in zip(*gradients, strict=True):
-        assert bag is not None
+        with pytest.MonkeyPatch.context() as patched:
+            if on_gpu:
+                patched.setattr("realmlm.model.words.nn.Embedding", _OnDevice)
+            sums_NH = body.sums(tokens_T, rows_T, 4)
+        assert (sums_NH[2] == 0).all()
+        (sums_NH * torch.arange(1.0, 5.0)[:, None]).square().sum().backward()
+        found.append([sums_NH.detach(), body.embeddings.weight.grad, body.log_weight_V.grad])
+    for bag, indexed in zip(*found, strict=True):
         assert bag.abs().max() > 0
-        assert torch.allclose(bag, packed, atol=1e-6)
+        assert torch.allclose(bag, indexed, rtol=1e-5, atol=1e-6)
+    gradient_VH = found[0][1]
+    assert gradient_VH is not None
+    assert (gradient_VH[10] == 0).all(), "filling is learned from by no one"
 
 
 def test_weights_begin_with_rarity(knowledge: Corpus, tmp_path: Path) -> None:
