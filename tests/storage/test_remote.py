@@ -205,7 +205,8 @@ def test_edits_are_fetched_too(knowledge: Corpus, memory: Any, tmp_path: Path) -
 def test_an_edit_withdrawn_there_is_neither_read_nor_published_again(
     knowledge: Corpus, tiny_model: Realm, memory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edited = Corpus.open(shutil.copytree(knowledge.folder, tmp_path / "edited"))
+    without = shutil.ignore_patterns("index")  # which others made of what they share
+    edited = Corpus.open(shutil.copytree(knowledge.folder, tmp_path / "edited", ignore=without))
     memory.put(str(edited.folder), "/c", recursive=True)
     for text in ("Some new text.", "A second one."):
         edited, _ = edited.edit(add=[Article("New", text, "new")])
