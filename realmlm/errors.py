@@ -66,11 +66,21 @@ def is_out_of_memory(error: Exception) -> bool:
     return by_name or "can't allocate memory" in str(error)
 
 
+# cuBLAS says the last two where there is too little memory for a handle
+_RECOVERS = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "invalid argument",
+)
+
+
 def is_device_lost(error: BaseException | None) -> bool:
     """Did a GPU fail so that nothing can be done there in this process any more? By name and text, too."""
     while error is not None:
-        lost = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
-        if lost and "out of memory" not in str(error):
+        text = str(error)
+        lost = type(error).__name__ == "AcceleratorError" or "CUDA error" in text
+        if lost and not any(harmless in text for harmless in _RECOVERS):
             return True
         error = error.__cause__
     return False

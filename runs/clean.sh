@@ -22,7 +22,7 @@ held=$out/held-out.jsonl warm=$out/${FINDING:-warmup}/model read=$out/reading/mo
 [ "${READER:-}" = 0 ] && read=$out/begin
 # vectors of words begin anew and learn fast; an encoder begins as the reader
 begin=--towers-as-reader find_lr=5e-4 on_lr=1e-4 scale_lr=1e-3
-[ -n "${WORDS:-}" ] && begin="" find_lr=3e-3 on_lr=1e-3 scale_lr=1e-2
+[ -n "${WORDS:-}" ] && begin="" find_lr=3e-3 on_lr=1e-3 scale_lr=1e-2 RETRIEVER_LR=${RETRIEVER_LR:-1e-3}
 export ENCODER=$out/corpus START=$warm K=${K:-4} JOINT_LR=${JOINT_LR:-2e-4} RETRIEVER_LR=${RETRIEVER_LR:-1e-4} SCALE_LR=${SCALE_LR:-1e-3} SEARCH_WITH=${SEARCH_WITH:-current} REFRESH=${REFRESH:-400}
 export JOINT=${JOINT:-15700} GUARD=0 FREEZE=$(scaled 100) HOLD_OUT=$held CHECKPOINT=${CHECKPOINT:-5000}
 # all that fine-tuning has, from a model that has seen no question; its retriever alone searches, as ORQA's and REALM's do

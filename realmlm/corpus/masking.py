@@ -38,7 +38,7 @@ class SalientSpan:
         lengths_N = spans_N2[:, 1] - spans_N2[:, 0]
         eligible = np.flatnonzero(lengths_N <= self.max_masks)
         start, end = spans_N2[rng.choice(eligible) if len(eligible) else lengths_N.argmin()]
-        return _leave_one(np.arange(start, end), len(tokens_L), rng)
+        return leave_one(np.arange(start, end), len(tokens_L), rng)
 
 
 class RandomUniform:
@@ -52,7 +52,7 @@ class RandomUniform:
     def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         length = len(tokens_L)
         positions = np.sort(rng.choice(length, size=_budget(self.rate, length), replace=False))
-        return _leave_one(positions, length, rng)
+        return leave_one(positions, length, rng)
 
 
 class _OfWords:
@@ -79,7 +79,7 @@ class WholeWord(_OfWords):
             if sizes_W[word] <= left:
                 chosen.append(word)
                 left -= sizes_W[word]
-        return _leave_one(np.flatnonzero(np.isin(words_L, chosen)), len(tokens_L), rng)
+        return leave_one(np.flatnonzero(np.isin(words_L, chosen)), len(tokens_L), rng)
 
 
 class RandomSpan(_OfWords):
@@ -104,7 +104,7 @@ class RandomSpan(_OfWords):
                 chosen_W[word] = True
                 if sizes_W[chosen_W].sum() >= budget:
                     break
-        return _leave_one(np.flatnonzero(chosen_W[words_L]), len(tokens_L), rng)
+        return leave_one(np.flatnonzero(chosen_W[words_L]), len(tokens_L), rng)
 
 
 NAMES = ("salient", "random-span", "uniform", "whole-word")
@@ -145,7 +145,7 @@ def _words(tokens_L: np.ndarray, continues: np.ndarray) -> np.ndarray:
     return np.cumsum(begins_L) - 1
 
 
-def _leave_one(positions: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
+def leave_one(positions: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
     """The positions without one of them if they are a whole sentence: something must be left to read."""
     if len(positions) < length or length == 1:
         return positions

@@ -34,7 +34,6 @@ from realmlm.index.build import Encode, embed_passages
 from realmlm.index.exact import Hits, Index, as_ids, drop, each_once, ranked
 from realmlm.index.ivf import share_found
 from realmlm.log import say
-from realmlm.storage.artefacts import count_edits
 
 T = TypeVar("T")
 COLUMNS = ("id", "title", "text", "source", "vector")
@@ -269,7 +268,7 @@ class SharedIndex:
         """Hold this state of the corpus."""
         ids_N = corpus.ids
         if self.only:
-            here = self.store.ids(self.only, check=lambda now: _check_same(now, state, corpus))
+            here = self.store.ids(self.only, check=lambda now: _check_same(now, state))
             ids_N = np.intersect1d(ids_N, here)
         self.state = state
         self._corpus = corpus
@@ -280,7 +279,7 @@ class SharedIndex:
         one that only lacks edits gets them."""
 
         def check(now: State) -> None:
-            _check_same(now, self.state, self._corpus)
+            _check_same(now, self.state)
 
         try:
             try:
@@ -415,9 +414,9 @@ def same_vectors(one: State, other: State) -> bool:
     return (one.weights, one.corpus, one.dim) == (other.weights, other.corpus, other.dim)
 
 
-def _check_same(now: State, opened: State, corpus: Corpus) -> None:
-    """Does a store hold what was opened, or later edits of it, which are taken up before the next question?
-    Of those the corpus must know: its edits are written before the store's. Messages name no place."""
+def _check_same(now: State, opened: State) -> None:
+    """Does a store hold what was opened, or later edits of it? What those wrote is found once the corpus here
+    has them too: a folder may be seen later than the store. Messages name no place."""
     again = "write them again, or open what is there now"
     if not same_vectors(now, opened):
         other = "of another corpus" if now.corpus != opened.corpus else "with other document weights"
@@ -425,20 +424,15 @@ def _check_same(now: State, opened: State, corpus: Corpus) -> None:
     if now.corpus_edits < opened.corpus_edits:
         fewer = f"with {now.corpus_edits} edits of the corpus, not {opened.corpus_edits}"
         raise _Replaced(f"the vectors searched were written anew {fewer}; {again}")
-    if now.corpus_edits > opened.corpus_edits:
-        if now.corpus_edits > (there := count_edits(corpus.folder)):
-            more = f"with {now.corpus_edits} edits of the corpus, which has {there} here"
-            raise _Replaced(f"the vectors searched were written {more}; {again}")
-    elif now.corpus_state != opened.corpus_state and None not in (now.corpus_state, opened.corpus_state):
+    known = None not in (now.corpus_state, opened.corpus_state)
+    if now.corpus_edits == opened.corpus_edits and known and now.corpus_state != opened.corpus_state:
         raise _Replaced(f"the vectors searched were written with other edits of the corpus; {again}")
 
 
 def _holds_other_edits(state: State, corpus: Corpus) -> bool:
-    """Does a store hold edits that the corpus does not have, or no longer? Someone may have removed some of
-    the corpus's edits and made as many others."""
-    if state.corpus_edits > corpus.edits:
-        return state.corpus_edits > count_edits(corpus.folder)
-    if state.corpus_state is None:
+    """Does a store hold edits that the corpus no longer has? Someone may have removed some of the corpus's
+    edits and made as many others. Of edits that the corpus here does not have yet, it cannot be told."""
+    if state.corpus_edits > corpus.edits or state.corpus_state is None:
         return False
     if state.corpus_edits < corpus.edits:
         corpus = Corpus(corpus.folder, corpus.manifest, state.corpus_edits)

@@ -28,7 +28,7 @@ class CutLayers:
         from torch.distributed.fsdp import fully_shard
 
         self._stacks = stacks
-        device = next(stacks[0].parameters()).device
+        device = next(weight for layers in stacks for weight in layers.parameters()).device
         mesh = init_device_mesh(device.type, (ranks.count,))
         self._moulds = [[copy.deepcopy(layer).to("meta") for layer in layers] for layers in stacks]
         for layer in (layer for layers in stacks for layer in layers):

@@ -35,12 +35,13 @@ _YES_OR_NO = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|can|could|may|must|should|will|would|has|have|had)\s", re.IGNORECASE
 )
 _AUXILIARY = "are|were|do|does|did|have|had|can|could|may|must|should|will|would"
+_SHARE = "number|percentage|percent|share|proportion|amount|rate"
 # for several things: "Which members were present?", but not "What do members do?" or "On which days?"
 _SEVERAL = re.compile(
     r"\s*(?:please\s+)?(?:list|enumerate|name\s+(?:all|every|the\s+(?:\w+\s+)?\w+[^\Wsui]s))\b"
-    r"|\s*(?:\w+\s+)?(?:whom?\s+(?:are|were)|what\s+(?:are|were)\s+the\s+names\s+of)\b"
-    rf"|.*\b(?:which|what)\s+(?!(?:{_AUXILIARY}|is|was|has|happens)\b)(?:[\w-]+\s+){{0,2}}"
-    rf"(?!(?:dates|days|hours|times|gas|lens|means|news|series)\b)\w+[^\Wsui]s\s+(?:{_AUXILIARY})\b",
+    r"|\s*(?:\w+\s+)?(?:whom?\s+(?:are|were)(?!.*\w{2}ing\W*$)|what\s+(?:are|were)\s+the\s+names\s+of)\b"
+    rf"|.*\b(?:which|what)\s+(?!(?:{_SHARE}|is|was|has|happens)\b)(?:(?!(?:{_AUXILIARY})\b)[\w-]+\s+){{0,2}}"
+    rf"(?!(?:{_AUXILIARY}|dates|days|hours|times|gas|lens|means|news|series)\b)\w+[^\Wsui]s\s+(?:{_AUXILIARY})\b",
     re.IGNORECASE | re.DOTALL,
 )
 _AND = re.compile(r"[,;&]|\band\b|\w/\w")

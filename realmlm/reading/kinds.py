@@ -41,7 +41,9 @@ _AMOUNT = re.compile(
     re.IGNORECASE,
 )
 # flight FI 454, bin B2-11; not R250 or RM 20, which are money, nor TO 300 in capitals
-_CODE = re.compile(r"\b(?!RM?\d)[A-Z]{1,4}-?\d|\b(?!AT|BY|IN|KR|NO|OF|OR|RM|RS|TO|UP)[A-Z]{2} \d{2,4}\b")
+_CODE = re.compile(
+    r"\b(?!RM?\d)[A-Z]{1,4}-?\d|\b(?!AT|BY|DM|FF|IN|KM|KR|NO|NT|OF|OR|RM|RS|SR|TO|UP|US)[A-Z]{2} \d{2,4}\b"
+)
 _TWO = re.compile(r"\d\s+[$£€¥₹]\s?\d")  # the end of something else, and a price
 _IS = "(?:is|are|was|were|do|does|did|has|have|had|will|would|can|could|may|must|should)"
 _ADDRESS = re.compile(r"\S@\S")

@@ -15,6 +15,7 @@ _LONGEST = 80  # characters of a cell that is an answer as a whole
 _SHORTEST = 3  # characters of a cell that names its row
 _WORD = re.compile(r"\w+")
 _LETTERS = re.compile(r"[^\W\d_]{3,}")
+_FIGURE_KIND = re.compile(r"([^\W\d_]*)\d(?:[\w.,/-]*\d)?[ -]?([^\W\d_]+)?")
 _FIGURES = re.compile(r"\d+(?:[.,]\d+)*")
 _COMMON = frozenset(
     _WORD.findall("a an and at by do for from has have how i in is it no of on or the to was")
@@ -112,8 +113,15 @@ def names_other(question: str, title: str, text: str, start: int) -> bool:
     if row is None or not asked.isdisjoint(_FIGURES.findall(f"{title} {text[row.start : row.end]}")):
         return False
     words = _content(question)
+    kinds = _figure_kinds(question)
     beside = [text[cell.start : cell.end] for cell in row.cells if not cell.start <= start < cell.end]
-    return any(_FIGURES.search(cell) and words & _content(cell) for cell in beside)
+    return any(kinds & _figure_kinds(cell) and words & _content(cell) for cell in beside)
+
+
+def _figure_kinds(text: str) -> set[tuple[str, str]]:
+    """The letters that stand before and behind figures, where there are some: those of M10 and of 24 mm."""
+    found = _FIGURE_KIND.findall(text)
+    return {(before.casefold(), behind.casefold()) for before, behind in found if before or behind}
 
 
 def _content(words: str) -> set[str]:

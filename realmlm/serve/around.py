@@ -141,7 +141,8 @@ class Doors:
         if is_loopback(host) or not (local or self.hosts):
             return True
         name = _name(host)
-        return name in {one.lower() for one in self.hosts} or (not local and _is_address(name))
+        named = {_name(one).rstrip(".") for one in self.hosts}
+        return name.rstrip(".") in named or (not local and _is_address(name))
 
     def has_token(self, given: bytes) -> bool:
         """Is this Authorization the right one, or none needed?"""

@@ -32,7 +32,7 @@ class Meters:
             "realmlm_passages", "Passages searched.", multiprocess_mode="mostrecent", **here
         )
         known = "1 if all changes in files or corpus have been loaded."
-        self._up_to_date = Gauge("realmlm_up_to_date", known, multiprocess_mode="mostrecent", **here)
+        self._up_to_date = Gauge("realmlm_up_to_date", known, multiprocess_mode="livemin", **here)
         self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # looked up once
 
     def on_request(self, route: str, status: int, seconds: float) -> None:

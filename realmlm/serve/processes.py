@@ -179,7 +179,7 @@ class _Processes:
                 place.answered |= place.ready
         if place.process.is_alive():
             if place.ready and time.monotonic() - place.heard > SILENT_S:
-                place.why = f"it hung, without a sign of life for {SILENT_S:.0f} s"
+                place.why = place.why or f"it hung, without a sign of life for {SILENT_S:.0f} s"
                 place.process.kill()
             return
         from prometheus_client.multiprocess import mark_process_dead

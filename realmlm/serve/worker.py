@@ -114,7 +114,9 @@ class Worker:
 
     def trouble(self) -> str:
         """Why what is asked now will hardly be answered, if so."""
-        if (at_work := self._at_work) is not None and time.monotonic() - at_work[0] > STUCK_S:
+        # what runs alone, embedding what an edit wrote for instance, may take long and be well
+        at_work = self._at_work
+        if at_work is not None and not at_work[1] and time.monotonic() - at_work[0] > STUCK_S:
             return f"the model has been at work on one batch for more than {STUCK_S:.0f} s"
         if self._failures >= FAILURES:
             return f"the model failed {self._failures} times in a row; the service's log says more"

@@ -44,7 +44,8 @@ from realmlm.storage.remote import at_hand, open_file, shown
 
 DECOMPRESS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _BINARY = re.compile(rb"(?<!\\)(?:\\\\)*+(\\bin(\d{1,10}) ?)")
-_OF_A_CORPUS = frozenset(("id", "_id", "title", "text", "metadata"))  # the last in BEIR's
+# objects of no other keys are documents: BEIR's, and WikiExtractor's
+_OF_A_CORPUS = frozenset(("id", "_id", "title", "text", "metadata", "revid", "url"))
 _BEYOND_ASCII = re.compile(r"[\x80-\xff]")
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from realmlm.sources.columnar import USUAL, Columns
 from realmlm.sources.markup import row_line
 
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_VECTOR = 16  # numbers; a longer list of nothing else is no text
 _FIELD_LIMIT = 2**24  # characters of one field; a quote that is never closed would swallow the file
 TABLE = 2**20  # characters of a table's rows that become one document
 _DEEPEST = 4  # objects and lists within one another whose values are read
@@ -142,6 +144,8 @@ def _values(name: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and depth:
         for key, inner in value.items():
             yield from _values(f"{name} {key}".lstrip(), inner, depth - 1)
+    elif isinstance(value, list) and len(value) > _VECTOR and all(map(_is_number, value)):
+        return  # an embedding
     elif isinstance(value, list) and depth:
         plain = [json.dumps(one) if isinstance(one, bool) else str(one) for one in value if _is_plain(one)]
         yield name, ", ".join(plain)
@@ -150,6 +154,10 @@ def _values(name: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
                 yield from _values(name, inner, depth - 1)
     elif _is_plain(value):
         yield name, json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,12 +5,12 @@ So a resumed run, and one that works its batches off in parts, sees exactly the 
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from realmlm.corpus.masking import Masking, masking, window
+from realmlm.corpus.masking import Masking, leave_one, masking, window
 from realmlm.corpus.spans import Spans, all_sentences, digest
 from realmlm.corpus.store import MAX_TITLE, Corpus
 from realmlm.errors import BadInput, NotEnough
@@ -118,8 +118,9 @@ class SentenceSource:
             hidden = np.asarray(self._masking.choose(tokens, sentence.spans, rng))
             _check_hidden(hidden, len(tokens), self._masking)
             example = self._cut(tokens, hidden, sentence.passage)
-            _check_hidden(example.positions, len(example.tokens), self._masking)
-            found.append(example)
+            # of a long word nothing but masks may be left
+            positions = leave_one(example.positions, len(example.tokens), rng)
+            found.append(replace(example, positions=positions))
         return found
 
     def example(self, number: int, positions: np.ndarray) -> Example:
@@ -147,8 +148,7 @@ def _check_hidden(positions: np.ndarray, length: int, scheme: Masking) -> None:
     if not (inside and (positions[1:] > positions[:-1]).all()):
         raise BadInput(
             f"{type(scheme).__qualname__}.choose gave {positions.tolist()} for a sentence of {length} "
-            "wordpieces; give positions in it, ascending, at least one and never all; a longer sentence is "
-            "cut to what a query has room for (docs/own.md)"
+            "wordpieces; give positions in it, ascending, at least one and never all (docs/own.md)"
         )
 
 

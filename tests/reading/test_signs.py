@@ -91,6 +91,8 @@ STOCK = (
         ("What is the unit price of birch plywood, 24mm?", "31.50", True),
         ("What is the unit price of Plywood birch 18 mm?", "44.90", False),
         ("What is the unit price of 18mm plywood?", "44.90", False),
+        ("What is the unit price of 3 pieces of Plywood birch?", "44.90", False),
+        ("In 2023, what was the unit price of Plywood birch?", "44.90", False),
         (
             "What is the unit price of the goggles in 2026?",
             "8.24",

@@ -785,6 +785,7 @@ def test_at_loopback_only_what_is_addressed_to_this_machine_is_answered(
         ("0.0.0.0", "10.1.2.3:8460", True),  # probes and Prometheus
         ("0.0.0.0", "[fe80::1]:8460", True),
         ("0.0.0.0", "localhost:8460", True),
+        ("0.0.0.0", "library.example.", True),
         ("0.0.0.0", "evil.example", False),
         ("0.0.0.0", "", False),
         ("127.0.0.1", "library.example", True),  # what a proxy may send
@@ -795,7 +796,7 @@ def test_at_loopback_only_what_is_addressed_to_this_machine_is_answered(
 def test_only_what_is_addressed_to_a_name_that_is_allowed_is_answered(
     listens: str, named: str, let_in: bool
 ) -> None:
-    settings = Serve(corpus=Path("corpus"), host=listens, allow_host=("library.example",))
+    settings = Serve(corpus=Path("corpus"), host=listens, allow_host=("Library.example:8460",))
     refusal = Doors.of(settings).refusal("/passages", named, b"")
     assert (refusal is None) == let_in
     assert refusal is None or refusal.status_code == 421

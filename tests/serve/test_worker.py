@@ -378,6 +378,8 @@ def test_a_model_that_keeps_failing_or_hangs_is_known_until_it_answers_again(
     assert worker.trouble() == ""
     monkeypatch.setattr(settings, "STUCK_S", 0.0)
     assert "at work on one batch" in worker.trouble()
+    worker._at_work = (0.0, True)
+    assert worker.trouble() == "", "what an edit wrote may take long to embed"
     gate.open.set()
     first.result(10)
     worker.close()
@@ -400,6 +402,7 @@ def test_a_device_that_is_lost_is_told() -> None:
     wrapped.__cause__ = RuntimeError("CUDA error: unspecified launch failure")
     gone = type("AcceleratorError", (RuntimeError,), {})("device-side assert triggered")
     fail(RuntimeError("CUDA error: out of memory"))
+    fail(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     fail(RuntimeError("it is broken"))
     expected = [fail(RuntimeError("CUDA error: an illegal memory access")), fail(wrapped), fail(gone)]
     worker.close()

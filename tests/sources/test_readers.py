@@ -339,6 +339,19 @@ def test_other_keys_of_json_lines_are_read_as_columns_of_tables_are(tmp_path):
     assert [a.source for a in of_lines] == ["orders.jsonl#7", "orders.jsonl#8"]
 
 
+def test_what_a_dump_says_of_its_articles_is_no_text(tmp_path):
+    article = {
+        "id": "12",
+        "revid": "835",
+        "url": "https://example.org/12",
+        "title": "Anarchism",
+        "text": "A movement.",
+    }
+    vector = {"title": "Beta", "text": "Beta is blue.", "embedding": [0.123] * 384, "sizes": [4, 5]}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [article, vector])))
+    assert [one.text for one in read(tmp_path / "a.jsonl")] == ["A movement.", "sizes: 4, 5\nBeta is blue."]
+
+
 def test_json_lines_without_text_are_rows_of_one_table(tmp_path):
     (tmp_path / "stock.jsonl").write_text(
         '{"crsCode": "X1", "price": 44.90, "shop": {"town": "Oslo", "floor": 2}, "sizes": ["S", 4, false]}\n'

@@ -113,16 +113,20 @@ def test_a_scheme_of_ones_own_that_breaks_its_promise_is_refused(
         SentenceSource(sentences, Own(), max_query=32, seed=0).draw(0, 4)
 
 
-def test_a_scheme_that_leaves_nothing_of_what_a_query_has_room_for_is_refused(sentences: Corpus) -> None:
+def test_of_a_sentence_that_is_cut_something_is_left(sentences: Corpus) -> None:
+    """A word may be longer than a query has room for: then a wordpiece of it stays."""
+
     class AllButTheLast:
         needs_spans = False
 
         def choose(self, tokens_L: np.ndarray, spans_N2: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return np.arange(len(tokens_L) - 1)
 
-    assert SentenceSource(sentences, AllButTheLast(), max_query=32, seed=0).draw(0, 4)
-    with pytest.raises(BadInput, match=r"choose gave \[0, 1, 2, 3\] for a sentence of 4 .* cut to what"):
-        SentenceSource(sentences, AllButTheLast(), max_query=4, seed=0).draw(0, 4)
+    for room in (32, 4):
+        source = SentenceSource(sentences, AllButTheLast(), max_query=room, seed=0)
+        for example in source.examples(0, 20):
+            assert len(example.tokens) <= room
+            assert 1 <= len(example.positions) < len(example.tokens)
 
 
 def test_an_objectives_own_parameters_come_to_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
