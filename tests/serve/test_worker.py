@@ -378,10 +378,14 @@ def test_a_model_that_keeps_failing_or_hangs_is_known_until_it_answers_again(
     assert worker.trouble() == ""
     monkeypatch.setattr(settings, "STUCK_S", 0.0)
     assert "at work on one batch" in worker.trouble()
-    worker._at_work = (0.0, True)
-    assert worker.trouble() == "", "what an edit wrote may take long to embed"
     gate.open.set()
     first.result(10)
+    gate = Gate()
+    edit = worker.alone(lambda: gate.work([0]))
+    assert gate.begun.wait(10)
+    assert worker.trouble() == "", "what an edit wrote may take long to embed"
+    gate.open.set()
+    edit.result(10)
     worker.close()
     assert worker.trouble() == ""
 
