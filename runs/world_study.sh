@@ -8,8 +8,11 @@ out=$1/seed-$2 seed=$2 world=${3:-hard} steps=${STEPS:-400}
 export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 mkdir -p "$out"
 w=$out/world
+# WORDS=1: towers without layers, which bear and want higher rates (docs/decisions/022)
+towers="" finding_lr=2e-3 retriever_lr=9e-4
+[ -n "${WORDS:-}" ] && towers="--towers words" finding_lr=5e-3 retriever_lr=${RETRIEVER_LR:-5e-3}
 loop="--loop.seed $seed --loop.threads $OMP_NUM_THREADS --loop.log-every 50"
-joint="--k 5 --optim.steps $steps --optim.batch 32 --optim.lr 3e-3 --optim.retriever-lr 9e-4 --refresh.no-process $loop"
+joint="--k 5 --optim.steps $steps --optim.batch 32 --optim.lr 3e-3 --optim.retriever-lr $retriever_lr --refresh.no-process $loop"
 often="--refresh.every-steps 50"
 from="--from $out/warmup/model --corpus $out/knowledge"
 other="--text $out/sentences"
@@ -33,8 +36,8 @@ questions() { # name, model: the same fine-tuning, then held-out questions
     echo "corpus $w/$name.jsonl --out $out/$name --tokenizer $w/tokenizer.json --max-wordpieces 64 --workers 1"
     [ -d "$out/$name/spans" ] || echo "spans $out/$name --tagger phrases --phrases $w/phrases.txt --workers 1"
   done
-  echo "model --corpus $out/knowledge --out $out/begin --layers 2 --hidden 64 --heads 4 --projection 64 --max-query 32 --seed $seed"
-  echo "warmup --from $out/begin --corpus $out/knowledge --out $out/warmup --pairing own --reader.steps 300 --reader.batch 64 --reader.lr 3e-3 --retriever.steps 350 --retriever.batch 128 --retriever.lr 2e-3 $loop"
+  echo "model --corpus $out/knowledge --out $out/begin --layers 2 --hidden 64 --heads 4 --projection 64 --max-query 32 --seed $seed $towers"
+  echo "warmup --from $out/begin --corpus $out/knowledge --out $out/warmup --pairing own --reader.steps 300 --reader.batch 64 --reader.lr 3e-3 --retriever.steps 350 --retriever.batch 128 --retriever.lr $finding_lr $loop"
   measure warmup "$out/warmup/model"
   arm realm $other $often
   arm pointing $other $often --pointing 1

@@ -1,5 +1,5 @@
 """Which modules one training step, one question and one question over HTTP pass through, and how often
-control changes from one module to another: `python tools/walk.py` prints the table of docs/pipeline.md.
+control changes from one module to another: `python tools/walk.py` prints the table of CONTRIBUTING.md.
 
 The step is a whole turn of the loop, with its row of metrics: 2 sentences, 3 passages each, pointing; on a
 CPU, in a fictional world. More of both would count more wherever something is done one by one.

@@ -1,9 +1,9 @@
 """Towers without layers: each wordpiece has a vector and a weight, a text is the sum of those it has.
 
 Embed(x) = LayerNorm(W · Σ exp(a_t) e_t), over the different wordpieces t of x. Neither their order counts nor
-how often one stands there, and no layer is computed: a step costs a thousandth of an encoder's, and a corpus
-is embedded at the speed of its memory. The weights begin with how rare a wordpiece is, as in word matching;
-the vectors learn which words belong together.
+how often one stands there, and no layer is computed, so that a CPU is enough to learn from a large corpus
+(docs/decisions/022). The weights begin with how rare a wordpiece is, as in word matching; the vectors learn
+which words belong together.
 
 N sequences, L wordpieces, T wordpieces of all sequences, V vocabulary, H hidden size, P passages.
 """
